@@ -23,11 +23,10 @@ from weft.compiler.host.onnx_model import model_of
 from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import read
 from weft.examples import digits
-from weft.extras.training.evaluation import accuracy
-from weft.extras.training.gradient.deployed import in_real_numbers
-from weft.extras.training.layers import layers_of
+from weft.extras.training.gradient.real_network import to_real_network
+from weft.extras.training.interface import accuracy
 from weft.extras.training.settings import Settings
-from weft.extras.training.trainer import Trainer
+from weft.extras.training.trainer import Trainer, layers_of
 
 CONFIG = weft.Config.load("default")
 SEED = 7
@@ -92,8 +91,8 @@ def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 def untrained() -> onnx.ModelProto:
     """The digits network in real numbers with random weights (He et al., 2015) and without biases."""
-    deployed = in_real_numbers(read(digits.model()))
-    network, rng = deployed.named(), np.random.default_rng(SEED)
+    real_network = to_real_network(read(digits.model()))
+    network, rng = real_network.with_original_names(), np.random.default_rng(SEED)
     constants = dict(network.constants)
     for node, names in layers_of(network):
         for name in names:

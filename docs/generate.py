@@ -16,7 +16,7 @@ from pathlib import Path
 
 from weft.compiler.onnx import registry
 from weft.compiler.tflite import record as tflite_registry
-from weft.extras.mlir import registry as mlir_registry
+from weft.extras.mlir import reader as mlir_registry
 from weft.extras.proof.boards.registry import properties as of_boards
 from weft.extras.proof.hardware.property import Bounded, Induction, Invariant
 from weft.extras.proof.hardware.registry import properties as of_hardware

@@ -1,4 +1,4 @@
-"""MLIR: TOSA and StableHLO text as models, and models as text of TOSA."""
+"""MLIR: read TOSA and StableHLO text as models, and write models as TOSA text."""
 
 from weft.hdl.extras import Extra
 

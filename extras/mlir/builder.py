@@ -1,4 +1,4 @@
-"""What a program of MLIR becomes: nodes of ONNX, and the values in them that stand for the program's."""
+"""Builder of the ONNX network that an MLIR program becomes."""
 
 from __future__ import annotations
 
@@ -15,41 +15,44 @@ from weft.compiler.ir.network import Names, Network, Node, Type
 from weft.extras.mlir.program import Op, Program, Quantisation, TensorType, Value
 
 OPSETS = {"": 21, "ai.onnx.ml": 4}
-"""The versions of ONNX's operators: the first whose QuantizeLinear makes int16, and that of LabelEncoder."""
+"""Versions of ONNX's operator sets: the first whose QuantizeLinear has int16, and one with LabelEncoder."""
 _COPIES = 16
-"""How many times as large as what the text has constants may become, written out and in other orders of axes."""
+"""Largest total size of constants, in multiples of the size that they have in the text."""
 _SMALL = 1 << 26
-"""Bytes that constants may have in any case."""
+"""Bytes of constants that are always allowed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """A value of integers of 32 bits, of which channels of the last axis lie in [low, high]: arrays of one element, or
-    of one for each channel.
+    """Range and quantised form of an int32 value.
 
-    `scaled` makes them as floats, times a scale for each channel or one for all, in a form that the device has. `table`
-    are the integers for each byte from the least on, if they are a function of one `source` of 8 bits alone.
+    Channel c of the last axis lies in [low[c], high[c]]; both arrays have one element per channel, or one for all.
+
+    `emit_scaled` adds nodes that compute the value as floats, times one scale per channel or one for all, in a form
+    that the device supports. If the value is a function of one 8-bit `source`, `table` has its result for each byte,
+    in ascending order.
     """
 
     low: np.ndarray
     high: np.ndarray
-    scaled: Callable[[np.ndarray], str]
+    emit_scaled: Callable[[np.ndarray], str]
     source: Value | None = None
     table: np.ndarray | None = None
 
 
 class Builder:
-    """Makes the network of a program. `arrays` has the values that are constant, and `makers` who makes each value.
+    """Builder of a network.
 
-    Of TOSA's integers `sums` has what they are, and `clamped` how results of 8 bits are made between two bounds: a
-    clamp that alone reads them is then no operator of its own. `users` counts who reads each value, and
-    `repeated` has what broadcasting repeats along axes of one element.
+    `arrays` has the values of constants, and `producers` the operation that makes each value. `sums` describes int32
+    values of TOSA. `clampable` has functions that emit an 8-bit value clamped to two bounds, which absorb a clamp
+    that is the only reader. `use_counts` has the number of reads of each value. `before_broadcast` has the network
+    value that a broadcast repeats along axes of one element.
     """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.arrays: dict[Value, np.ndarray] = {}
-        self.makers: dict[Value, Op] = {}
+        self.producers: dict[Value, Op] = {}
         self.nodes: list[Node] = []
         self.constants: dict[str, np.ndarray] = {}
         self._room = _SMALL + _COPIES * sum(
@@ -63,11 +66,11 @@ class Builder:
         self._reals: dict[Value, str] = {}
         self._lazy: dict[Value, Callable[[], str]] = {}
         self._lazy_reals: dict[Value, Callable[[], str]] = {}
-        self.repeated: dict[Value, str] = {}
+        self.before_broadcast: dict[Value, str] = {}
         self.sums: dict[Value, Sum] = {}
-        self.clamped: dict[Value, Callable[[int, int], str]] = {}
-        self.users = Counter(value for op in program.ops for value in op.operands)
-        self.users.update(program.results)
+        self.clampable: dict[Value, Callable[[int, int], str]] = {}
+        self.use_counts = Counter(value for op in program.ops for value in op.operands)
+        self.use_counts.update(program.results)
         self._declared: dict[str, Type] = {}
         self._labels: dict[str, str] = {}
         self.op: Op | None = None
@@ -75,27 +78,27 @@ class Builder:
     # Nodes
 
     def emit(self, operator: str, inputs: Iterable[str], suffix: str = "", **attributes: Any) -> str:
-        """Add a node of the operation at hand, with one result, whose name is returned."""
-        (made,) = self.emit_all(operator, inputs, 1, suffix, **attributes)
-        return made
+        """Add a node with one result for the current operation; return the result's name."""
+        (name,) = self.emit_all(operator, inputs, 1, suffix, **attributes)
+        return name
 
     def emit_all(
         self, operator: str, inputs: Iterable[str], count: int, suffix: str = "", **attributes: Any
     ) -> list[str]:
-        """The same of a node with several results."""
+        """Add a node with `count` results for the current operation; return their names."""
         assert self.op is not None
         domain, _, kind = operator.rpartition(":")
         base = self.op.name.rpartition(".")[2]
         name = self.unique(f"{base}_{self.op.line}{'.' + suffix if suffix else ''}")
-        made = [self.unique(f"{name}:result") for _ in range(count)]
-        given = {key: value for key, value in attributes.items() if value is not None}
-        node = Node(kind, tuple(inputs), tuple(made), given, domain, name=name, index=len(self.nodes))
+        outputs = [self.unique(f"{name}:result") for _ in range(count)]
+        present = {key: value for key, value in attributes.items() if value is not None}
+        node = Node(kind, tuple(inputs), tuple(outputs), present, domain, name=name, index=len(self.nodes))
         self.nodes.append(node)
         self._labels[name] = self.op.label
-        return made
+        return outputs
 
     def constant(self, values: np.ndarray, name: str = "constant") -> str:
-        """Add a constant."""
+        """Add a constant and return its name."""
         self._room -= values.nbytes
         if self._room < 0:
             raise CompileError(
@@ -109,38 +112,38 @@ class Builder:
     # Values
 
     def set(self, value: Value, name: str) -> None:
-        """Note what a value is as it is stored."""
+        """Set the network value that holds the stored form of `value`."""
         self._stored[value] = name
         self._declared[name] = Type(value.type.dtype, value.type.shape)
 
     def set_real(self, value: Value, name: str) -> None:
-        """Note what real numbers a quantised value, or an integer one, stands for."""
+        """Set the network value that holds the real numbers of `value`."""
         self._reals[value] = name
 
     def set_lazy(self, value: Value, stored: Callable[[], str], real: Callable[[], str]) -> None:
-        """Note how to make a value of integers, and its numbers as floats: whoever reads it first has it made."""
+        """Set functions that emit an integer value, and the same numbers as floats, when they are first read."""
         self._lazy[value], self._lazy_reals[value] = stored, real
 
-    def set_sum(self, value: Value, found: Sum, stored: Callable[[], str]) -> None:
-        """Note what integers of 32 bits are, and how the host makes them."""
-        self.sums[value] = found
-        self.set_lazy(value, stored, lambda: found.scaled(np.ones(1, np.float32)))
+    def set_sum(self, value: Value, description: Sum, stored: Callable[[], str]) -> None:
+        """Set the description of an int32 value, and a function that emits it for the host."""
+        self.sums[value] = description
+        self.set_lazy(value, stored, lambda: description.emit_scaled(np.ones(1, np.float32)))
 
-    def set_clamped(self, value: Value, make: Callable[[int, int], str]) -> None:
-        """Note how to make a value of 8 bits between two bounds: whoever reads it first has it made."""
+    def set_clampable(self, value: Value, make: Callable[[int, int], str]) -> None:
+        """Set a function that emits an 8-bit value between two bounds when it is first read."""
         limits = np.iinfo(value.type.dtype)
-        self.clamped[value] = make
+        self.clampable[value] = make
         self._lazy[value] = lambda: make(int(limits.min), int(limits.max))
 
-    def has_reals(self, value: Value) -> bool:
-        """Whether a value of integers can be made as floats."""
+    def has_real(self, value: Value) -> bool:
+        """Return whether an integer value can be emitted as floats."""
         return value in self._lazy_reals
 
-    def stored(self, value: Value) -> str:
-        """A value as it is stored."""
+    def stored_value(self, value: Value) -> str:
+        """Return the network value that holds the stored form of `value`; emit it if needed."""
         if value not in self._stored:
             if value in self._lazy:
-                self.set(value, self._made(self._lazy[value]))
+                self.set(value, self._emit_earlier(self._lazy[value]))
             elif value in self.arrays:
                 self._stored[value] = self.constant(self.arrays[value], value.name or "constant")
             else:
@@ -149,50 +152,53 @@ class Builder:
                 )
         return self._stored[value]
 
-    def _made(self, make: Callable[[], str]) -> str:
-        """What an operation in front of the one at hand makes."""
+    def _emit_earlier(self, make: Callable[[], str]) -> str:
+        """Run `make` of an earlier operation, then restore the current one."""
         op = self.op
         made = make()
         self.op = op
         return made
 
-    def real(self, value: Value) -> str:
-        """A value as real numbers: a DequantizeLinear of what is quantised, integers as floats, floats as they are."""
+    def real_value(self, value: Value) -> str:
+        """Return the network value with the real numbers of `value`; emit it if needed.
+
+        Quantised values pass through DequantizeLinear, and integers become floats.
+        """
         if value not in self._reals:
             quantisation = value.type.quantisation
             if quantisation is not None:
-                self._reals[value] = self.dequantised(self.stored(value), quantisation, value.type)
+                self._reals[value] = self.dequantise(self.stored_value(value), quantisation, value.type)
             elif value in self._lazy_reals:
-                self._reals[value] = self._made(self._lazy_reals[value])
+                self._reals[value] = self._emit_earlier(self._lazy_reals[value])
             else:
-                self._reals[value] = self.stored(value)
+                self._reals[value] = self.stored_value(value)
         return self._reals[value]
 
-    def transposed_real(self, value: Value, perm: Sequence[int]) -> str:
-        """Real numbers with their axes in another order; of constants it is what is stored that is moved."""
+    def emit_transposed_real(self, value: Value, perm: Sequence[int]) -> str:
+        """Emit real numbers with axes permuted. Constants are permuted in stored form."""
         if tuple(perm) == tuple(range(len(perm))):
-            return self.real(value)
+            return self.real_value(value)
         quantisation = value.type.quantisation
         if value not in self.arrays or value in self._reals:
-            return self.emit("Transpose", (self.real(value),), "transpose", perm=tuple(perm))
+            return self.emit("Transpose", (self.real_value(value),), "transpose", perm=tuple(perm))
         moved = self.constant(self.arrays[value].transpose(perm), value.name or "constant")
         if quantisation is None:
             return moved
         type_ = TensorType(value.type.dtype, tuple(value.type.shape[axis] for axis in perm))
         axis = None if quantisation.axis is None else tuple(perm).index(quantisation.axis)
-        return self.dequantised(
+        return self.dequantise(
             moved,
             Quantisation(quantisation.scales, quantisation.zeros, axis, quantisation.low, quantisation.high),
             type_,
         )
 
-    def dequantised(self, name: str, quantisation: Quantisation, type_: TensorType) -> str:
-        """What a stored value stands for."""
-        parameters = self.parameters(quantisation, type_.dtype)
+    def dequantise(self, name: str, quantisation: Quantisation, type_: TensorType) -> str:
+        """Emit the real numbers of a stored value."""
+        parameters = self.emit_parameters(quantisation, type_.dtype)
         return self.emit("DequantizeLinear", (name, *parameters), "dequantise", axis=quantisation.axis)
 
-    def quantised(self, name: str, quantisation: Quantisation, dtype: str) -> str:
-        """Real numbers as they are stored: clipped if that is to fewer numbers than the type has."""
+    def quantise(self, name: str, quantisation: Quantisation, dtype: str) -> str:
+        """Emit the stored form of real numbers, clipped if the range is smaller than that of the type."""
         limits = np.iinfo(dtype)
         if (quantisation.low, quantisation.high) != (limits.min, limits.max):
             scale, zero = np.float32(quantisation.scales[0]), int(quantisation.zeros[0])
@@ -202,11 +208,11 @@ class Builder:
             ]
             low, high = (self.constant(np.asarray(bound, np.float32), "bound") for bound in bounds)
             name = self.emit("Clip", (name, low, high), "clip")
-        parameters = self.parameters(quantisation, dtype)
+        parameters = self.emit_parameters(quantisation, dtype)
         return self.emit("QuantizeLinear", (name, *parameters), "quantise", axis=quantisation.axis)
 
-    def parameters(self, quantisation: Quantisation, dtype: str) -> tuple[str, str]:
-        """Constants for scales and zero points."""
+    def emit_parameters(self, quantisation: Quantisation, dtype: str) -> tuple[str, str]:
+        """Add constants for scales and zero points; return their names."""
         shape = () if quantisation.axis is None else quantisation.scales.shape
         scale = self.constant(quantisation.scales.reshape(shape).astype(np.float32), "scale")
         return scale, self.constant(quantisation.zeros.reshape(shape).astype(dtype), "zero")
@@ -219,12 +225,12 @@ class Builder:
     def network(
         self, inputs: Sequence[str], types: dict[str, Type], results: Sequence[tuple[str, str]]
     ) -> Network:
-        """The network, whose outputs are `results`: their values here, and the names that they are to have.
+        """Return the network. `results` are pairs of a network value and the name of the output.
 
         Raises
         ------
         CompileError
-            If what the operations make is not of the types that the text says.
+            If the inferred types differ from those in the text.
         """
         outputs = []
         names: dict[str, str] = {}
@@ -234,12 +240,13 @@ class Builder:
                 value = self.emit("Identity", (value,))
             names[value] = self.unique(name)
             outputs.append(value)
+        # Lazy values and absorbed operations leave nodes without readers.
         alive, wanted = [], set(outputs)
         for node in reversed(self.nodes):
             if wanted & set(node.outputs):
                 wanted.update(node.inputs)
                 alive.append(node)
-        nodes = tuple(_renamed(node, names, at) for at, node in enumerate(reversed(alive)))
+        nodes = tuple(_rename(node, names, at) for at, node in enumerate(reversed(alive)))
         constants = {name: values for name, values in self.constants.items() if name in wanted}
         opsets = {
             domain: version
@@ -253,40 +260,35 @@ class Builder:
         return network
 
     def _check(self, network: Network, names: dict[str, str]) -> None:
-        """Compare the types of values with what the text says."""
-        makers = {
+        """Compare inferred types with those in the text."""
+        producers = {
             name: self._labels.get(node.name, node.name) for node in network.nodes for name in node.outputs
         }
         try:
-            found = infer_types(network)
+            types = infer_types(network)
         except NetworkError as error:
             raise CompileError(f"the operations contradict each other: {error}") from None
         for value, declared in self._declared.items():
-            type_ = found.get(names.get(value, value))
-            if (
-                type_ is not None
-                and type_.sizes is not None
-                and type_ != declared
-                and names.get(value, value) in makers
-            ):
+            type_ = types.get(names.get(value, value))
+            producer = producers.get(names.get(value, value))
+            if type_ is not None and type_.sizes is not None and type_ != declared and producer is not None:
                 raise CompileError(
-                    f"{makers[names.get(value, value)]} makes {told(type_)} for what the text says is {told(declared)}"
+                    f"{producer} has a result of {describe_type(type_)}; the text declares {describe_type(declared)}"
                 )
 
 
-def _renamed(node: Node, names: dict[str, str], index: int) -> Node:
+def _rename(node: Node, names: dict[str, str], index: int) -> Node:
     inputs = tuple(names.get(name, name) for name in node.inputs)
     outputs = tuple(names.get(name, name) for name in node.outputs)
     return Node(node.operator, inputs, outputs, node.attributes, node.domain, node.name, index)
 
 
-def told(type_: Type) -> str:
-    """A type in a message."""
+def describe_type(type_: Type) -> str:
     return f"{type_.dtype} of shape {'x'.join(map(str, type_.shape or ())) or '()'}"
 
 
 def compact(values: np.ndarray) -> np.ndarray:
-    """An array with axes of one element where one number is repeated along them."""
+    """Return a view with one element along each axis that only repeats (stride 0)."""
     places = tuple(
         slice(0, 1) if step == 0 and size > 1 else slice(None)
         for step, size in zip(values.strides, values.shape, strict=True)
@@ -294,9 +296,10 @@ def compact(values: np.ndarray) -> np.ndarray:
     return values[places]
 
 
-def reduced(values: np.ndarray) -> np.ndarray:
-    """The same, also where equal numbers follow each other."""
+def compact_equal(values: np.ndarray) -> np.ndarray:
+    """Return a view with one element along each axis whose elements are all equal."""
     values = compact(values)
+    # Exporters print splats as full lists, too; broadcasting needs them as one element.
     for axis in range(values.ndim):
         first = values[(slice(None),) * axis + (slice(0, 1),)]
         if values.shape[axis] > 1 and (values == first).all():

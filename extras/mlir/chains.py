@@ -1,4 +1,4 @@
-"""Chains of float operations that are quantisation: what exporters write for QuantizeLinear and DequantizeLinear."""
+"""Chains of float operations that exporters write for QuantizeLinear and DequantizeLinear."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.extras.mlir.builder import Builder, reduced
+from weft.extras.mlir.builder import Builder, compact_equal
 from weft.extras.mlir.program import Op, Quantisation, Value
 
 STORED = ("int4", "int8", "uint8", "int16", "uint16")
-"""Types that quantised numbers are stored in."""
+"""Storage types of quantised numbers."""
 _ADD, _SUBTRACT = ("stablehlo.add", "tosa.add"), ("stablehlo.subtract", "tosa.sub")
 _CONVERT = ("stablehlo.convert", "tosa.cast")
 _LEAST, _MOST = ("stablehlo.maximum", "tosa.maximum"), ("stablehlo.minimum", "tosa.minimum")
 _LENGTH = 32
-"""Most operations of a chain."""
+"""Largest number of operations in a chain."""
 
 
 @dataclass(frozen=True)
 class Integers:
-    """A value that is ``source - zero``; `zero` broadcasts, of whole numbers."""
+    """A value equal to ``source - zero``; `zero` has integral numbers and broadcasts."""
 
     source: Value
     zero: np.ndarray
@@ -29,62 +29,63 @@ class Integers:
 
 @dataclass(frozen=True)
 class Quantised:
-    """A value that is `source` quantised so."""
+    """A value equal to `source` with this quantisation."""
 
     source: Value
     quantisation: Quantisation
 
 
 def constant_operand(builder: Builder, op: Op) -> tuple[Value, np.ndarray, int] | None:
-    """The other operand of an operation with a constant one, the constant, and which of the two it is."""
+    """Return the variable operand, the constant operand and the latter's index, or None if not exactly one is
+    constant."""
     for at in (1, 0):
         if (
             len(op.operands) == 2
             and op.operands[at] in builder.arrays
             and op.operands[1 - at] not in builder.arrays
         ):
-            return op.operands[1 - at], reduced(builder.arrays[op.operands[at]]), at
+            return op.operands[1 - at], compact_equal(builder.arrays[op.operands[at]]), at
     return None
 
 
-def integers(builder: Builder, value: Value) -> Integers | None:
-    """What a value is of stored numbers: a zero point is subtracted, in whatever type. None if it is something else."""
+def find_integers(builder: Builder, value: Value) -> Integers | None:
+    """Return the stored numbers that `value` is, less a zero point, in any type; None if it is something else."""
     zero = np.zeros((1,) * len(value.type.shape))
     for _ in range(_LENGTH):
         if value.type.quantisation is not None:
             return None
         wide = builder.arrays.get(value)
         if value.type.dtype in STORED or (
-            value.type.dtype == "int32" and wide is not None and reduced(wide).size > 1
+            value.type.dtype == "int32" and wide is not None and compact_equal(wide).size > 1
         ):
             return Integers(value, zero)
-        op = builder.makers.get(value)
+        op = builder.producers.get(value)
         if op is None:
             return None
         if op.name in _CONVERT:
             value = op.operands[0]
             continue
-        found = constant_operand(builder, op) if op.name in (*_ADD, *_SUBTRACT) else None
-        if found is None or (op.name in _SUBTRACT and found[2] == 0):
+        other = constant_operand(builder, op) if op.name in (*_ADD, *_SUBTRACT) else None
+        if other is None or (op.name in _SUBTRACT and other[2] == 0):
             return None
-        value = found[0]
-        zero = zero - found[1].astype(np.float64) * (1 if op.name in _ADD else -1)
+        value = other[0]
+        zero = zero - other[1].astype(np.float64) * (1 if op.name in _ADD else -1)
     return None
 
 
-def dequantisation(builder: Builder, op: Op) -> Quantised | None:
-    """What the numbers are whose product with a constant, their scale, an operation makes; None if it is another."""
+def find_dequantisation(builder: Builder, op: Op) -> Quantised | None:
+    """Return the stored numbers and the quantisation if `op` multiplies them by a constant scale, else None."""
     for at in (1, 0):
         scale = builder.arrays.get(op.operands[at])
-        found = integers(builder, op.operands[1 - at]) if scale is not None else None
-        if scale is not None and found is not None:
-            made = parameters(reduced(scale), found.zero, found.source)
-            return None if made is None else Quantised(found.source, made)
+        stored = find_integers(builder, op.operands[1 - at]) if scale is not None else None
+        if scale is not None and stored is not None:
+            quantisation = to_quantisation(compact_equal(scale), stored.zero, stored.source)
+            return None if quantisation is None else Quantised(stored.source, quantisation)
     return None
 
 
-def parameters(scale: np.ndarray, zero: np.ndarray, value: Value) -> Quantisation | None:
-    """Scales and zero points as arrays that broadcast, if they are such; None else."""
+def to_quantisation(scale: np.ndarray, zero: np.ndarray, value: Value) -> Quantisation | None:
+    """Return scales and zero points as a quantisation, or None if they are not valid for the stored type of `value`."""
     limits, shape = np.iinfo(value.type.dtype if value.type.dtype != "int4" else "int8"), value.type.shape
     rank = len(shape)
     if scale.ndim != rank or zero.ndim != rank or not (np.isfinite(scale).all() and (scale > 0).all()):
@@ -102,20 +103,24 @@ def parameters(scale: np.ndarray, zero: np.ndarray, value: Value) -> Quantisatio
     )
 
 
-def quantisation(builder: Builder, op: Op) -> Quantised | None:
-    """What is quantised where an operation converts to stored numbers: ``convert(clamp(round(x / scale) + zero))`` in
-    any order behind the rounding; None if it is none."""
+def find_quantisation(builder: Builder, op: Op) -> Quantised | None:
+    """Return the real numbers and their quantisation if `op` converts them to stored numbers.
+
+    The chain is ``convert(clamp(round(x / scale) + zero))``, with operations after the rounding in any order. None
+    for other chains.
+    """
     value, result = op.operands[0], op.results[0].type
     if result.dtype not in STORED or result.dtype == "int4" or result.quantisation is not None:
         return None
+    # Walk from the conversion back to the rounding. `offset` collects the zero point, and bounds before it move by it.
     offset = np.zeros((1,) * len(result.shape))
     low, high = -math.inf, math.inf
     for _ in range(_LENGTH):
-        maker = builder.makers.get(value)
+        maker = builder.producers.get(value)
         if maker is None or value.type.quantisation is not None:
             return None
         if maker.name in ("stablehlo.round_nearest_even",):
-            return _scaled(builder, maker.operands[0], offset, (low, high), op)
+            return _find_scale(builder, maker.operands[0], offset, (low, high), op)
         if maker.name in _CONVERT:
             value = maker.operands[0]
         elif maker.name in ("stablehlo.clamp", "tosa.clamp", *_LEAST, *_MOST):
@@ -125,24 +130,24 @@ def quantisation(builder: Builder, op: Op) -> Quantised | None:
             value, least, most = bounds
             low, high = max(low, least + offset.item()), min(high, most + offset.item())
         else:
-            found = constant_operand(builder, maker) if maker.name in (*_ADD, *_SUBTRACT) else None
-            if found is None or (maker.name in _SUBTRACT and found[2] == 0):
+            other = constant_operand(builder, maker) if maker.name in (*_ADD, *_SUBTRACT) else None
+            if other is None or (maker.name in _SUBTRACT and other[2] == 0):
                 return None
-            value = found[0]
-            offset = offset + found[1].astype(np.float64) * (1 if maker.name in _ADD else -1)
+            value = other[0]
+            offset = offset + other[1].astype(np.float64) * (1 if maker.name in _ADD else -1)
     return None
 
 
 def _bounds(builder: Builder, op: Op) -> tuple[Value, float, float] | None:
-    """What a clamp, a minimum or a maximum is of, and between which numbers it leaves it."""
+    """Return operand, lower and upper bound of a clamp, minimum or maximum."""
     if op.name == "tosa.clamp":
         return op.operands[0], float(op.attributes["min_val"]), float(op.attributes["max_val"])
     if op.name == "stablehlo.clamp":
         ends = [builder.arrays.get(op.operands[at]) for at in (0, 2)]
-        found = [reduced(end) for end in ends if end is not None]
-        if len(found) < 2 or any(end.size > 1 for end in found):
+        numbers = [compact_equal(end) for end in ends if end is not None]
+        if len(numbers) < 2 or any(end.size > 1 for end in numbers):
             return None
-        return op.operands[1], float(found[0].item()), float(found[1].item())
+        return op.operands[1], float(numbers[0].item()), float(numbers[1].item())
     other = constant_operand(builder, op)
     if other is None or other[1].size > 1:
         return None
@@ -150,31 +155,36 @@ def _bounds(builder: Builder, op: Op) -> tuple[Value, float, float] | None:
     return (other[0], number, math.inf) if op.name in _LEAST else (other[0], -math.inf, number)
 
 
-def _scaled(
+def _find_scale(
     builder: Builder, value: Value, zero: np.ndarray, bounds: tuple[float, float], op: Op
 ) -> Quantised | None:
-    """What is divided by a scale, or multiplied with its reciprocal, ahead of the rounding."""
+    """Return what is divided by a scale, or multiplied by its reciprocal, before the rounding."""
     scale = np.ones((1,) * len(value.type.shape), np.float32)
-    maker = builder.makers.get(value)
+    maker = builder.producers.get(value)
     if maker is not None and maker.name in ("stablehlo.divide", "stablehlo.multiply", "tosa.mul"):
-        found = constant_operand(builder, maker) if len(maker.operands) == 2 else None
-        if found is not None and (found[2] == 1 or maker.name != "stablehlo.divide") and (found[1] > 0).all():
-            value, factor, _ = found
+        other = constant_operand(builder, maker) if len(maker.operands) == 2 else None
+        if other is not None and (other[2] == 1 or maker.name != "stablehlo.divide") and (other[1] > 0).all():
+            value, factor, _ = other
             scale = factor if maker.name == "stablehlo.divide" else reciprocal(factor)
-    made = parameters(scale, zero, op.results[0])
-    if made is None:
+    quantisation = to_quantisation(scale, zero, op.results[0])
+    if quantisation is None:
         return None
     low, high = (
-        max(made.low, math.ceil(max(bounds[0], -1e6))),
-        min(made.high, math.floor(min(bounds[1], 1e6))),
+        max(quantisation.low, math.ceil(max(bounds[0], -1e6))),
+        min(quantisation.high, math.floor(min(bounds[1], 1e6))),
     )
-    if low >= high or ((low, high) != (made.low, made.high) and made.axis is not None):
+    if low >= high or (
+        (low, high) != (quantisation.low, quantisation.high) and quantisation.axis is not None
+    ):
         return None
-    return Quantised(value, Quantisation(made.scales, made.zeros, made.axis, low, high))
+    return Quantised(
+        value, Quantisation(quantisation.scales, quantisation.zeros, quantisation.axis, low, high)
+    )
 
 
 def reciprocal(factor: np.ndarray) -> np.ndarray:
-    """Scales whose reciprocals in float32 are `factor`, as near as there are such."""
+    """Return scales whose float32 reciprocal is `factor`, or the nearest ones."""
+    # Exporters store 1 / scale in float32: of the neighbours, prefer a scale whose reciprocal is exact.
     wanted = factor.astype(np.float32)
     with np.errstate(all="ignore"):
         first = (np.float32(1) / wanted).astype(np.float32)

@@ -1,40 +1,38 @@
-"""One operation of a program on its way into the network: what the functions of `weft.extras.mlir.operators` are
-given.
-"""
+"""One MLIR operation during conversion, and the record of an operation that weft reads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from weft.compiler.ir.graph import CompileError
-from weft.extras.mlir.builder import Builder, compact, reduced
+from weft.extras.mlir.builder import Builder, compact, compact_equal
 from weft.extras.mlir.program import Op, TensorType, Value
 
 ELEMENTS = {
     "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10,
     "float64": 11, "uint32": 12, "uint64": 13, "bfloat16": 16, "uint4": 21, "int4": 22,
 }  # fmt: skip
-"""ONNX's numbers of the types of elements."""
+"""ONNX's number of each element type (`TensorProto.DataType`)."""
 
 
 @dataclass(eq=False)
 class Context:
-    """An operation, and the network that is being built."""
+    """An operation and the builder of the network that it becomes part of."""
 
     op: Op
     builder: Builder
 
     def refuse(self, why: str) -> CompileError:
-        """The error for an operation that cannot be read."""
+        """Return the error for an operation that cannot be read."""
         return self.op.refuse(why)
 
     @property
     def short(self) -> str:
-        """The operation's name without its dialect."""
+        """Name of the operation without its dialect."""
         return self.op.name.partition(".")[2]
 
     # Operands and attributes
@@ -48,126 +46,153 @@ class Context:
         return self.op.results[index]
 
     def shape(self, index: int = 0) -> tuple[int, ...]:
-        """The shape of an operand."""
+        """Return the shape of an operand."""
         return self.operand(index).type.shape
 
     def array(self, index: int) -> np.ndarray | None:
-        """An operand that is constant."""
+        """Return the value of an operand if it is constant, else None."""
         return self.builder.arrays.get(self.operand(index))
 
-    def constant(self, index: int, what: str) -> np.ndarray:
-        """An operand that must be constant, which the operation calls `what`."""
-        found = self.array(index)
-        if found is None:
+    def constant_operand(self, index: int, what: str) -> np.ndarray:
+        """Return the value of an operand that must be constant; messages call the operand `what`."""
+        array = self.array(index)
+        if array is None:
             raise self.refuse(f"takes {what} from operand {index}, which is not constant; make it so")
-        return found
+        return array
 
     def attribute(self, *names: str, default: Any = None) -> Any:
-        """An attribute by the first of its names that there is."""
+        """Return the first attribute of these names that the operation has, else `default`."""
         return next((self.op.attributes[name] for name in names if name in self.op.attributes), default)
 
     def integers(
         self, *names: str, default: Sequence[int] | None = None, rank: int | None = None
     ) -> tuple[int, ...]:
-        """An attribute that is a list of integers; `rank`: as many as there must be."""
-        found = self.attribute(*names, default=default)
-        if isinstance(found, np.ndarray):
-            found = found.reshape(-1).tolist()
-        if not isinstance(found, list | tuple) or not all(isinstance(item, int) for item in found):
+        """Return an attribute that is a list of integers, `rank` of them if that is given."""
+        numbers = self.attribute(*names, default=default)
+        if isinstance(numbers, np.ndarray):
+            numbers = numbers.reshape(-1).tolist()
+        if not isinstance(numbers, list | tuple) or not all(isinstance(item, int) for item in numbers):
             raise self.refuse(f"has no list of integers {names[0]}")
-        if rank is not None and len(found) != rank:
-            raise self.refuse(f"has {len(found)} numbers in {names[0]}; there must be {rank}")
-        return tuple(int(item) for item in found)
+        if rank is not None and len(numbers) != rank:
+            raise self.refuse(f"has {len(numbers)} numbers in {names[0]}; there must be {rank}")
+        return tuple(int(item) for item in numbers)
 
     def axes(self, numbers: Sequence[int], rank: int, what: str) -> tuple[int, ...]:
-        """Axes, each once and below the rank."""
+        """Return `numbers` as axes; refuse the operation if an axis repeats or lies outside the rank."""
         if any(not 0 <= axis < rank for axis in numbers) or len(set(numbers)) < len(numbers):
             raise self.refuse(f"has {what} {list(numbers)} for {rank} dimensions")
         return tuple(numbers)
 
     # Values
 
-    def real(self, index: int = 0) -> str:
-        """An operand as real numbers; of constants only as many elements as broadcasting needs."""
+    def real_operand(self, index: int = 0) -> str:
+        """Return the network value of an operand as real numbers.
+
+        A constant gets only as many elements as broadcasting needs.
+        """
         value = self.operand(index)
-        found = self.builder.arrays.get(value)
-        if found is None or len(self.op.operands) < 2:
-            return self.builder.real(value)
+        array = self.builder.arrays.get(value)
+        if array is None or len(self.op.operands) < 2:
+            return self.builder.real_value(value)
         quantisation = value.type.quantisation
         if quantisation is None:
-            return self.builder.constant(reduced(found), value.name or "constant")
-        small = compact(found)
+            return self.builder.constant(compact_equal(array), value.name or "constant")
+        small = compact(array)
         if quantisation.axis is not None:
             shape = list(small.shape)
             shape[quantisation.axis] = value.type.shape[quantisation.axis]
             small = np.broadcast_to(small, shape)
         name = self.builder.constant(small, value.name or "constant")
-        return self.builder.dequantised(name, quantisation, TensorType(value.type.dtype, small.shape))
+        return self.builder.dequantise(name, quantisation, TensorType(value.type.dtype, small.shape))
 
-    def whole(self, index: int = 0) -> bool:
-        """Whether an operand is integers that stand for themselves."""
-        given = self.operand(index).type
-        return given.quantisation is None and not given.dtype.startswith(("float", "bfloat"))
+    def is_plain_integer(self, index: int = 0) -> bool:
+        """Return whether an operand has integers without quantisation."""
+        type_ = self.operand(index).type
+        return type_.quantisation is None and not type_.dtype.startswith(("float", "bfloat"))
 
-    def number(self, index: int = 0) -> str:
-        """An operand as real numbers, but integers that stand for themselves as they are."""
-        return self.stored(index) if self.whole(index) else self.real(index)
+    def numeric_operand(self, index: int = 0) -> str:
+        """Return an operand as real numbers, or as integers if it has no quantisation."""
+        return self.stored_operand(index) if self.is_plain_integer(index) else self.real_operand(index)
 
-    def pair(self) -> tuple[str, str]:
-        """Two operands as numbers, of which ONNX repeats one as it needs."""
+    def broadcast_pair(self) -> tuple[str, str]:
+        """Return two operands as numbers. ONNX broadcasts one operand where the other has all elements."""
         names = []
         for at in (0, 1):
             value, other = self.operand(at), self.operand(1 - at)
-            whole = other not in self.builder.arrays and other not in self.builder.repeated
-            small = self.builder.repeated.get(value) if whole else None
-            names.append(small or self.number(at))
+            whole = other not in self.builder.arrays and other not in self.builder.before_broadcast
+            small = self.builder.before_broadcast.get(value) if whole else None
+            names.append(small or self.numeric_operand(at))
         return names[0], names[1]
 
-    def stored(self, index: int = 0) -> str:
-        """An operand as it is stored."""
-        return self.builder.stored(self.operand(index))
+    def stored_operand(self, index: int = 0) -> str:
+        """Return the network value of an operand in its stored type."""
+        return self.builder.stored_value(self.operand(index))
 
-    def numbers(self, values: Any, dtype: str = "int64") -> str:
-        """A constant of the operation's own."""
+    def emit_constant(self, values: Any, dtype: str = "int64") -> str:
+        """Add a constant to the network."""
         return self.builder.constant(np.asarray(values, dtype))
 
     def emit(self, operator: str, *inputs: str, suffix: str = "", **attributes: Any) -> str:
-        """Add a node, whose result is returned."""
+        """Add a node and return the name of its result."""
         return self.builder.emit(operator, inputs, suffix, **attributes)
 
-    def transposed(self, name: str, perm: Sequence[int]) -> str:
-        """A value with its axes in another order."""
+    def transpose(self, name: str, perm: Sequence[int]) -> str:
+        """Return a value with its axes permuted; no node for the identity."""
         if tuple(perm) == tuple(range(len(perm))):
             return name
         return self.emit("Transpose", name, suffix="transpose", perm=tuple(perm))
 
-    def reshaped(self, name: str, shape: Sequence[int]) -> str:
-        return self.emit("Reshape", name, self.numbers(list(shape)), suffix="reshape")
+    def reshape(self, name: str, shape: Sequence[int]) -> str:
+        return self.emit("Reshape", name, self.emit_constant(list(shape)), suffix="reshape")
 
     # Results
 
     def finish(self, name: str, index: int = 0) -> None:
-        """Give a result its real numbers: they are quantised as its type says."""
+        """Set the real numbers of a result, and quantise them as its type says."""
         value = self.result(index)
         quantisation = value.type.quantisation
         if quantisation is None:
             self.put(name, index)
-        elif value.type.dtype == "int32":  # sums of products, which are whole multiples of their scale
+        elif value.type.dtype == "int32":  # a sum of products stays real: rounding it here would round twice
             self.builder.set_real(value, name)
         else:
-            self.put(self.builder.quantised(name, quantisation, value.type.dtype), index)
+            self.put(self.builder.quantise(name, quantisation, value.type.dtype), index)
 
     def put(self, name: str, index: int = 0) -> None:
-        """Give a result what is stored."""
+        """Set the stored value of a result."""
         self.builder.set(self.result(index), name)
 
     def move(self, operator: str, *others: str, index: int = 0, **attributes: Any) -> None:
-        """Move elements of an operand: what is stored if it means the same in the result."""
+        """Move the elements of an operand: in stored form if the result has the same quantisation, else as real
+        numbers."""
         one, other = self.operand(index).type, self.result().type
         alike = one.quantisation is None or one.quantisation.same(other.quantisation)
-        if one.quantisation is not None and one.dtype == "int32":  # sums, which are real numbers alone
+        # Quantised int32 values are sums, which exist as real numbers only, unless they are constant.
+        if one.quantisation is not None and one.dtype == "int32":
             alike = self.operand(index) in self.builder.arrays
         if alike and one.dtype == other.dtype:
-            self.put(self.emit(operator, self.stored(index), *others, **attributes))
+            self.put(self.emit(operator, self.stored_operand(index), *others, **attributes))
         else:
-            self.finish(self.emit(operator, self.builder.real(self.operand(index)), *others, **attributes))
+            self.finish(
+                self.emit(operator, self.builder.real_value(self.operand(index)), *others, **attributes)
+            )
+
+
+Fold = Callable[..., np.ndarray | None]
+
+
+@dataclass(frozen=True)
+class Record:
+    """Reading of one or more MLIR operations.
+
+    `names` include the dialect. `operands` are the least and the largest number of operands (None: no limit).
+    `becomes` lists the ONNX operators, for the documentation. `convert` writes them. `fold` computes the result of
+    constant operands: arrays with axes of one element where a number repeats; None leaves the operation to the
+    network.
+    """
+
+    names: tuple[str, ...]
+    operands: tuple[int, int | None]
+    becomes: str
+    convert: Callable[[Context], None]
+    fold: Fold | None = None

@@ -1,4 +1,4 @@
-"""`weft convert` and `weft.convert`: models as MLIR text of TOSA."""
+"""`weft convert` and `weft.convert`: write a model as TOSA in MLIR text."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def convert_model(
     shapes: Mapping[str, int] | None = None,
     states: Mapping[str, str] | None = None,
 ) -> str:
-    """A quantised model as MLIR text: a function ``main`` of TOSA that computes the bytes that the device does.
+    """Return a quantised model as MLIR text: a TOSA function ``main`` that computes the same bytes as the device.
 
-    Arguments as those of `weft.compile`, which takes the text as any model, and makes a program of the same outputs.
-    Attributes of arguments and results hold the quantisation of floats at the ends.
+    The arguments are those of `weft.compile`, which also compiles the returned text. Attributes of arguments and
+    results hold the quantisation of float inputs and outputs.
 
     Raises
     ------
     CompileError, InputError
-        As `weft.compile`; also if something but that quantisation runs on the host, TOSA has nothing that computes the
-        same bytes, or xDSL is not installed.
+        As `weft.compile`; also if anything but the quantisation of inputs and outputs runs on the host, if TOSA has no
+        operations that compute the same bytes, or if xDSL is not installed.
     """
     from weft.api import graph_of
     from weft.compiler.onnx.model import COMPLETE
-    from weft.extras.mlir.writer import written
+    from weft.extras.mlir.writer import write_tosa
 
-    return written(graph_of(model, COMPLETE, shapes, states))
+    return write_tosa(graph_of(model, COMPLETE, shapes, states))
 
 
 @command()

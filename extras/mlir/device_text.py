@@ -1,4 +1,4 @@
-"""The operators of the device as TOSA's operations, which compute the same bytes."""
+"""Write the device's operators as TOSA operations that compute the same bytes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from weft.compiler.ir.scales import quantise_pair, quantise_scale
 from weft.extras.mlir import forms
 from weft.extras.mlir.operators.tosa_products import sums_range
 from weft.extras.mlir.printing import Body, Ssa
-from weft.extras.mlir.rescaling import alike, reciprocal_scale, ties
+from weft.extras.mlir.rescaling import is_exact, may_tie, reciprocal_scale
 
 _MOST = 62
-"""Largest shift of a rescale."""
+"""Largest shift of a TOSA rescale."""
 _LEFT = 7
-"""Bits that multipliers have more than mantissas."""
+"""Bits by which TOSA's multipliers are wider than mantissas."""
 _WORD = 1 << 31
 Levels = tuple[int, int, int]
 """Zero point of a result, and the range that it is clamped to."""
 
 
 def refuse(op: Any, why: str) -> CompileError:
-    """The error for an operator that cannot be printed."""
+    """Return the error for an operator that cannot be written."""
     return CompileError(f"operator {op.name!r} ({type(op).__name__}) {why}, so it cannot be printed as TOSA")
 
 
@@ -32,19 +32,19 @@ def levels_of(op: Any) -> Levels:
     return op.y_zero, op.low, op.high
 
 
-def printed(body: Body, op: DeviceOp, sources: tuple[Ssa, ...]) -> Ssa:
-    """What an operator makes of its sources, (N, H, W, C) of int8.
+def write_operator(body: Body, op: DeviceOp, sources: tuple[Ssa, ...]) -> Ssa:
+    """Write an operator and return its result. Sources and result are int8 of shape (N, H, W, C).
 
     Raises
     ------
     CompileError
-        If TOSA has nothing that computes the same bytes.
+        If TOSA cannot compute the same bytes.
     """
     kind = _KINDS.get(type(op))
     if kind is None:
-        raise refuse(op, "is none that TOSA has operations for with the device's bytes")
-    made = kind(body, op, sources)
-    return made if op.lookup is None else _table(body, made, op.lookup)
+        raise refuse(op, "has no TOSA operations with the same bytes")
+    result = kind(body, op, sources)
+    return result if op.lookup is None else _table(body, result, op.lookup)
 
 
 def _table(body: Body, x: Ssa, entries: np.ndarray) -> Ssa:
@@ -54,11 +54,14 @@ def _table(body: Body, x: Ssa, entries: np.ndarray) -> Ssa:
 # Requantisation
 
 
-def requantised(
+def requantise(
     body: Body, op: Any, total: Ssa, scales: np.ndarray, ranges: tuple[np.ndarray, np.ndarray]
 ) -> Ssa:
-    """Sums of 32 bits that lie between `ranges`, times scales of channels: one rescale where no product can be half way
-    between two integers, else `weft.extras.mlir.forms.REQUANTISED`."""
+    """Multiply 32-bit sums that lie in `ranges` by the scales of channels.
+
+    This takes one rescale if no product can be half way between two integers, else
+    `weft.extras.mlir.forms.REQUANTISED`.
+    """
     pairs = [quantise_scale(float(scale)) for scale in np.atleast_1d(scales).tolist()]
     if len(set(pairs)) == 1:
         pairs = pairs[:1]
@@ -67,26 +70,29 @@ def requantised(
     each = list(zip(low, high, strict=True)) if len(low) == len(pairs) else [whole] * len(pairs)
     multipliers, shifts, even = [], [], False
     for (mantissa, shift), values in zip(pairs, each, strict=True):
-        multiplier, right = _widened(op, mantissa, shift, values)
+        multiplier, right = _widen(op, mantissa, shift, values)
         multipliers.append(multiplier)
         shifts.append(right)
         zeros = (multiplier & -multiplier).bit_length() - 1
-        even |= bool(multiplier and ties(multiplier >> zeros, right - zeros, values))
+        even |= bool(multiplier and may_tie(multiplier >> zeros, right - zeros, values))
     zero, least, most = levels_of(op)
+    # Without ties, half up and half to even agree.
     if not even:
         scaled = _rescale(body, total, multipliers, shifts, (0, zero), "int8")
-        return clamped(body, scaled, least, most)
-    halves = [forms.halves(multiplier, shift) for multiplier, shift in zip(multipliers, shifts, strict=True)]
-    given = {"sum": total, "multiplier": multipliers, "shift": shifts, "mask": [mask for mask, _ in halves],
-             "half": [half for _, half in halves], "zero": zero, "low": least, "high": most}  # fmt: skip
-    return body.form(forms.REQUANTISED, given)
+        return clamp(body, scaled, least, most)
+    tie_bits = [
+        forms.tie_bits(multiplier, shift) for multiplier, shift in zip(multipliers, shifts, strict=True)
+    ]
+    values_of_form = {"sum": total, "multiplier": multipliers, "shift": shifts, "mask": [mask for mask, _ in tie_bits],
+             "half": [half for _, half in tie_bits], "zero": zero, "low": least, "high": most}  # fmt: skip
+    return body.form(forms.REQUANTISED, values_of_form)
 
 
-def _widened(op: Any, mantissa: int, shift: int, values: tuple[int, int]) -> tuple[int, int]:
-    """A multiplier and a shift of TOSA: as many bits as there are, as values must be below 2**(shift - 1)."""
+def _widen(op: Any, mantissa: int, shift: int, values: tuple[int, int]) -> tuple[int, int]:
+    """Return TOSA's multiplier and shift, with as many bits as fit. TOSA requires values below 2**(shift - 1)."""
     reach = max(abs(values[0]), abs(values[1]), 1)
     if not mantissa or (reach * mantissa < 1 << max(shift - 1, 0) and shift > _MOST):
-        return 0, _MOST  # nothing but 0 comes out
+        return 0, _MOST  # all results are 0
     more = min(_LEFT, _MOST - shift)
     if (
         more < 0
@@ -96,7 +102,7 @@ def _widened(op: Any, mantissa: int, shift: int, values: tuple[int, int]) -> tup
     ):
         raise refuse(
             op,
-            f"requantises sums of up to {reach:,} by {mantissa} / 2**{shift}, which TOSA's rescale does not",
+            f"requantises sums of up to {reach:,} by {mantissa} / 2**{shift}, which TOSA's rescale cannot",
         )
     return mantissa << more, shift + more
 
@@ -124,30 +130,30 @@ def _rescale(
     )
 
 
-def unsigned(body: Body, x: Ssa, dtype: str) -> Ssa:
-    """Bytes as the other type has them: 128 more, or less."""
+def convert_signedness(body: Body, x: Ssa, dtype: str) -> Ssa:
+    """Convert bytes between int8 and uint8, by adding or subtracting 128."""
     zeros = (128, 0) if x.dtype == "uint8" else (0, 128)
     return _rescale(body, x, [1 << 30], [30], zeros, dtype)
 
 
-def clamped(body: Body, x: Ssa, low: int, high: int) -> Ssa:
+def clamp(body: Body, x: Ssa, low: int, high: int) -> Ssa:
     if (low, high) == (-128, 127):
         return x
     return body.op("tosa.clamp", (x,), "int8", x.shape, min_val=low, max_val=high)
 
 
-def rescaled(body: Body, op: Any, x: Ssa) -> Ssa:
-    """A requantisation of bytes: a copy, one rescale, or a table."""
+def rescale(body: Body, op: Any, x: Ssa) -> Ssa:
+    """Requantise bytes: a copy, one rescale, or a table."""
     zero, low, high = levels_of(op)
     if op.scale == 1.0 and op.x_zero == zero:
-        return clamped(body, x, low, high)
+        return clamp(body, x, low, high)
     mantissa, shift = quantise_scale(op.scale)
     values = (-128 - op.x_zero, 127 - op.x_zero)
     zeros = (mantissa & -mantissa).bit_length() - 1
-    if mantissa and 2 <= shift <= _MOST - _LEFT and not ties(mantissa >> zeros, shift - zeros, values):
-        made = _rescale(body, x, [mantissa << _LEFT], [shift + _LEFT], (op.x_zero, zero), "int8")
+    if mantissa and 2 <= shift <= _MOST - _LEFT and not may_tie(mantissa >> zeros, shift - zeros, values):
+        scaled = _rescale(body, x, [mantissa << _LEFT], [shift + _LEFT], (op.x_zero, zero), "int8")
         if max(map(abs, values)) * mantissa >> shift < _WORD - 256:
-            return clamped(body, made, low, high)
+            return clamp(body, scaled, low, high)
     entries = [_half_even((byte - op.x_zero) * mantissa, shift) + zero for byte in range(-128, 128)]
     return _table(body, x, np.clip(entries, low, high))
 
@@ -161,26 +167,27 @@ def _half_even(number: int, shift: int) -> int:
 # Windows
 
 
-def exact(body: Body, op: Any, x: Ssa, window: Window) -> tuple[Ssa, list[int]]:
-    """An image whose windows end where it does, as TOSA wants it, and its padding: (top, bottom, left, right)."""
+def crop(body: Body, op: Any, x: Ssa, window: Window) -> tuple[Ssa, list[int]]:
+    """Return an image without the rows and columns after the last window, as TOSA requires, and its padding (top,
+    bottom, left, right)."""
     top, left, bottom, right = window.pad
     pads, shape = [top, bottom, left, right], list(x.shape)
     for axis in (0, 1):
         span = (window.kernel[axis] - 1) * window.dilation[axis] + 1
         left_over = (shape[1 + axis] + pads[2 * axis] + pads[2 * axis + 1] - span) % window.stride[axis]
-        given = min(left_over, pads[2 * axis + 1])
-        pads[2 * axis + 1] -= given
-        shape[1 + axis] -= left_over - given
+        cut = min(left_over, pads[2 * axis + 1])
+        pads[2 * axis + 1] -= cut
+        shape[1 + axis] -= left_over - cut
         if shape[1 + axis] < 1:
             raise refuse(op, "has windows that lie in the padding alone")
     return body.slice(x, [0] * 4, shape), pads
 
 
 def _conv(body: Body, op: Conv, sources: tuple[Ssa, ...]) -> Ssa:
-    """A convolution: of all channels, of each by itself, or of groups of them beside each other."""
+    """Write a convolution of all channels, of each channel, or of groups of channels."""
     if op.epilogue is not None:
-        raise refuse(op, "has an epilogue, as only passes of the compiler make")
-    x, pads = exact(body, op, sources[0], op.window)
+        raise refuse(op, "has an epilogue, which only compiler passes add")
+    x, pads = crop(body, op, sources[0], op.window)
     outputs, channels = op.weight.shape[0], x.shape[3]
     shape = (x.shape[0], *op.window.output(*sources[0].shape[1:3]), outputs)
     ranges = sums_range(op.weight.astype(np.int64), op.bias.astype(np.int64), "int8", op.x_zero)
@@ -201,27 +208,27 @@ def _conv(body: Body, op: Conv, sources: tuple[Ssa, ...]) -> Ssa:
         return body.op(name, operands, "int32", (*shape[:3], len(bias)), **attributes)
 
     if op.groups == 1:
-        result = requantised(body, op, sums("tosa.conv2d", x, weight, op.bias), op.scale, ranges)
+        result = requantise(body, op, sums("tosa.conv2d", x, weight, op.bias), op.scale, ranges)
     elif op.groups == channels:
         filters = (
             weight[..., 0].reshape(channels, outputs // channels, *op.window.kernel).transpose(2, 3, 0, 1)
         )
         total = sums("tosa.depthwise_conv2d", x, np.ascontiguousarray(filters), op.bias)
-        result = requantised(body, op, total, op.scale, ranges)
+        result = requantise(body, op, total, op.scale, ranges)
     else:
-        each, made = channels // op.groups, outputs // op.groups
+        each, width = channels // op.groups, outputs // op.groups
         parts = []
         for at in range(op.groups):
-            own = slice(at * made, (at + 1) * made)
+            own = slice(at * width, (at + 1) * width)
             image = body.slice(x, (0, 0, 0, at * each), (*x.shape[:3], each))
             total = sums("tosa.conv2d", image, weight[own], op.bias[own])
-            parts.append(requantised(body, op, total, op.scale[own], (ranges[0][own], ranges[1][own])))
+            parts.append(requantise(body, op, total, op.scale[own], (ranges[0][own], ranges[1][own])))
         result = body.concat(parts, 3)
     return result if op.pool is None else _maximum(body, op, result, op.pool)
 
 
 def _weight_zero(op: Conv) -> int:
-    """A zero point with which weights have 8 bits."""
+    """Return a zero point with which the weights fit 8 bits."""
     low, high = int(op.weight.min()), int(op.weight.max())
     if high - low > 255:
         raise refuse(op, f"has weights from {low} to {high}, which no zero point brings into 8 bits")
@@ -229,11 +236,10 @@ def _weight_zero(op: Conv) -> int:
 
 
 def _maximum(body: Body, op: Any, x: Ssa, window: Window) -> Ssa:
-    """The maximum over windows."""
     if window.dilation != (1, 1):
-        return _dilated(body, op, x, window)
+        return _refuse_dilation(body, op, x, window)
     shape = (x.shape[0], *window.output(*x.shape[1:3]), x.shape[3])
-    image, pads = exact(body, op, x, window)
+    image, pads = crop(body, op, x, window)
     if max(pads[:2]) >= window.kernel[0] or max(pads[2:]) >= window.kernel[1]:
         raise refuse(op, "has padding as large as its window")
     return body.op(
@@ -247,26 +253,27 @@ def _maximum(body: Body, op: Any, x: Ssa, window: Window) -> Ssa:
     )
 
 
-def _dilated(body: Body, op: Any, x: Ssa, window: Window) -> Ssa:
+def _refuse_dilation(body: Body, op: Any, x: Ssa, window: Window) -> Ssa:
     raise refuse(op, f"has dilations {window.dilation}, which TOSA's pools do not")
 
 
 def _pool(body: Body, op: Pool, sources: tuple[Ssa, ...]) -> Ssa:
-    """A pool: the maximum, or the mean over windows of as many elements each."""
+    """Write a pool: the maximum, or the mean over windows that all have the same number of elements."""
     x = sources[0]
     if op.kind == "max":
-        return rescaled(body, op, _maximum(body, op, x, op.window))
+        return rescale(body, op, _maximum(body, op, x, op.window))
     n, h, w, c = x.shape
     outputs = op.window.output(h, w)
     number = _number(op, (h, w), outputs)
     mantissa, shift = quantise_scale(op.scale / number)
     values = (number * (-128 - op.x_zero), number * (127 - op.x_zero))
-    image, pads = exact(body, op, x, op.window)
+    image, pads = crop(body, op, x, op.window)
     if op.window.dilation == (1, 1) and not any(pads) and _same_mean(op, number, (mantissa, shift), values):
         zeros = (body.number(op.x_zero), body.number(op.y_zero))
-        made = body.op("tosa.avg_pool2d", (image, *zeros), "int8", (n, *outputs, c), kernel=list(op.window.kernel),
+        mean = body.op("tosa.avg_pool2d", (image, *zeros), "int8", (n, *outputs, c), kernel=list(op.window.kernel),
                        stride=list(op.window.stride), pad=pads, acc_type="i32")  # fmt: skip
-        return clamped(body, made, op.low, op.high)
+        return clamp(body, mean, op.low, op.high)
+    # A depthwise convolution with ones computes the sums exactly; the requantisation divides them.
     ones = np.ones((*op.window.kernel, c, 1), np.int8)
     operands = (
         image,
@@ -281,11 +288,11 @@ def _pool(body: Body, op: Pool, sources: tuple[Ssa, ...]) -> Ssa:
     )
     full = int(np.prod(op.window.kernel))
     ends = (np.array([min(full * (-128 - op.x_zero), 0)]), np.array([max(full * (127 - op.x_zero), 0)]))
-    return requantised(body, op, total, np.array([op.scale / number]), ends)
+    return requantise(body, op, total, np.array([op.scale / number]), ends)
 
 
 def _number(op: Pool, sizes: tuple[int, int], outputs: tuple[int, int]) -> int:
-    """How many elements each window of an average has."""
+    """Return the number of elements in each window of an average."""
     sides = []
     for axis, (size, count) in enumerate(zip(sizes, outputs, strict=True)):
         steps = np.arange(op.window.kernel[axis]) * op.window.dilation[axis]
@@ -296,62 +303,60 @@ def _number(op: Pool, sizes: tuple[int, int], outputs: tuple[int, int]) -> int:
     if counts.size > 1 or counts[0] < 1:
         raise refuse(
             op,
-            f"averages windows of {', '.join(map(str, counts.tolist()))} elements, which have scales of their own",
+            f"averages windows of {', '.join(map(str, counts.tolist()))} elements, which need different scales",
         )
     return int(counts[0])
 
 
 def _same_mean(op: Pool, number: int, pair: tuple[int, int], values: tuple[int, int]) -> bool:
-    """Whether TOSA's division makes the device's bytes."""
+    """Return whether TOSA's division gives the device's bytes."""
     levels = (-128 - op.y_zero, 127 - op.y_zero)
-    return alike(reciprocal_scale(number), pair, values, levels)
+    return is_exact(reciprocal_scale(number), pair, values, levels)
 
 
 # Element by element
 
 
 def _add(body: Body, op: Add, sources: tuple[Ssa, ...]) -> Ssa:
-    """A sum of two scaled numbers."""
     a, b, shift = quantise_pair(op.a_scale, abs(op.b_scale))
     if not a or not b or not forms.SHIFTS[0] <= shift <= forms.SHIFTS[1]:
         raise refuse(
             op, f"adds with scales {op.a_scale:g} and {op.b_scale:g}, which are too far apart, or from 1"
         )
     mask = (1 << (shift - forms.PART)) - 1
-    given: dict[str, Any] = {"a": sources[0], "b": sources[1], "shift": shift - forms.PART, "mask": mask,
+    values: dict[str, Any] = {"a": sources[0], "b": sources[1], "shift": shift - forms.PART, "mask": mask,
                              "half": (mask + 1) >> 1, "zero": op.y_zero, "low": op.low, "high": op.high}  # fmt: skip
     for name, number, zero in (("a", a, op.a_zero), ("b", b if op.b_scale > 0 else -b, op.b_zero)):
         upper = number >> forms.PART
-        given |= {
+        values |= {
             f"{name}_upper": upper,
             f"{name}_lower": number - (upper << forms.PART),
             f"{name}_zero": zero,
         }
-    return body.form(forms.ADDED, given)
+    return body.form(forms.ADDED, values)
 
 
 def _multiply(body: Body, op: Multiply, sources: tuple[Ssa, ...]) -> Ssa:
-    """A product of two numbers."""
     one, other = (
-        body.form(forms.centred("x"), {"x": source, "x_zero": zero})
+        body.form(forms.subtract_zero("x"), {"x": source, "x_zero": zero})
         for source, zero in zip(sources, (op.a_zero, op.b_zero), strict=True)
     )
     total = body.op("tosa.mul", (one, other, body.number(0)), "int32", one.shape)
     ends = [a * b for a in (-128 - op.a_zero, 127 - op.a_zero) for b in (-128 - op.b_zero, 127 - op.b_zero)]
-    return requantised(body, op, total, np.array([op.scale]), (np.array([min(ends)]), np.array([max(ends)])))
+    return requantise(body, op, total, np.array([op.scale]), (np.array([min(ends)]), np.array([max(ends)])))
 
 
 def _rescale_op(body: Body, op: Rescale, sources: tuple[Ssa, ...]) -> Ssa:
-    return rescaled(body, op, sources[0])
+    return rescale(body, op, sources[0])
 
 
 def _pad(body: Body, op: Pad, sources: tuple[Ssa, ...]) -> Ssa:
-    """Bytes around an image, and a requantisation."""
+    """Write padding of an image, and a requantisation."""
     x = sources[0]
     top, left, bottom, right = op.window.pad
     shape = (x.shape[0], x.shape[1] + top + bottom, x.shape[2] + left + right, x.shape[3])
     pads = body.sizes((0, 0, top, bottom, left, right, 0, 0))
-    return rescaled(body, op, body.op("tosa.pad", (x, pads, body.number(op.fill)), "int8", shape))
+    return rescale(body, op, body.op("tosa.pad", (x, pads, body.number(op.fill)), "int8", shape))
 
 
 _KINDS: dict[type[DeviceOp], Callable[[Body, Any, tuple[Ssa, ...]], Ssa]] = {

@@ -1,4 +1,4 @@
-"""The segments of a graph as text: buffers and views as values of TOSA."""
+"""Write the segments of a graph as TOSA: buffers and views become values."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 
 from weft.compiler.ir.graph import CompileError, DeviceSegment, View
 from weft.compiler.ir.model import Graph, Transfer
-from weft.extras.mlir.device_text import printed, refuse, unsigned
+from weft.extras.mlir.device_text import convert_signedness, refuse, write_operator
 from weft.extras.mlir.printing import Body, Ssa, module_text
 from weft.extras.mlir.writer import End, check_segment, check_transfer
 
 
 class Piece(NamedTuple):
-    """A part of a buffer that an operator has written."""
+    """Part of a buffer that an operator has written."""
 
     view: View
     value: Ssa
 
 
 class GraphText:
-    """Writes the function of a graph."""
+    """Writer of the function of a graph."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class GraphText:
         self.buffers: dict[str, list[Piece]] = {}
 
     def text(self) -> str:
-        """The whole module."""
+        """Return the module's text."""
         for segment in self.graph.segments:
             if isinstance(segment, DeviceSegment):
                 check_segment(segment)
@@ -61,26 +61,26 @@ class GraphText:
 
     def _segment(self, segment: DeviceSegment) -> None:
         names = {view.buffer.name for op in segment.ops for view in op.sources}
-        made = {op.dst.buffer.name for op in segment.ops}
+        written = {op.dst.buffer.name for op in segment.ops}
         for transfer in self.graph.to_device:
-            if transfer.buffer.name in names and transfer.buffer.name not in made:
+            if transfer.buffer.name in names and transfer.buffer.name not in written:
                 check_transfer(transfer)
-                self.buffers[transfer.buffer.name] = [Piece(_all(transfer), self._entering(transfer))]
+                self.buffers[transfer.buffer.name] = [Piece(_all(transfer), self._load_input(transfer))]
         for op in segment.ops:
             sources = tuple(self._read(op, view) for view in op.sources)
-            value = printed(self.body, op, sources)
+            value = write_operator(self.body, op, sources)
             if value.shape != op.dst.shape:
                 raise refuse(op, f"makes {value.shape} for {op.dst.shape}")
             self.buffers.setdefault(op.dst.buffer.name, []).append(Piece(op.dst, value))
         for transfer in self.graph.from_device:
-            if transfer.buffer.name in made:
+            if transfer.buffer.name in written:
                 check_transfer(transfer)
-                self.values[transfer.value] = self._leaving(transfer)
+                self.values[transfer.value] = self._store_output(transfer)
 
     # Values and buffers
 
-    def _entering(self, transfer: Transfer) -> Ssa:
-        """The contents of a buffer that the host writes."""
+    def _load_input(self, transfer: Transfer) -> Ssa:
+        """Return the contents of a buffer that the host writes."""
         value = self.values.get(transfer.value)
         if value is None and transfer.value in self.constants:
             stored = self.constants[transfer.value]
@@ -91,14 +91,14 @@ class GraphText:
                 f"value {transfer.value!r} comes from the host, so it cannot be printed as TOSA"
             )
         if value.dtype == "uint8":
-            value = unsigned(self.body, value, "int8")
+            value = convert_signedness(self.body, value, "int8")
         value = self.body.reshape(value, transfer.shape)
         if transfer.perm is not None:
             value = self.body.transpose(value, transfer.perm)
         return self.body.reshape(value, transfer.nhwc)
 
-    def _leaving(self, transfer: Transfer) -> Ssa:
-        """What a buffer holds as a value of the model: as stored on the device."""
+    def _store_output(self, transfer: Transfer) -> Ssa:
+        """Return a buffer's contents as a value of the model, in the device's stored form."""
         value = self._whole(transfer.buffer.name, transfer.nhwc)
         perm = transfer.perm or tuple(range(len(transfer.shape)))
         value = self.body.reshape(value, [transfer.shape[axis] for axis in perm])
@@ -118,10 +118,10 @@ class GraphText:
             raise CompileError(
                 f"output {end.name!r} is of {dtype}; TOSA text gives 8 bits, or floats that are dequantised"
             )
-        return unsigned(self.body, value, dtype)
+        return convert_signedness(self.body, value, dtype)
 
     def _read(self, op: object, view: View) -> Ssa:
-        """What a view shows."""
+        """Return the part of a buffer that a view covers."""
         n, h, w, c = view.shape
         if view.image or 0 in view.step:
             raise refuse(op, "reads planes of 16 bits, or repeats one row or column")
@@ -130,19 +130,20 @@ class GraphText:
         box = self.body.slice(whole, (0, view.y, view.x, view.c), (n, rows, columns, c))
         if view.step == (1, 1):
             return box
+        # TOSA's slice has no strides; a pool with 1 x 1 windows does.
         return self.body.op(
             "tosa.max_pool2d", (box,), "int8", view.shape, kernel=[1, 1], stride=list(view.step), pad=[0] * 4
         )
 
     def _whole(self, name: str, shape: Sequence[int]) -> Ssa:
-        """The contents of a buffer, in a shape."""
+        """Return the contents of a buffer in a shape."""
         pieces = self.buffers.get(name, [])
         if not pieces:
             raise CompileError(
                 f"buffer {name!r} is read before it is written, so it cannot be printed as TOSA"
             )
         if len(pieces) > 1 or not pieces[0].view.contiguous:
-            value = self._joined(name, pieces)
+            value = self._join(name, pieces)
             self.buffers[name] = pieces = [Piece(_whole_view(pieces[0].view), value)]
         value = pieces[0].value
         if math.prod(value.shape) != math.prod(shape):
@@ -151,8 +152,8 @@ class GraphText:
             )
         return self.body.reshape(value, shape)
 
-    def _joined(self, name: str, pieces: Sequence[Piece]) -> Ssa:
-        """Pieces beside each other."""
+    def _join(self, name: str, pieces: Sequence[Piece]) -> Ssa:
+        """Concatenate all pieces of a buffer."""
         shape = pieces[0].view.buffer.shape
         if any(
             piece.view.buffer.shape != shape or piece.view.step != (1, 1) or piece.view.image
@@ -164,10 +165,10 @@ class GraphText:
         return self._box(name, list(pieces), (0, 0, 0), shape[1:])
 
     def _box(self, name: str, pieces: list[Piece], start: tuple[int, ...], size: tuple[int, ...]) -> Ssa:
-        """The box of a buffer that pieces fill: one of them, or boxes beside each other along an axis."""
+        """Return the contents of a box: one piece, or boxes that are concatenated along an axis."""
         if len(pieces) == 1 and (_start(pieces[0]), pieces[0].view.shape[1:]) == (start, size):
             return pieces[0].value
-        for axis in (2, 0, 1):
+        for axis in (2, 0, 1):  # channels first: most pieces come from Concat along channels
             groups: list[list[Piece]] = []
             end = start[axis]
             for piece in sorted(pieces, key=lambda item: _start(item)[axis]):
@@ -176,12 +177,12 @@ class GraphText:
                 groups[-1].append(piece)
                 end = max(end, _start(piece)[axis] + piece.view.shape[1 + axis])
             if len(groups) > 1:
-                return self._beside(name, groups, axis, start, size)
+                return self._concatenate(name, groups, axis, start, size)
         raise CompileError(
             f"buffer {name!r} is not filled by pieces beside each other, so it cannot be printed as TOSA"
         )
 
-    def _beside(
+    def _concatenate(
         self, name: str, groups: list[list[Piece]], axis: int, start: tuple[int, ...], size: tuple[int, ...]
     ) -> Ssa:
         firsts = [min(_start(piece)[axis] for piece in group) for group in groups]

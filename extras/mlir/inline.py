@@ -1,4 +1,4 @@
-"""The function of a module as a `weft.extras.mlir.program.Program`, with what it calls written out."""
+"""The main function of a module as a `weft.extras.mlir.program.Program`, with all calls inlined."""
 
 from __future__ import annotations
 
@@ -10,36 +10,35 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from weft.compiler.ir.graph import CompileError
-from weft.extras.mlir.literals import Resource, plain
+from weft.extras.mlir.attributes import Resource, parse_type, plain
 from weft.extras.mlir.program import WRITTEN_OUT, Op, Program, TensorType, Value
 from weft.extras.mlir.text import Reader
-from weft.extras.mlir.types import type_of
 
 _DEPTH = 64
-"""Calls inside calls."""
+"""Largest depth of nested calls."""
 _RETURNS = ("func.return", "stablehlo.return", "return")
 
 
-def program_of(text: str, what: str) -> Program:
-    """The function that a module stands for: ``main``, or the only one that is not private.
+def parse_program(text: str, what: str) -> Program:
+    """Return the function ``main`` of a module, or its only public function.
 
     Raises
     ------
     CompileError
-        If the text is no MLIR, or has what weft does not read.
+        If the text is not MLIR, or weft does not read some part of it.
     """
     reader = Reader(text, what)
     try:
         module = reader.parse_module()
     except ParseError as error:
         line = text.count("\n", 0, error.span.start) + 1
-        told = " ".join(error.msg.split())[:200] or "it is no MLIR"
+        message = " ".join(error.msg.split())[:200] or "it is not MLIR"
         raise CompileError(
-            f"{what}, line {line}: {told}; weft reads StableHLO and TOSA as MLIR text"
+            f"{what}, line {line}: {message}; weft reads StableHLO and TOSA as MLIR text"
         ) from None
     except RecursionError:
         raise CompileError(
-            f"{what}, line {reader.line}: brackets are nested too deep; print the module anew"
+            f"{what}, line {reader.line}: brackets are nested too deep; print the module again"
         ) from None
     except (
         VerifyException,
@@ -52,13 +51,13 @@ def program_of(text: str, what: str) -> Program:
     ) as error:
         if isinstance(error, CompileError):
             raise
-        told = " ".join(str(error).split())[:200]
-        raise CompileError(f"{what}, line {reader.line}: {told or 'what is here is no MLIR'}") from None
+        message = " ".join(str(error).split())[:200]
+        raise CompileError(f"{what}, line {reader.line}: {message or 'this is not MLIR'}") from None
     return _Inliner(reader, module, what).program()
 
 
 class _Inliner:
-    """Walks through a function, and through those that it calls."""
+    """Converter of a function and of the functions that it calls."""
 
     def __init__(self, reader: Reader, module: builtin.ModuleOp, what: str) -> None:
         self.reader, self.what = reader, what
@@ -66,7 +65,8 @@ class _Inliner:
         self.ops: list[Op] = []
         self.count = 0
         names = {_name(op).partition(".")[0] for op in reader.lines}
-        self.raw = "tosa" in names and "stablehlo" not in names  # whose operations are of what is stored
+        # TOSA's operations take stored numbers and explicit zero points; quantised types only annotate them.
+        self.raw = "tosa" in names and "stablehlo" not in names
 
     def program(self) -> Program:
         main = self._main()
@@ -91,7 +91,6 @@ class _Inliner:
         return Program(tuple(self.ops), arguments, tuple(results), *notes)
 
     def _main(self) -> func.FuncOp:
-        """The function that is the model."""
         if "main" in self.functions:
             return self.functions["main"]
         public = [
@@ -106,9 +105,9 @@ class _Inliner:
             f"{self.what} must have a function main, or one alone that is not private; it has {names}"
         )
 
-    def _run(self, block: Block, given: Sequence[Value], depth: int) -> list[Value]:
-        """Write out a block whose arguments are `given`; what it returns."""
-        known: dict[SSAValue, Value] = dict(zip(block.args, given, strict=True))
+    def _run(self, block: Block, arguments: Sequence[Value], depth: int) -> list[Value]:
+        """Convert a block whose arguments have the values `given`; return the values that it returns."""
+        known: dict[SSAValue, Value] = dict(zip(block.args, arguments, strict=True))
         for op in block.ops:
             self.count += 1
             line = self.reader.lines.get(op, 0)
@@ -116,21 +115,21 @@ class _Inliner:
                 raise CompileError(
                     f"line {line}: calls make more than {WRITTEN_OUT:,} operations; weft takes up to that many"
                 )
-            operands = [self._known(known, value, op) for value in op.operands]
+            operands = [self._look_up(known, value, op) for value in op.operands]
             name = _name(op)
             if name in _RETURNS:
                 return operands
             if name in ("func.call", "call"):
-                made = self._call(op, operands, depth)
+                results = self._call(op, operands, depth)
             else:
-                results = tuple(
+                outputs = tuple(
                     Value(result.name_hint or "", self._type(result, line)) for result in op.results
                 )
                 self.ops.append(
-                    Op(name, line, tuple(operands), results, self._attributes(op), self._body(op))
+                    Op(name, line, tuple(operands), outputs, self._attributes(op), self._body(op))
                 )
-                made = list(results)
-            known.update(zip(op.results, made, strict=True))
+                results = list(outputs)
+            known.update(zip(op.results, results, strict=True))
         raise CompileError(f"{self.what}: a function ends without a return")
 
     def _call(self, op: Operation, operands: list[Value], depth: int) -> list[Value]:
@@ -147,27 +146,29 @@ class _Inliner:
         if depth >= _DEPTH:
             raise CompileError(f"line {line}: calls are more than {_DEPTH} deep; weft takes no recursion")
         if len(block.args) != len(operands) or any(
-            not _alike(self._type(argument, line), operand.type)
+            not _equal_types(self._type(argument, line), operand.type)
             for argument, operand in zip(block.args, operands, strict=True)
         ):
             raise CompileError(f"line {line}: func.call gives {name!r} other arguments than it takes")
-        made = self._run(block, operands, depth + 1)
-        if len(made) != len(op.results):
+        results = self._run(block, operands, depth + 1)
+        if len(results) != len(op.results):
             raise CompileError(
-                f"line {line}: func.call takes {len(op.results)} results of {name!r}, which makes {len(made)}"
+                f"line {line}: func.call takes {len(op.results)} results of {name!r}, which makes {len(results)}"
             )
-        return made
+        return results
 
-    def _known(self, known: Mapping[SSAValue, Value], value: SSAValue, op: Operation) -> Value:
-        found = known.get(value)
-        if found is None:
+    def _look_up(self, known: Mapping[SSAValue, Value], value: SSAValue, op: Operation) -> Value:
+        operand = known.get(value)
+        if operand is None:
             line = self.reader.lines.get(op, 0)
-            raise CompileError(f"line {line}: {_name(op)} reads %{value.name_hint or '?'} before it is made")
-        return found
+            raise CompileError(
+                f"line {line}: {_name(op)} reads %{value.name_hint or '?'} before it is defined"
+            )
+        return operand
 
     def _body(self, op: Operation) -> tuple[Op, ...]:
-        """The operations of the one region of an operation; their operands are not told apart but by name."""
-        found = []
+        """Return the operations of an operation's region. Their values have names, but no types."""
+        ops = []
         for region in op.regions:
             for block in region.blocks:
                 values: dict[SSAValue, Value] = {}
@@ -180,40 +181,40 @@ class _Inliner:
                     )
                     results = tuple(Value("", TensorType("float32", ())) for _ in inner.results)
                     values.update(zip(inner.results, results, strict=True))
-                    found.append(Op(_name(inner), self.reader.lines.get(inner, 0), operands, results))
-        return tuple(found)
+                    ops.append(Op(_name(inner), self.reader.lines.get(inner, 0), operands, results))
+        return tuple(ops)
 
     def _type(self, value: SSAValue, line: int) -> TensorType:
-        found = type_of(value.type, f"line {line}")
-        return TensorType(found.dtype, found.shape) if self.raw else found
+        type_ = parse_type(value.type, f"line {line}")
+        return TensorType(type_.dtype, type_.shape) if self.raw else type_
 
     def _attributes(self, op: Operation) -> dict[str, Any]:
-        found = {**op.attributes, **op.properties}
-        return {key: self._resolved(plain(value)) for key, value in found.items() if key != "op_name__"}
+        attributes = {**op.attributes, **op.properties}
+        return {key: self._resolve(plain(value)) for key, value in attributes.items() if key != "op_name__"}
 
-    def _resolved(self, value: Any) -> Any:
+    def _resolve(self, value: Any) -> Any:
         return value.values(self.reader.resources) if isinstance(value, Resource) else value
 
 
 def _functions(module: builtin.ModuleOp) -> list[func.FuncOp]:
-    """All functions, those of modules inside modules included."""
-    found: list[func.FuncOp] = []
+    """Return all functions, including those in nested modules."""
+    functions: list[func.FuncOp] = []
     for op in module.ops:
         if isinstance(op, func.FuncOp):
-            found.append(op)
+            functions.append(op)
         elif isinstance(op, builtin.ModuleOp):
-            found += _functions(op)
-    return found
+            functions += _functions(op)
+    return functions
 
 
 def _name(op: Operation) -> str:
     return op.op_name.data if isinstance(op, builtin.UnregisteredOp) else op.name
 
 
-def _alike(one: TensorType, other: TensorType) -> bool:
+def _equal_types(one: TensorType, other: TensorType) -> bool:
     return (one.dtype, one.shape) == (other.dtype, other.shape)
 
 
-def _notes(given: Any, count: int) -> tuple[Mapping[str, Any], ...]:
-    found = plain(given) if given is not None else []
-    return tuple(item if isinstance(item, dict) else {} for item in [*found, *[{}] * count][:count])
+def _notes(attributes: Any, count: int) -> tuple[Mapping[str, Any], ...]:
+    notes = plain(attributes) if attributes is not None else []
+    return tuple(item if isinstance(item, dict) else {} for item in [*notes, *[{}] * count][:count])

@@ -1,4 +1,4 @@
-"""TOSA's operations as xDSL's, one after the other, and their text."""
+"""TOSA operations as xDSL objects, in order, and their text."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.printer import Printer
 
 from weft.extras.mlir import forms
-from weft.extras.mlir.literals import Elements
-from weft.extras.mlir.types import tensor_type
+from weft.extras.mlir.attributes import Elements, tensor_type
 
 _LISTS = {"perms": builtin.i32}
-"""Attributes that are lists of other numbers than i64."""
+"""Element types of list attributes that are not i64."""
 
 
 class Ssa(NamedTuple):
-    """A value, and its type as numpy has it."""
+    """A value with numpy's name of its element type, and its shape."""
 
     value: SSAValue
     dtype: str
@@ -28,7 +27,7 @@ class Ssa(NamedTuple):
 
 
 class Body:
-    """The body of a function, which is being written."""
+    """Body of a function under construction."""
 
     def __init__(self, arguments: Sequence[tuple[str, tuple[int, ...]]]) -> None:
         self.types = [tensor_type(dtype, shape) for dtype, shape in arguments]
@@ -50,36 +49,36 @@ class Body:
         """Add an operation with one result."""
         values = [item.value if isinstance(item, Ssa) else item for item in operands]
         type_ = tensor_type(dtype, tuple(shape))
-        made = self._add(
+        result = self._add(
             name, values, type_, {key: _attribute(key, item) for key, item in attributes.items()}
         )
-        return Ssa(made, dtype, tuple(shape))
+        return Ssa(result, dtype, tuple(shape))
 
     def _add(
         self, name: str, values: Sequence[SSAValue], type_: Attribute, properties: Mapping[str, Attribute]
     ) -> SSAValue:
         kind = builtin.UnregisteredOp.with_name(name)
-        made = kind.create(operands=values, result_types=[type_], properties=dict(properties))
-        self.block.add_op(made)
-        return made.results[0]
+        op = kind.create(operands=values, result_types=[type_], properties=dict(properties))
+        self.block.add_op(op)
+        return op.results[0]
 
     def constant(self, values: np.ndarray) -> Ssa:
-        """A constant; equal ones are one."""
+        """Add a constant, or return an equal one."""
         key = (values.dtype.name, values.shape, values.tobytes())
         if key not in self._constants:
             type_ = tensor_type(values.dtype.name, values.shape)
-            made = self._add(
+            value = self._add(
                 "tosa.const", [], type_, {"values": Elements((np.ascontiguousarray(values), type_))}
             )
-            self._constants[key] = Ssa(made, values.dtype.name, values.shape)
+            self._constants[key] = Ssa(value, values.dtype.name, values.shape)
         return self._constants[key]
 
     def number(self, value: int, dtype: str = "int8") -> Ssa:
-        """A list of one number, as zero points are."""
+        """Add a list of one number, as zero points are."""
         return self.constant(np.array([value], dtype))
 
     def sizes(self, numbers: Sequence[int]) -> SSAValue:
-        """A shape, or another list of sizes."""
+        """Add a shape, or another list of sizes."""
         key = tuple(int(number) for number in numbers)
         if key not in self._shapes:
             values = Elements((np.array(key, np.int64), tensor_type("int64", (len(key),), index=True)))
@@ -110,27 +109,29 @@ class Body:
         shape[axis] = sum(part.shape[axis] for part in parts)
         return self.op("tosa.concat", parts, parts[0].dtype, shape, axis=axis)
 
-    def form(self, term: forms.Node, given: Mapping[str, Any]) -> Ssa:
-        """The operations of a form, with values for its holes and numbers."""
-        return self._form(term, given, {})
+    def form(self, term: forms.Node, values: Mapping[str, Any]) -> Ssa:
+        """Add the operations of a pattern, with values for its holes and numbers."""
+        return self._form(term, values, {})
 
-    def _form(self, term: forms.Node, given: Mapping[str, Any], made: dict[int, Ssa]) -> Ssa:
+    def _form(self, term: forms.Node, values: Mapping[str, Any], results: dict[int, Ssa]) -> Ssa:
         if isinstance(term, forms.Hole):
-            found: Ssa = given[term.name]
-            return found
+            value: Ssa = values[term.name]
+            return value
         if isinstance(term, forms.Number):
-            numbers = np.asarray(given.get(term.name, forms.CONSTANTS.get(term.name)), term.dtype).reshape(-1)
+            numbers = np.asarray(values.get(term.name, forms.CONSTANTS.get(term.name)), term.dtype).reshape(
+                -1
+            )
             return self.constant(numbers if term.listed else numbers.reshape(1, 1, 1, -1))
-        if id(term) not in made:
-            parts = [self._form(part, given, made) for part in term.args]
+        if id(term) not in results:
+            parts = [self._form(part, values, results) for part in term.args]
             attributes = dict(term.attributes)
             if term.op == "tosa.rescale":
                 attributes["per_channel"] = parts[1].shape != (1,)
                 shape: tuple[int, ...] = parts[0].shape
             else:
                 shape = np.broadcast_shapes(*(part.shape for part in parts if len(part.shape) == 4))
-            made[id(term)] = self.op(term.op, parts, term.dtype, shape, **attributes)
-        return made[id(term)]
+            results[id(term)] = self.op(term.op, parts, term.dtype, shape, **attributes)
+        return results[id(term)]
 
 
 def _shape_type(rank: int) -> Attribute:
@@ -140,7 +141,7 @@ def _shape_type(rank: int) -> Attribute:
 
 
 def _attribute(key: str, value: Any) -> Attribute:
-    """An attribute as TOSA has it."""
+    """Return an attribute in TOSA's form."""
     if isinstance(value, bool):
         return builtin.BoolAttr.from_bool(value)
     if isinstance(value, list):
@@ -161,7 +162,7 @@ def module_text(
     argument_notes: Sequence[Mapping[str, Any]],
     result_notes: Sequence[Mapping[str, Any]],
 ) -> str:
-    """A module whose function ``main`` has this body, as text."""
+    """Return the text of a module whose function ``main`` has this body."""
     body.block.add_op(func.ReturnOp(*(result.value for result in results)))
     type_ = builtin.FunctionType.from_lists(body.types, [result.value.type for result in results])
     function = func.FuncOp(
@@ -173,7 +174,7 @@ def module_text(
     return stream.getvalue() + "\n"
 
 
-def _notes(given: Sequence[Mapping[str, Any]]) -> builtin.ArrayAttr[builtin.DictionaryAttr]:
+def _notes(notes: Sequence[Mapping[str, Any]]) -> builtin.ArrayAttr[builtin.DictionaryAttr]:
     def attribute(value: Any) -> Attribute:
         if isinstance(value, str):
             return builtin.StringAttr(value)
@@ -182,5 +183,5 @@ def _notes(given: Sequence[Mapping[str, Any]]) -> builtin.ArrayAttr[builtin.Dict
         return builtin.IntegerAttr(value, builtin.i32)
 
     return builtin.ArrayAttr(
-        builtin.DictionaryAttr({key: attribute(value) for key, value in item.items()}) for item in given
+        builtin.DictionaryAttr({key: attribute(value) for key, value in item.items()}) for item in notes
     )

@@ -1,4 +1,4 @@
-"""MLIR text through xDSL's parser, with the forms of operations that exporters print, and constants as arrays."""
+"""MLIR text through xDSL's parser, extended by the assembly forms that exporters print."""
 
 from __future__ import annotations
 
@@ -6,37 +6,231 @@ import bisect
 import json
 import math
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
 from xdsl.context import Context
 from xdsl.dialects.builtin import Builtin, TensorType, UnregisteredOp
 from xdsl.dialects.func import Func
-from xdsl.ir import Attribute, Operation
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.parser import Parser
 from xdsl.parser.generic_parser import ParserState
 from xdsl.utils.lexer import Input
 from xdsl.utils.mlir_lexer import MLIRLexer, MLIRTokenKind
 
 from weft.compiler.ir.graph import CompileError
-from weft.extras.mlir.assembly import form
-from weft.extras.mlir.literals import Elements, Plain, Resource, bits, of_hex
+from weft.extras.mlir.attributes import Elements, Plain, Resource, decode_float_bits, decode_hex, tensor_type
 from weft.extras.mlir.program import DTYPES, OPERATIONS, check_shape
 
+
+def form(name: str) -> type[Operation]:
+    """Return an operation class with a parser of the operation's assembly form."""
+    base = UnregisteredOp.with_name(name)
+
+    class Form(base):  # type: ignore[misc, valid-type]
+        @classmethod
+        def dialect_name(cls) -> str:
+            return name.partition(".")[0]
+
+        @classmethod
+        def parse(cls, parser: Parser) -> Operation:
+            return _Own(cast("Reader", parser), cls).operation()
+
+    return Form
+
+
+# Token by token: exporters differ in order and punctuation, and a grammar per operation would refuse their variants.
+class _Own:
+    """Parser of one operation's assembly form: words, operands, lists, dictionaries, and types after a colon."""
+
+    def __init__(self, reader: Reader, kind: type[Operation]) -> None:
+        self.reader, self.kind = reader, kind
+        self.operands: list[SSAValue] = []
+        self.attributes: dict[str, Attribute] = {}
+        self.words: list[Any] = []
+        self.results: Sequence[Attribute] = ()
+
+    def operation(self) -> Operation:
+        """Parse the operation up to its types."""
+        while not self._item():
+            self.reader.parse_optional_punctuation(",")
+        if self.words:
+            self.attributes["words"] = Plain(self.words)
+        return self.kind.create(operands=self.operands, result_types=self.results, attributes=self.attributes)
+
+    def _item(self) -> bool:
+        """Parse one item. Return True after the types, or if nothing follows."""
+        reader = self.reader
+        token = reader._current_token
+        if token.kind == MLIRTokenKind.PERCENT_IDENT:
+            self._operand()
+        elif token.kind == MLIRTokenKind.COLON:
+            reader.parse_punctuation(":")
+            self._types()
+            return True
+        elif token.kind == MLIRTokenKind.L_BRACE:
+            self._dictionary()
+        elif token.kind == MLIRTokenKind.L_PAREN:
+            self._group()
+        elif token.kind == MLIRTokenKind.L_SQUARE:
+            self.words.append(self._list())
+        elif token.kind == MLIRTokenKind.BARE_IDENT and token.span.text not in (
+            "dense",
+            "dense_resource",
+            "array",
+        ):
+            return self._word()
+        elif token.kind == MLIRTokenKind.AT_IDENT:
+            self.words.append(reader.parse_symbol_name().data)
+        else:
+            return self._attribute()
+        return False
+
+    def _attribute(self) -> bool:
+        """Parse a constant, which includes its type. Return True if nothing follows."""
+        attribute = self.reader.parse_optional_attribute()
+        if attribute is None:
+            return True
+        self.attributes["value"] = attribute
+        if isinstance(attribute, Elements):
+            self.results = (attribute.data[1],)
+        elif isinstance(attribute, Plain) and isinstance(attribute.data, Resource):
+            self.results = (self.reader_type(attribute.data),)
+        return self.reader._current_token.kind not in (MLIRTokenKind.COLON, MLIRTokenKind.L_BRACE)
+
+    def reader_type(self, resource: Resource) -> Attribute:
+        """Return the type of a constant at the end of the file."""
+        return tensor_type(resource.dtype, resource.shape)
+
+    def _operand(self) -> None:
+        operand = self.reader.parse_unresolved_operand()
+        known = self.reader.ssa_values.get(operand.operand_name)
+        if known is None or operand.index >= len(known):
+            self.reader.raise_error(f"%{operand.operand_name} is read before it is defined", operand.span)
+        self.operands.append(known[operand.index])
+
+    def _group(self) -> None:
+        """Parse operands in parentheses with words between them, as `stablehlo.reduce` has them."""
+        reader = self.reader
+        reader.parse_punctuation("(")
+        while reader.parse_optional_punctuation(")") is None:
+            if reader._current_token.kind == MLIRTokenKind.PERCENT_IDENT:
+                self._operand()
+            elif not (reader.parse_optional_keyword("init") and reader.parse_optional_punctuation(":")):
+                reader.parse_punctuation(",")
+
+    def _word(self) -> bool:
+        """Parse a word and the value assigned to it. Return True if only a location follows."""
+        reader = self.reader
+        if reader._current_token.span.text == "loc":
+            return True
+        word = reader.parse_identifier()
+        kind = reader._current_token.kind
+        if kind == MLIRTokenKind.EQUAL:
+            reader.parse_punctuation("=")
+            self.attributes[word] = Plain(self._value(typed=False))
+        elif kind == MLIRTokenKind.L_PAREN:
+            reader.parse_punctuation("(")
+            self.attributes[word] = self._parse_parentheses()
+            reader.parse_punctuation(")")
+        elif kind == MLIRTokenKind.LESS:
+            reader.parse_punctuation("<")
+            self.attributes[word] = Plain(self._value())
+            reader.parse_punctuation(">")
+        else:
+            self.words.append(word)
+        return False
+
+    def _parse_parentheses(self) -> Attribute:
+        if self.reader._current_token.kind == MLIRTokenKind.L_SQUARE:
+            return Plain(self._list())
+        return self.reader.parse_attribute()
+
+    def _value(self, typed: bool = True) -> Any:
+        """Parse a value. With `typed`, a colon after a number starts its type; else the colon belongs to the
+        operation."""
+        reader = self.reader
+        kind = reader._current_token.kind
+        if kind == MLIRTokenKind.L_SQUARE:
+            lists: Any = [self._list()]
+            while True:
+                if (
+                    reader.parse_optional_keyword("x") is None
+                    and reader.parse_optional_punctuation("->") is None
+                ):
+                    return lists if len(lists) > 1 else lists[0]
+                lists.append(self._list())
+        if kind == MLIRTokenKind.L_BRACE:
+            return self._braces()
+        if kind in (MLIRTokenKind.INTEGER_LIT, MLIRTokenKind.FLOAT_LIT, MLIRTokenKind.MINUS):
+            return self._numeral() if typed else reader.parse_number()
+        if kind == MLIRTokenKind.BARE_IDENT and reader._current_token.span.text not in (
+            "dense",
+            "array",
+            "dense_resource",
+        ):
+            word = reader.parse_identifier()
+            return {"true": True, "false": False}.get(word, word)
+        return reader.parse_attribute()
+
+    def _numeral(self) -> Any:
+        """Parse a number without its type, or the two or three numbers of a range, separated by colons."""
+        reader = self.reader
+        numbers = [reader.parse_number()]
+        while reader.parse_optional_punctuation(":") is not None:
+            if reader._current_token.kind == MLIRTokenKind.BARE_IDENT:
+                reader.parse_type()
+                break
+            numbers.append(reader.parse_number())
+        return numbers if len(numbers) > 1 else numbers[0]
+
+    def _list(self) -> list[Any]:
+        return self.reader.parse_comma_separated_list(self.reader.Delimiter.SQUARE, self._value)
+
+    def _braces(self) -> dict[str, Any]:
+        """Parse ``{name = value, ...}``."""
+
+        def entry() -> tuple[str, Any]:
+            key = self.reader.parse_identifier_or_str_literal()
+            return key, self._value() if self.reader.parse_optional_punctuation("=") else True
+
+        return dict(self.reader.parse_comma_separated_list(self.reader.Delimiter.BRACES, entry))
+
+    def _dictionary(self) -> None:
+        for key, value in self._braces().items():
+            self.attributes[key] = value if isinstance(value, Attribute) else Plain(value)
+
+    def _types(self) -> None:
+        """Parse the result types: after an arrow, or the last type of a list that operands share."""
+        reader = self.reader
+        if reader._current_token.kind == MLIRTokenKind.L_PAREN:
+            self.results = tuple(reader.parse_function_type().outputs.data)
+            return
+        types = [reader.parse_type()]
+        while reader.parse_optional_punctuation(",") is not None:
+            types.append(reader.parse_type())
+        if reader.parse_optional_punctuation("->") is not None:  # as operations of CHLO have it
+            types = [reader.parse_type()]
+        self.results = (types[-1],)
+
+
 DIALECTS = ("stablehlo", "chlo", "tosa", "mhlo", "vhlo")
-"""Dialects whose operations are read in the forms that exporters print."""
+"""Dialects whose operations are read in their own assembly form."""
 
 
 class _Lexer(MLIRLexer):
-    """xDSL's lexer, which takes no time that grows without bounds for a string that does not end."""
+    """xDSL's lexer with a pattern for strings that cannot backtrack on a string without end."""
 
     _unescaped_characters_regex = re.compile(r'"(?:[^"\\\n\v\f]++|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"')
 
 
 class Reader(Parser):
-    """xDSL's parser, which also takes what JAX, PyTorch and MLIR's tools print. `lines` has the line of each operation,
-    and `resources` the constants at the end of the file."""
+    """xDSL's parser, extended by the forms that JAX, PyTorch and MLIR's own tools print.
+
+    `lines` has the line of each operation, `resources` the constants at the end of the file.
+    """
 
     def __init__(self, text: str, what: str) -> None:
         context = Context(allow_unregistered=True)
@@ -53,7 +247,7 @@ class Reader(Parser):
 
     @property
     def line(self) -> int:
-        """The line that the parser is at."""
+        """Line number of the current token."""
         return bisect.bisect_right(self._starts, self._current_token.span.start)
 
     # Operations
@@ -70,13 +264,13 @@ class Reader(Parser):
 
     def _get_op_by_name(self, name: str) -> type[Operation]:
         if name.partition(".")[0] not in DIALECTS:
-            found = super()._get_op_by_name(name)
-            if issubclass(found, UnregisteredOp) and self._current_token.span.text != "(":
+            operation = super()._get_op_by_name(name)
+            if issubclass(operation, UnregisteredOp) and self._current_token.span.text != "(":
                 raise CompileError(
-                    f"line {self._line}: {name[:80]} is none that weft reads; "
+                    f"line {self._line}: {name[:80]} is not supported; "
                     "extras/mlir/operations.md lists the supported operations"
                 )
-            return found
+            return operation
         if name not in self._forms:
             self._forms[name] = form(name)
         return self._forms[name]
@@ -94,7 +288,7 @@ class Reader(Parser):
         return None
 
     def _skip(self, opening: str, closing: str) -> None:
-        """Leave out what is in brackets."""
+        """Skip a bracketed part of the text."""
         depth = 0
         while True:
             text, kind = self._current_token.span.text, self._current_token.kind
@@ -108,7 +302,7 @@ class Reader(Parser):
     # Constants
 
     def parse_dense_int_or_fp_elements_attr(self, type: Any = None) -> Any:
-        """``<...> : type`` behind the word dense."""
+        """Parse ``<...> : type`` after the word dense."""
         where = self.where
         self.parse_punctuation("<", " in dense attribute")
         literal: Any = []
@@ -120,7 +314,9 @@ class Reader(Parser):
             self.parse_punctuation(":", " in dense attribute")
             type = self.parse_type()
         shape, dtype = self._dense_type(type)
-        values = of_hex(text, shape, dtype, where) if text is not None else self._array(literal, shape, dtype)
+        values = (
+            decode_hex(text, shape, dtype, where) if text is not None else self._array(literal, shape, dtype)
+        )
         return Elements((values, type))
 
     def _parse_builtin_dense_attr(self) -> Any:
@@ -149,7 +345,7 @@ class Reader(Parser):
 
     @property
     def where(self) -> str:
-        """The place in the text, for messages."""
+        """Current place in the text, for messages."""
         return f"line {self.line}"
 
     def _dense_type(self, type_: Attribute) -> tuple[tuple[int, ...], str]:
@@ -161,31 +357,32 @@ class Reader(Parser):
         return check_shape(tuple(type_.get_shape()), self.where), dtype
 
     def _numbers(self) -> Any:
-        """A number, or lists of them: at once if they are as JSON has them, as decimal numbers are."""
+        """Parse a number or nested lists. Decimal literals are valid JSON, which parses much faster."""
         content, start = self.lexer.input.content, self._current_token.span.start
+        # Weights have millions of numbers; xDSL's token loop takes seconds for them.
         end = content.find(">", start)
         try:
-            found = json.loads(content[start:end])
+            numbers = json.loads(content[start:end])
         except ValueError:
             return self._literal()
         self.lexer.pos = end
         self._parser_state.current_token = self.lexer.lex()
-        return found
+        return numbers
 
     def _literal(self) -> Any:
-        """The same, number by number."""
+        """Parse a number or nested lists token by token."""
         if self.parse_optional_punctuation("[") is None:
             return self._number()
-        found: list[Any] = []
+        items: list[Any] = []
         while self.parse_optional_punctuation("]") is None:
-            found.append(self._literal())
+            items.append(self._literal())
             if self.parse_optional_punctuation(",") is None:
                 self.parse_punctuation("]")
                 break
-        return found
+        return items
 
     def _number(self) -> Any:
-        """One number; of floats in hexadecimal, which are bits, the text."""
+        """Parse one number; hexadecimal bits of a float stay text."""
         word = self.parse_optional_keyword_in(("true", "false"))
         if word is not None:
             return word == "true"
@@ -198,10 +395,10 @@ class Reader(Parser):
         return -number if negative else number
 
     def _array(self, literal: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """What a literal stands for: lists must have the shape, one number is for all elements."""
+        """Return the array of a literal: lists must have the shape, one number fills it."""
         kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
         try:
-            values = np.array(bits(literal, kind))
+            values = np.array(decode_float_bits(literal, kind))
             if not np.issubdtype(kind, np.integer) and kind != np.bool_:
                 values = values.astype(np.float64)
             elif values.dtype.kind == "f" and values.size:
@@ -217,7 +414,9 @@ class Reader(Parser):
             if ends[0] < -(1 << (width - 1)) or ends[1] >= 1 << width:
                 self.raise_error(f"a constant of {dtype} has numbers that do not fit")
         except (ValueError, TypeError, OverflowError):
-            self.raise_error(f"a constant of {dtype} has lists of different lengths, or what is no number")
+            self.raise_error(
+                f"a constant of {dtype} has lists of different lengths, or items that are not numbers"
+            )
         if converted.ndim and converted.shape != shape and not (converted.size == 0 == math.prod(shape)):
             self.raise_error(f"a constant has lists of shape {converted.shape} for type {shape}")
         return np.broadcast_to(converted, shape) if not converted.ndim else converted.reshape(shape)

@@ -1,4 +1,4 @@
-"""The ranges of what a training step computes, by ONNX Runtime in real numbers on some batches."""
+"""Ranges of the values in a training step: ONNX Runtime computes some batches in real numbers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import onnx
 
 from weft.compiler.host.onnx_model import model_of
 from weft.compiler.ir.network import Network
-from weft.extras.training.gradient.deployed import depending
 from weft.extras.training.gradient.quantised import Range
+from weft.extras.training.gradient.real_network import dependents
 from weft.extras.training.gradient.training import MOMENTUM, PROBABILITIES, TARGET, Step
 from weft.quantiser.float_model import onnx_runtime
 
 _ERRORS = 4
-"""Of ONNX Runtime's messages only those that nothing goes on after."""
+"""ONNX Runtime's log level for errors only."""
 _STEPS = 10
-"""Steps of the largest gradient that weights have room for which are 0."""
+"""Steps with the largest gradient that the range of an all-zero weight allows for."""
 _AHEAD = 4.0
-"""How many times the largest gradient a momentum may be."""
+"""Largest momentum, in multiples of the largest gradient."""
 
 
-class Measured:
-    """A network whose values are all measured."""
+class Measurement:
+    """A network whose values are all outputs, so that their ranges can be measured."""
 
     def __init__(self, network: Network) -> None:
         model = model_of(network)
@@ -43,49 +43,54 @@ class Measured:
         self._names = [item.name for item in self._session.get_outputs()]
 
     def run(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """All values for some inputs."""
+        """Return all values for some inputs."""
         return dict(zip(self._names, self._session.run(None, dict(given)), strict=True))
 
     def ranges(
         self, batches: Iterable[Mapping[str, np.ndarray]], states: Mapping[str, str] | None = None
     ) -> dict[str, Range]:
-        """The lowest and the highest of all values, inputs too; `states` are outputs of the run before."""
-        found: dict[str, Range] = {}
-        kept: dict[str, np.ndarray] = {}
+        """Return the least and greatest element of each value, inputs included.
+
+        `states` map inputs to the outputs of the run before that become them.
+        """
+        ranges: dict[str, Range] = {}
+        state: dict[str, np.ndarray] = {}
         for batch in batches:
-            given = {**batch, **kept}
-            made = self.run(given)
-            kept = {name: made[target] for name, target in (states or {}).items()}
-            for name, value in (*given.items(), *made.items()):
+            inputs = {**batch, **state}
+            values = self.run(inputs)
+            state = {name: values[target] for name, target in (states or {}).items()}
+            for name, value in (*inputs.items(), *values.items()):
                 if value.size and value.dtype.kind == "f":
-                    low, high = found.get(name, (np.inf, -np.inf))
-                    found[name] = min(low, float(value.min())), max(high, float(value.max()))
-        return found
+                    low, high = ranges.get(name, (np.inf, -np.inf))
+                    ranges[name] = min(low, float(value.min())), max(high, float(value.max()))
+        return ranges
 
 
-def room_for(
-    found: Mapping[str, Range], step: Step, state: Mapping[str, np.ndarray], headroom: float
+def add_headroom(
+    measured: Mapping[str, Range], step: Step, state: Mapping[str, np.ndarray], headroom: float
 ) -> dict[str, Range]:
-    """Ranges with room for what comes: forward `headroom` times what was, weights twice, momenta four gradients.
+    """Widen measured ranges: forward values by `headroom`, weights by 2, momenta to four gradients.
+
+    Weights that are 0 get the range that some steps can reach.
 
     Weights that are 0 have room for some steps.
     """
     rows = (step.network.types[PROBABILITIES].sizes or (1,))[0]
     backward = _backward(step.network)
-    made = {
+    widened = {
         name: (low, high) if name in backward else (low * headroom, high * headroom)
-        for name, (low, high) in found.items()
+        for name, (low, high) in measured.items()
     }
     for variable in step.variables:
-        gradient = max(map(abs, found[step.gradients[variable.name]]))
+        gradient = max(map(abs, measured[step.gradients[variable.name]]))
         reach = _STEPS * step.rate / rows * gradient / (1 - step.momentum)
         largest = max(2 * float(np.abs(state[variable.name]).max()) or reach, 1e-6)
-        made[variable.name] = -largest, largest
+        widened[variable.name] = -largest, largest
         most = _AHEAD * gradient or largest
-        made[MOMENTUM.format(variable.name)] = -most, most
-    return made
+        widened[MOMENTUM.format(variable.name)] = -most, most
+    return widened
 
 
 def _backward(network: Network) -> set[str]:
-    """Values that depend on the target."""
-    return depending(network.nodes, (TARGET,))
+    """Return the values that depend on the target."""
+    return dependents(network.nodes, (TARGET,))

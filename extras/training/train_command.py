@@ -1,4 +1,4 @@
-"""The command that trains layers of a model on the device."""
+"""`weft train`: train layers of a model on the device."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from weft.samples import FileArrays
 
 FORMAT = "weft train 1"
-"""Format of what `weft train --report` writes."""
+"""Format of the file that `weft train --report` writes."""
 LABELS = "labels"
-"""The array of a file of samples that has the class of each."""
+"""Name of the array with the class of each sample."""
 
 
 @command()
@@ -89,47 +89,46 @@ def train(
         before = _accuracy(model, *tested, chosen)
         board = open_board(port, chosen, baud, progress) if options.on == "board" else None
         with board or contextlib.nullcontext(str(options.on)) as device:
-            made = weft.train(
+            trained = weft.train(
                 model, samples, labels, chosen, layers=None if all_layers else layers, names=layer, on=device,
                 progress=progress, **vars(settings),
             )  # fmt: skip
         progress("measuring the trained model's accuracy")
-        after = _accuracy(made.model, *tested, chosen)
-        made.save(output)
+        after = _accuracy(trained.model, *tested, chosen)
+        trained.save(output)
     if report is not None:
-        files.write_json(report, _json(made, before, after))
-    _tell(made, before, after, held_out or data)
-    reports.say(f"{output}: {model.name} with {len(made.constants)} trained constants")
+        files.write_json(report, _json(trained, before, after))
+    _print_summary(trained, before, after, held_out or data)
+    reports.say(f"{output}: {model.name} with {len(trained.constants)} trained constants")
 
 
 def _samples(path: Path) -> tuple[FileArrays, np.ndarray]:
-    """Arrays of inputs, and the labels.
+    """Return the arrays of inputs, and the labels.
 
     Raises
     ------
     FileError
-        If the file has no labels, or is none.
+        If the file has no labels, or cannot be read.
     """
     from weft.samples import FileArrays, arrays_of
 
     arrays = FileArrays(str(path), {str(name): value for name, value in arrays_of(path)[0].items()})
     if LABELS not in arrays:
-        held = ", ".join(repr(name) for name in list(arrays)[:8])
-        raise FileError(f"{path} has no array {LABELS!r} with the class of each sample; it has {held}")
+        names = ", ".join(repr(name) for name in list(arrays)[:8])
+        raise FileError(f"{path} has no array {LABELS!r} with the class of each sample; it has {names}")
     return arrays, arrays.pop(LABELS)
 
 
 def _accuracy(model: Any, samples: dict[str, np.ndarray], labels: np.ndarray, config: Config) -> float | None:
-    """The share of samples whose class the model, as the device runs it, gets right; None if it is not quantised."""
-    from weft.extras.training.evaluation import accuracy
+    from weft.extras.training.interface import accuracy
 
     return accuracy(model, samples, labels, config)
 
 
-def _json(made: Trained, before: float | None, after: float | None) -> dict[str, Any]:
+def _json(trained: Trained, before: float | None, after: float | None) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "constants": list(made.constants),
+        "constants": list(trained.constants),
         "accuracy": {"before": before, "after": after},
         "epochs": [
             {
@@ -138,23 +137,23 @@ def _json(made: Trained, before: float | None, after: float | None) -> dict[str,
                 "cycles": item.cycles,
                 "utilisation": item.utilisation,
             }
-            for item in made.epochs
+            for item in trained.epochs
         ],
         "nodes": [
-            dict(zip(("node", "operator", "place", "reason"), node, strict=True)) for node in made.nodes
+            dict(zip(("node", "operator", "place", "reason"), node, strict=True)) for node in trained.nodes
         ],
     }
 
 
-def _tell(made: Trained, before: float | None, after: float | None, tested: Path) -> None:
+def _print_summary(trained: Trained, before: float | None, after: float | None, tested: Path) -> None:
     console = reports.summary()
     table = reports.table("epoch", "loss", "accuracy", "cycles of a step", "array", right=())
-    for index, epoch in enumerate(made.epochs, 1):
+    for index, epoch in enumerate(trained.epochs, 1):
         cycles = "-" if epoch.cycles is None else f"{epoch.cycles:,}"
         array = "-" if epoch.utilisation is None else f"{epoch.utilisation:.1%}"
         table.add_row(str(index), f"{epoch.loss:.3f}", f"{epoch.accuracy:.1%}", cycles, array)
     console.print(table)
-    on_device = sum(node[2] == "device" for node in made.nodes)
-    reports.say(f"{on_device} of {len(made.nodes)} nodes of a training step run on the device")
+    on_device = sum(node[2] == "device" for node in trained.nodes)
+    reports.say(f"{on_device} of {len(trained.nodes)} nodes of a training step run on the device")
     if before is not None and after is not None:
         reports.say(f"accuracy on {tested}: {before:.1%} before, {after:.1%} after")

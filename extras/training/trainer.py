@@ -1,4 +1,4 @@
-"""Training a model with steps that run on the device, from samples that the host gives."""
+"""Train a model with steps that run on the device; the host supplies samples."""
 
 from __future__ import annotations
 
@@ -12,46 +12,97 @@ import onnx
 from weft import api
 from weft.compiler.frontend import other_network
 from weft.compiler.host.onnx_model import model_of
+from weft.compiler.ir.network import Network, Node
 from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import Source, read_proto
 from weft.compiler.onnx.reader import read as read_network
 from weft.errors import InputError
-from weft.extras.training.calibration import Measured, room_for
+from weft.extras.training.calibration import Measurement, add_headroom
 from weft.extras.training.gradient.adapters import Adapter, with_adapters
-from weft.extras.training.gradient.batches import for_batch
-from weft.extras.training.gradient.deployed import Deployed, in_real_numbers
-from weft.extras.training.gradient.quantised import Range, of_range, quantised_step
+from weft.extras.training.gradient.network import for_batch
+from weft.extras.training.gradient.quantised import Range, quantise_step, scale_of_range
+from weft.extras.training.gradient.real_network import RealNetwork, to_real_network
 from weft.extras.training.gradient.training import (
     MOMENTUM,
     PROBABILITIES,
     TARGET,
     Step,
-    before_softmax,
+    strip_softmax,
     training_step,
 )
-from weft.extras.training.layers import chosen
+from weft.extras.training.model_update import update_weights
 from weft.extras.training.settings import Settings
-from weft.extras.training.written import with_weights
 from weft.hdl.isa.config import Config
+from weft.hdl.schema import printable
 from weft.run.program import Program, Result
 from weft.run.stream import stream
 
 if TYPE_CHECKING:
     from weft.sim.device import Device
 
-Told = Callable[[str], None]
-_CALIBRATED = 8
-"""Batches that ranges are taken from, anew for each epoch."""
+
+_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""Operators with weights."""
+
+
+Layer = tuple[Node, tuple[str, ...]]
+"""A node with weights, and the names of its trainable constants: weights, bias."""
+
+
+def layers_of(network: Network) -> list[Layer]:
+    """Return the layers in order, with the float constants of each: weights, bias."""
+    layers = []
+    for node in network.nodes:
+        if node.op in _LAYERS:
+            names = tuple(name for name in node.inputs if _is_weight(network, name))
+            if names:
+                layers.append((node, names))
+    return layers
+
+
+def _is_weight(network: Network, name: str) -> bool:
+    value = network.constants.get(name)
+    return value is not None and value.dtype.kind == "f" and value.ndim > 0
+
+
+def select_layers(network: Network, last: int | None, names: Sequence[str]) -> list[Layer]:
+    """Return the layers to train: the last `last` ones (None: all), or those called `names`.
+
+    Raises
+    ------
+    InputError
+        If the network has no layers with weights, or no layer with one of the names.
+    """
+    layers = layers_of(network)
+    if not layers:
+        raise InputError("the model has no convolution and no matrix product with constant weights to train")
+    if names:
+        by_name = {node.name: constants for node, constants in layers}
+        wrong = [name for name in names if name not in by_name]
+        if wrong:
+            known = ", ".join(repr(printable(name, 60)) for name in by_name)
+            raise InputError(f"the model has no layer {printable(wrong[0], 60)!r} to train; it has {known}")
+        layers = [(node, constants) for node, constants in layers if node.name in set(names)]
+    elif last is not None:
+        layers = layers[-last:]
+    return layers
+
+
+Progress = Callable[[str], None]
+_CALIBRATION_BATCHES = 8
+"""Number of batches that ranges are measured on before each epoch."""
 _HEADROOM = 1.5
-"""How many times the largest value of a calibration what is computed forward may be."""
-_LEAST = 1e-3
-"""Probabilities below count as this much in the loss that is told: the device's are multiples of 1/256."""
+"""Largest forward value, in multiples of the largest calibrated value."""
+_LEAST_PROBABILITY = 1e-3
+"""Lower bound of probabilities in the reported loss: the device's are multiples of 1/256."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch gave: the mean loss and the share of samples whose class was right, while they were trained; and
-    the counters of its last step, if the device has some."""
+    """Results of an epoch: mean loss and share of correct classes during training.
+
+    `cycles` and `utilisation` are those of its last step, if the device counts them.
+    """
 
     loss: float
     accuracy: float
@@ -60,41 +111,41 @@ class Epoch:
 
 
 class Trainer:
-    """Trains constants of a quantised model, or of one in real numbers.
+    """Trainer of the constants of a model, quantised or in real numbers.
 
     Parameters
     ----------
     model : path, bytes or ModelProto
         An ONNX, TFLite or MLIR model with one output (samples, classes), of one sample or as many as a batch has.
     layers : int or None
-        How many of the last layers with weights are trained; None for all.
+        Number of last layers with weights to train; None for all.
     names : sequence of str
-        Layers by name instead.
+        Names of the layers to train, instead of the last ones.
 
     Raises
     ------
     CompileError
-        If the model cannot be read, or an operator behind the first layer that is trained has no gradient.
+        If the model cannot be read, or an operator after the first trained layer has no gradient.
     InputError
-        If there is no such layer.
+        If the model has no such layer.
     """
 
     def __init__(
         self, model: Source, config: Config, settings: Settings, *, layers: int | None = 1,
-        names: Sequence[str] = (), on: str | Device = "golden", told: Told = lambda text: None,
+        names: Sequence[str] = (), on: str | Device = "golden", progress: Progress = lambda text: None,
     ) -> None:  # fmt: skip
-        self.config, self.settings, self.on, self.told = config, settings, on, told
+        self.config, self.settings, self.on, self.progress = config, settings, on, progress
         other = other_network(model)
         self.source = read_proto(model if other is None else model_of(resolve(other).network))
-        self.deployed: Deployed = in_real_numbers(read_network(self.source))
-        network = for_batch(before_softmax(self.deployed.network), settings.batch)
+        self.real_network: RealNetwork = to_real_network(read_network(self.source))
+        network = for_batch(strip_softmax(self.real_network.network), settings.batch)
         self.inputs = {name: network.types[name] for name in network.inputs}
-        integers = self.deployed.integers
-        self.given = {
+        integers = self.real_network.integers
+        self.input_types = {
             name: (integers[name].dtype if name in integers else kind.dtype, kind)
             for name, kind in self.inputs.items()
         }
-        picked = chosen(network, layers, names)
+        picked = select_layers(network, layers, names)
         self.adapters: tuple[Adapter, ...] = ()
         if settings.adapter:
             rng = np.random.default_rng([settings.seed, settings.adapter])
@@ -105,10 +156,10 @@ class Trainer:
             self.names = list(dict.fromkeys(name for _, constants in picked for name in constants))
         self.network = network
         self.step = self._step(0)
-        self.measured = Measured(self.step.network)
+        self.measured = Measurement(self.step.network)
         self.state: dict[str, np.ndarray] = {}
         for variable in self.step.variables:
-            self.state[variable.name] = variable.stored(network.constants[variable.name])
+            self.state[variable.name] = variable.to_state(network.constants[variable.name])
             self.state[MOMENTUM.format(variable.name)] = np.zeros(variable.state, np.float32)
         self.program: Program | None = None
 
@@ -128,7 +179,9 @@ class Trainer:
         return training_step(self.network, self.names, rate=rate, momentum=momentum)
 
     def epochs(self, samples: Mapping[str, np.ndarray], labels: np.ndarray) -> Iterator[Epoch]:
-        """Train, epoch by epoch. Arrays of samples are (count, \\*shape without samples), labels (count,) integers.
+        """Train, and yield the results of each epoch.
+
+        Samples are (count, \\*shape of one sample), labels integers (count,).
 
         Raises
         ------
@@ -154,9 +207,9 @@ class Trainer:
                 f"label {int(labels[at])} of sample {at} is no class of the model, which has {self.classes}"
             )
 
-    def _real(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Samples as the network in real numbers takes them."""
-        kind = self.deployed.integers.get(name)
+    def _dequantise(self, name: str, value: np.ndarray) -> np.ndarray:
+        """Return samples as the network of real numbers takes them."""
+        kind = self.real_network.integers.get(name)
         if kind is None:
             return value.astype(np.dtype(self.inputs[name].dtype))
         scale, zero = kind.scale.reshape(()), kind.zero.astype(np.int64).reshape(())
@@ -165,32 +218,34 @@ class Trainer:
     def batch(
         self, samples: Mapping[str, np.ndarray], labels: np.ndarray, at: np.ndarray
     ) -> dict[str, np.ndarray]:
-        given = {name: self._real(name, samples[name][at]) for name in self.inputs}
-        return given | {TARGET: np.eye(self.classes, dtype=np.float32)[labels[at]]}
+        batch = {name: self._dequantise(name, samples[name][at]) for name in self.inputs}
+        return batch | {TARGET: np.eye(self.classes, dtype=np.float32)[labels[at]]}
 
     def prepare(
         self, epoch: int, samples: Mapping[str, np.ndarray], labels: np.ndarray, rng: np.random.Generator
     ) -> None:
-        """The program of an epoch: with ranges of what the network computes now."""
-        self.told(f"epoch {epoch + 1}: measuring ranges")
+        """Measure ranges with the current weights, and compile the program of an epoch."""
+        self.progress(f"epoch {epoch + 1}: measuring ranges")
         self.step = self._step(epoch)
-        picks = [rng.choice(len(labels), self.settings.batch, replace=False) for _ in range(_CALIBRATED)]
+        picks = [
+            rng.choice(len(labels), self.settings.batch, replace=False) for _ in range(_CALIBRATION_BATCHES)
+        ]
         batches = [self.batch(samples, labels, at) | self.state for at in picks]
-        found = self.measured.ranges(batches)
-        if any(low == high == 0 for low, high in found.values()):
-            # What is 0 now, as the second matrix of an adapter is, has the range that a few steps lead to.
+        measured = self.measured.ranges(batches)
+        if any(low == high == 0 for low, high in measured.values()):
+            # A value that is 0 now (the second matrix of an adapter) gets the range that a few steps reach.
             later = self.measured.ranges(batches, self.step.states)
-            found = {name: later[name] if item == (0, 0) else item for name, item in found.items()}
-        ranges = room_for(found, self.step, self.state, _HEADROOM)
-        self.integers = quantised_step(self.step, ranges, self.deployed)
-        self.told(f"epoch {epoch + 1}: compiling")
+            measured = {name: later[name] if item == (0, 0) else item for name, item in measured.items()}
+        ranges = add_headroom(measured, self.step, self.state, _HEADROOM)
+        self.integers = quantise_step(self.step, ranges, self.real_network)
+        self.progress(f"epoch {epoch + 1}: compiling")
         self.program = api.compile(model_of(self.integers), self.config, states=self.step.states)
         self._load(ranges)
 
     def _load(self, ranges: Mapping[str, Range]) -> None:
-        """Give the program weights and momenta, as integers of 16 bits."""
+        """Write weights and momenta into the program, as 16-bit integers."""
         assert self.program is not None
-        self.scales = {name: of_range(ranges[name], "int16")[0] for name in self.state}
+        self.scales = {name: scale_of_range(ranges[name], "int16")[0] for name in self.state}
         whole = {
             f"{name}/kept": np.clip(np.rint(value / self.scales[name]), -32768, 32767).astype(np.int16)
             for name, value in self.state.items()
@@ -199,12 +254,12 @@ class Trainer:
 
     def _unload(self) -> None:
         assert self.program is not None
-        kept = self.program.states
+        states = self.program.states
         for name in self.state:
-            self.state[name] = (kept[f"{name}/kept"] * np.float32(self.scales[name])).astype(np.float32)
+            self.state[name] = (states[f"{name}/kept"] * np.float32(self.scales[name])).astype(np.float32)
 
     def _results(self, batches: Sequence[dict[str, np.ndarray]]) -> Iterator[Result]:
-        """What the steps give; on a device what comes next is written while it computes."""
+        """Run the steps. A device computes one while the host writes the next."""
         assert self.program is not None
         if isinstance(self.on, str):
             return (self.program.run(given, on=self.on) for given in batches)
@@ -220,27 +275,29 @@ class Trainer:
         picks = [order[index * batch : (index + 1) * batch] for index in range(steps)]
         results = self._results([self.batch(samples, labels, at) for at in picks])
         for index, (at, result) in enumerate(zip(picks, results, strict=True)):
-            found, report = result.outputs[PROBABILITIES], result.report
-            loss -= float(np.log(np.maximum(found[np.arange(batch), labels[at]], _LEAST)).sum())
-            right += int((found.argmax(1) == labels[at]).sum())
-            self.told(
+            probabilities, report = result.outputs[PROBABILITIES], result.report
+            loss -= float(
+                np.log(np.maximum(probabilities[np.arange(batch), labels[at]], _LEAST_PROBABILITY)).sum()
+            )
+            right += int((probabilities.argmax(1) == labels[at]).sum())
+            self.progress(
                 f"epoch {epoch + 1}: step {index + 1} of {steps}, loss {loss / (batch * (index + 1)):.3f}"
             )
         self._unload()
         count = steps * batch
         return Epoch(loss / count, right / count, report.get("cycles"), report.get("utilisation"))
 
-    def trained(self, samples: Mapping[str, np.ndarray], labels: np.ndarray) -> onnx.ModelProto:
-        """The model with what was trained, quantised as it was: ranges are those on the samples."""
+    def trained_model(self, samples: Mapping[str, np.ndarray], labels: np.ndarray) -> onnx.ModelProto:
+        """Return the model with trained constants, quantised as before, with ranges measured on the samples."""
         values = {
-            variable.name: variable.restored(self.state[variable.name]) for variable in self.step.variables
+            variable.name: variable.from_state(self.state[variable.name]) for variable in self.step.variables
         }
-        weights = self.deployed.network.constants
-        merged = {item.name: item.merged(weights[item.name], values) for item in self.adapters}
+        weights = self.real_network.network.constants
+        merged = {item.name: item.merge(weights[item.name], values) for item in self.adapters}
         picks = np.array_split(np.arange(len(labels)), max(len(labels) // self.settings.batch, 1))
         whole = [at for at in picks if len(at) >= self.settings.batch]
         batches = [self.batch(samples, labels, at[: self.settings.batch]) for at in whole[:64]]
         constants = {**self.network.constants, **values}
-        measured = Measured(replace(self.network, constants=constants))
+        measured = Measurement(replace(self.network, constants=constants))
         plain = [{name: given[name] for name in self.inputs} for given in batches]
-        return with_weights(self.source, self.deployed, merged or values, measured.ranges(plain))
+        return update_weights(self.source, self.real_network, merged or values, measured.ranges(plain))

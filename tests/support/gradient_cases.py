@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import read
 from weft.extras.training.gradient.derivative import gradients
-from weft.extras.training.gradient.expression import Expression, Source, evaluate, spread
+from weft.extras.training.gradient.expression import Expression, Source, broadcast_to, evaluate
 from weft.extras.training.gradient.meaning import meanings
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -194,7 +194,7 @@ def gradients_of(
     wanted = gradients(zip(outputs, symbols, strict=True), sources.values())
     full = {**given, **{f"seed{index}": seed for index, seed in enumerate(seeds)}}
     found = [
-        None if item is None else evaluate([spread(item, source.axes)], full)[0]
+        None if item is None else evaluate([broadcast_to(item, source.axes)], full)[0]
         for item, source in zip(wanted, sources.values(), strict=True)
     ]
     return given, seeds, found

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from weft.extras.mlir.library import module
-from weft.extras.mlir.program import Op
+from weft.extras.mlir.program import Op, import_with_xdsl
 
 
 def run(text: str, *arguments: np.ndarray) -> list[np.ndarray]:
     """What the function of a text makes of integers."""
-    program = module("inline").program_of(text, "the text")
+    program = import_with_xdsl("inline").parse_program(text, "the text")
     values: dict[Any, np.ndarray] = dict(zip(program.arguments, arguments, strict=True))
     for op in program.ops:
         values[op.results[0]] = _evaluate(op, [values[operand] for operand in op.operands])

@@ -1,1 +1,1 @@
-"""The operations of MLIR that weft reads: each file has records `OPERATORS`, and is found by being there."""
+"""The MLIR operations that weft reads; `weft.extras.mlir.reader` collects `OPERATORS` of every module here."""

@@ -1,4 +1,4 @@
-"""Operations of elements in the same place, and constants."""
+"""Elementwise operations, constants, conversions and quantisation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,67 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from weft.extras.mlir.builder import reduced
-from weft.extras.mlir.chains import dequantisation
-from weft.extras.mlir.context import ELEMENTS, Context
-from weft.extras.mlir.record import Record
-from weft.extras.mlir.shares import mean_of, softmax_of
+from weft.extras.mlir.builder import compact_equal
+from weft.extras.mlir.chains import STORED, find_dequantisation, find_quantisation
+from weft.extras.mlir.context import ELEMENTS, Context, Record
+from weft.extras.mlir.operators.reductions import recognise_mean, recognise_softmax
+from weft.extras.mlir.program import Quantisation
+
+
+def uniform(context: Context) -> None:
+    """Read uniform_quantize and uniform_dequantize."""
+    one, result = context.operand().type, context.result().type
+    if (context.short == "uniform_quantize") != (result.quantisation is not None):
+        raise context.refuse(
+            f"makes {result}, which is {'not ' if result.quantisation is None else ''}quantised"
+        )
+    if context.short == "uniform_dequantize" and one.quantisation is None:
+        raise context.refuse(f"is of {one}, which is not quantised")
+    if result.quantisation is not None and result.dtype == "int32":
+        raise context.refuse("quantises to 32 bits; weft reads 8 and 16")
+    name = context.builder.real_value(context.operand())
+    context.finish(
+        context.emit("Identity", name) if result.quantisation is None and one.quantisation is None else name
+    )
+
+
+def convert(context: Context) -> None:
+    """Read convert: QuantizeLinear if a chain of operations quantises, DequantizeLinear from stored numbers to
+    floats, else Cast."""
+    builder, one, result = context.builder, context.operand().type, context.result().type
+    if result.quantisation is not None or one.quantisation is not None:
+        return uniform(context)
+    match = find_quantisation(builder, context.op)
+    if match is not None and match.source.type.dtype in ("float32", "int32"):
+        name = builder.real_value(match.source)
+        if match.source.type.dtype != "int32" or builder.has_real(match.source):
+            return context.put(builder.quantise(name, match.quantisation, result.dtype))
+    if one.dtype in STORED and one.dtype != "int4" and result.dtype == "float32":
+        return context.put(builder.dequantise(context.stored_operand(), whole(one.dtype), one))
+    if one.dtype == "int32" and result.dtype == "float32" and builder.has_real(context.operand()):
+        return context.put(context.emit("Identity", builder.real_value(context.operand()), suffix="float"))
+    return context.put(context.emit("Cast", context.stored_operand(), to=ELEMENTS[result.dtype]))
+
+
+def whole(dtype: str) -> Quantisation:
+    """Return the quantisation of stored numbers with scale 1 and zero point 0."""
+    limits = np.iinfo(dtype)
+    return Quantisation(np.ones(1, np.float32), np.zeros(1, np.int64), None, int(limits.min), int(limits.max))
+
+
+def _convert_fold(context: Context, array: np.ndarray) -> np.ndarray | None:
+    """Convert one number. Arrays of stored numbers keep their type, because they may be weights."""
+    if array.size > 1 and context.operand().type.dtype in (*STORED, "int32"):
+        return None
+    return array.astype(context.result().type.dtype)
+
+
+QUANTISING_OPERATORS = (
+    Record(("stablehlo.uniform_quantize",), (1, 1), "QuantizeLinear", uniform),
+    Record(("stablehlo.uniform_dequantize",), (1, 1), "DequantizeLinear", uniform),
+    Record(("stablehlo.convert",), (1, 1), "Cast, QuantizeLinear, DequantizeLinear", convert, _convert_fold),
+)
+
 
 _BINARY: dict[str, tuple[str, Callable[..., Any]]] = {
     "add": ("Add", np.add), "subtract": ("Sub", np.subtract), "sub": ("Sub", np.subtract),
@@ -37,17 +93,17 @@ _DIRECTIONS = {
 
 
 def constant(context: Context) -> None:
-    """A constant, of which stored numbers are given for quantised types."""
-    found, type_ = context.attribute("value", "values"), context.result().type
-    if not isinstance(found, np.ndarray):
+    """Read a constant; for quantised types it has stored numbers."""
+    array, type_ = context.attribute("value", "values"), context.result().type
+    if not isinstance(array, np.ndarray):
         raise context.refuse("has no elements as dense<...>; print the module with all constants in it")
-    if found.dtype.name != type_.dtype or found.shape != type_.shape:
-        raise context.refuse(f"has {found.dtype} of shape {found.shape} for {type_}")
-    context.builder.arrays[context.result()] = found
+    if array.dtype.name != type_.dtype or array.shape != type_.shape:
+        raise context.refuse(f"has {array.dtype} of shape {array.shape} for {type_}")
+    context.builder.arrays[context.result()] = array
 
 
 def iota(context: Context) -> None:
-    """0, 1, 2, ... along an axis."""
+    """Read iota as a constant: 0, 1, 2, ... along an axis."""
     type_ = context.result().type
     (axis,) = context.axes([context.attribute("dim", "iota_dimension", default=-1)], len(type_.shape), "axis")
     shape = [size if at == axis else 1 for at, size in enumerate(type_.shape)]
@@ -56,157 +112,159 @@ def iota(context: Context) -> None:
 
 
 def binary(context: Context) -> None:
-    """Add, subtract, maximum, minimum, power; sums of integer products stay such."""
+    """Read add, subtract, maximum, minimum and power; sums of integer products stay integers if they are read as
+    such."""
     operator = _BINARY[context.short][0]
-    if context.short in ("add", "subtract", "sub") and _accumulated(context, operator):
+    if context.short in ("add", "subtract", "sub") and _accumulate(context, operator):
         return
-    if operator in ("Max", "Min") and _clipped(context, operator):
+    if operator in ("Max", "Min") and _clip(context, operator):
         return
-    context.finish(context.emit(operator, *context.pair()))
+    context.finish(context.emit(operator, *context.broadcast_pair()))
 
 
-def _accumulated(context: Context, operator: str) -> bool:
-    """A sum of products of integers, and a constant: either as integers, or as floats that are whole numbers."""
+def _accumulate(context: Context, operator: str) -> bool:
+    """Read a sum of integer products and a constant, to be emitted as integers or as integral floats."""
     builder, (first, second) = context.builder, context.op.operands
     array = builder.arrays.get(second)
-    if not builder.has_reals(first) or array is None or array.dtype != np.int32:
+    if not builder.has_real(first) or array is None or array.dtype != np.int32:
         return False
     op = context.op
 
-    def stored() -> str:
+    def emit_stored() -> str:
         builder.op = op
-        return builder.emit(operator, (builder.stored(first), builder.constant(reduced(array))))
+        return builder.emit(operator, (builder.stored_value(first), builder.constant(compact_equal(array))))
 
-    def real() -> str:
+    def emit_real() -> str:
         builder.op = op
         one = builder.constant(np.ones((), np.float32), "one")
-        other = builder.emit("DequantizeLinear", (builder.constant(reduced(array)), one), "constant")
-        return builder.emit(operator, (builder.real(first), other))
+        other = builder.emit("DequantizeLinear", (builder.constant(compact_equal(array)), one), "constant")
+        return builder.emit(operator, (builder.real_value(first), other))
 
-    builder.set_lazy(context.result(), stored, real)
+    builder.set_lazy(context.result(), emit_stored, emit_real)
     return True
 
 
-def _clipped(context: Context, operator: str) -> bool:
-    """The maximum or minimum with one number."""
+def _clip(context: Context, operator: str) -> bool:
+    """Read a maximum or minimum with one number as Clip or Relu."""
     for at in (1, 0):
-        found = context.array(at)
-        if found is None or found.dtype != np.float32 or reduced(found).size > 1:
+        array = context.array(at)
+        if array is None or array.dtype != np.float32 or compact_equal(array).size > 1:
             continue
-        value, number = context.builder.real(context.operand(1 - at)), reduced(found).item()
+        value, number = context.builder.real_value(context.operand(1 - at)), compact_equal(array).item()
         if np.isnan(number):
             return False
-        bound = context.numbers(number, "float32")
+        bound = context.emit_constant(number, "float32")
         if operator == "Max":
-            made = context.emit("Relu", value) if number == 0 else context.emit("Clip", value, bound)
+            name = context.emit("Relu", value) if number == 0 else context.emit("Clip", value, bound)
         else:
-            made = context.emit("Clip", value, "", bound)
-        context.finish(made)
+            name = context.emit("Clip", value, "", bound)
+        context.finish(name)
         return True
     return False
 
 
 def multiply(context: Context) -> None:
-    """A product; of stored numbers and their scale it is what they stand for."""
-    found = dequantisation(context.builder, context.op) if context.result().type.dtype == "float32" else None
-    if found is not None and context.result().type.quantisation is None:
-        name = context.builder.stored(found.source)
-        return context.put(context.builder.dequantised(name, found.quantisation, found.source.type))
-    if mean_of(context):
+    """Read a product; stored numbers times their scale are a DequantizeLinear."""
+    match = (
+        find_dequantisation(context.builder, context.op) if context.result().type.dtype == "float32" else None
+    )
+    if match is not None and context.result().type.quantisation is None:
+        name = context.builder.stored_value(match.source)
+        return context.put(context.builder.dequantise(name, match.quantisation, match.source.type))
+    if recognise_mean(context):
         return None
-    return context.finish(context.emit("Mul", *context.pair()))
+    return context.finish(context.emit("Mul", *context.broadcast_pair()))
 
 
 def divide(context: Context) -> None:
-    """A quotient; of a sum and the number of elements it is a mean, of exponentials and their sum a softmax."""
-    if softmax_of(context) or mean_of(context):
+    """Read a quotient; a sum divided by its count is a mean, exponentials divided by their sum a softmax."""
+    if recognise_softmax(context) or recognise_mean(context):
         return
-    context.finish(context.emit("Div", *context.pair()))
+    context.finish(context.emit("Div", *context.broadcast_pair()))
 
 
 def unary(context: Context) -> None:
-    """A function of each element."""
+    """Read a function of each element."""
     operator = _UNARY[context.short]
     if operator == "Not" and context.result().type.dtype != "bool":
         raise context.refuse("is of integers; weft reads it of i1")
-    context.finish(context.emit(operator, context.number(0)))
+    context.finish(context.emit(operator, context.numeric_operand(0)))
 
 
-def composed(context: Context) -> None:
-    """Functions that ONNX writes with two operators."""
-    x = context.real()
+def composite(context: Context) -> None:
+    """Read functions that ONNX writes as two operators."""
+    x = context.real_operand()
     if context.short == "rsqrt":
-        made = context.emit("Reciprocal", context.emit("Sqrt", x, suffix="root"))
+        result = context.emit("Reciprocal", context.emit("Sqrt", x, suffix="root"))
     else:
-        one = context.numbers(1, context.result().type.dtype)
+        one = context.emit_constant(1, context.result().type.dtype)
         if context.short == "erfc":
-            made = context.emit("Sub", one, context.emit("Erf", x, suffix="erf"))
+            result = context.emit("Sub", one, context.emit("Erf", x, suffix="erf"))
         elif context.short == "log_plus_one":
-            made = context.emit("Log", context.emit("Add", x, one, suffix="add"))
+            result = context.emit("Log", context.emit("Add", x, one, suffix="add"))
         else:
-            made = context.emit("Sub", context.emit("Exp", x, suffix="exp"), one)
-    context.finish(made)
+            result = context.emit("Sub", context.emit("Exp", x, suffix="exp"), one)
+    context.finish(result)
 
 
 def logical(context: Context) -> None:
-    """And, or, exclusive or: of truth values, or bit by bit."""
+    """Read and, or, xor: of truth values, or bitwise."""
     operator = _LOGICAL[context.short]
     if context.result().type.dtype != "bool":
         operator = f"Bitwise{operator}"
-    context.put(context.emit(operator, context.number(0), context.number(1)))
+    context.put(context.emit(operator, context.numeric_operand(0), context.numeric_operand(1)))
 
 
 def compare(context: Context) -> None:
-    """A comparison."""
     text = context.attribute("comparison_direction", default=(context.attribute("words") or [""])[0])
     direction = str(text).split()[-1].strip("<>") if str(text).split() else ""
     if direction not in _DIRECTIONS:
-        raise context.refuse(f"has direction {direction[:20]!r}; there are {', '.join(_DIRECTIONS)}")
-    made = context.emit(_DIRECTIONS[direction], context.number(0), context.number(1))
-    context.put(context.emit("Not", made, suffix="not") if direction == "NE" else made)
+        raise context.refuse(f"has direction {direction[:20]!r}; expected one of {', '.join(_DIRECTIONS)}")
+    result = context.emit(_DIRECTIONS[direction], context.numeric_operand(0), context.numeric_operand(1))
+    context.put(context.emit("Not", result, suffix="not") if direction == "NE" else result)
 
 
 def select(context: Context) -> None:
-    """One of two, by a condition."""
     if context.operand(0).type.dtype != "bool":
         raise context.refuse(f"has a condition of {context.operand(0).type.dtype}; it must be i1")
-    context.finish(context.emit("Where", context.stored(0), context.number(1), context.number(2)))
+    context.finish(
+        context.emit(
+            "Where", context.stored_operand(0), context.numeric_operand(1), context.numeric_operand(2)
+        )
+    )
 
 
 def clamp(context: Context) -> None:
-    """A value between two others."""
     arrays = [context.array(at) for at in (0, 2)]
-    ends = [None if end is None else reduced(end) for end in arrays]
-    x = context.number(1)
+    ends = [None if end is None else compact_equal(end) for end in arrays]
+    x = context.numeric_operand(1)
     if all(end is not None and end.size == 1 for end in ends):
         low, high = (context.builder.constant(end.reshape(())) for end in ends if end is not None)
         return context.finish(context.emit("Clip", x, low, high))
-    lower = context.emit("Max", x, context.number(0), suffix="max")
-    return context.finish(context.emit("Min", lower, context.number(2)))
+    lower = context.emit("Max", x, context.numeric_operand(0), suffix="max")
+    return context.finish(context.emit("Min", lower, context.numeric_operand(2)))
 
 
 def cast(context: Context, name: str, dtype: str) -> str:
-    """A value in another type."""
     return context.emit("Cast", name, suffix="cast", to=ELEMENTS[dtype])
 
 
-def bitcast_free(context: Context) -> None:
-    """What stays as it is."""
-    context.put(context.emit("Identity", context.stored()))
+def identity(context: Context) -> None:
+    context.put(context.emit("Identity", context.stored_operand()))
 
 
 def _fold(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
-    """A numpy function as a fold: with types of small integers kept."""
+    """Return a numpy function as a fold that keeps small integer types."""
 
-    def fold(context: Context, *given: np.ndarray) -> np.ndarray:
-        made: np.ndarray = function(*given)
-        return made.astype(given[0].dtype, copy=False)
+    def fold(context: Context, *operands: np.ndarray) -> np.ndarray:
+        result: np.ndarray = function(*operands)
+        return result.astype(operands[0].dtype, copy=False)
 
     return fold
 
 
-def _multiply_fold(context: Context, *given: np.ndarray) -> np.ndarray:
-    return (given[0] * given[1]).astype(given[0].dtype, copy=False)
+def _multiply_fold(context: Context, *operands: np.ndarray) -> np.ndarray:
+    return (operands[0] * operands[1]).astype(operands[0].dtype, copy=False)
 
 
 def _divide_fold(context: Context, one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -229,7 +287,7 @@ _FOLDS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 _HLO, _CHLO, _TOSA = "stablehlo.", "chlo.", "tosa."
 
-OPERATORS = (
+ELEMENTWISE_OPERATORS = (
     Record((_HLO + "constant", _TOSA + "const", _TOSA + "const_shape"), (0, 0), "a constant", constant),
     Record((_HLO + "iota",), (0, 0), "a constant", iota),
     *(
@@ -277,12 +335,15 @@ OPERATORS = (
         )
     ),
     Record((_TOSA + "pow",), (2, 2), "Pow", binary),
-    Record((_HLO + "rsqrt", _TOSA + "rsqrt"), (1, 1), "Sqrt, Reciprocal", composed),
-    Record((_CHLO + "erfc",), (1, 1), "Erf, Sub", composed),
-    Record((_HLO + "log_plus_one", _HLO + "exponential_minus_one"), (1, 1), "Log, Exp", composed),
+    Record((_HLO + "rsqrt", _TOSA + "rsqrt"), (1, 1), "Sqrt, Reciprocal", composite),
+    Record((_CHLO + "erfc",), (1, 1), "Erf, Sub", composite),
+    Record((_HLO + "log_plus_one", _HLO + "exponential_minus_one"), (1, 1), "Log, Exp", composite),
     Record((_HLO + "and", _HLO + "or", _HLO + "xor"), (2, 2), "And, Or, Xor", logical),
     Record((_HLO + "compare",), (2, 2), "Equal, Greater, Less and their kin", compare),
     Record((_HLO + "select",), (3, 3), "Where", select),
     Record((_HLO + "clamp",), (3, 3), "Clip", clamp, _clamp_fold),
-    Record((_HLO + "optimization_barrier", _TOSA + "identity"), (1, 1), "Identity", bitcast_free),
+    Record((_HLO + "optimization_barrier", _TOSA + "identity"), (1, 1), "Identity", identity),
 )
+
+
+OPERATORS = (*ELEMENTWISE_OPERATORS, *QUANTISING_OPERATORS)

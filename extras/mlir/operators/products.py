@@ -1,4 +1,4 @@
-"""Convolutions and products of StableHLO: of real numbers, and of integers."""
+"""Convolutions and matrix products of StableHLO, on real numbers and on integers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.extras.mlir.chains import Integers, integers
-from weft.extras.mlir.context import Context
-from weft.extras.mlir.operators.quantising import whole
+from weft.extras.mlir.chains import Integers, find_integers
+from weft.extras.mlir.context import Context, Record
+from weft.extras.mlir.operators.elementwise import whole
 from weft.extras.mlir.program import Quantisation, TensorType, Value
-from weft.extras.mlir.record import Record
 
 _LETTERS = re.compile(r"\[([^\]]*)\]")
 _BYTES = ("int8", "uint8")
@@ -22,87 +21,91 @@ _BYTES = ("int8", "uint8")
 
 @dataclass(frozen=True)
 class Side:
-    """One operand of a product: `real` gives its numbers with axes in another order, `stored` the bytes, of which
-    `zero` is subtracted."""
+    """One operand of a product.
 
-    real: Callable[[Sequence[int]], str]
-    stored: Callable[[Sequence[int]], str]
+    `emit_real` adds its real numbers with permuted axes, `emit_stored` its bytes, whose zero point is `zero`.
+    """
+
+    emit_real: Callable[[Sequence[int]], str]
+    emit_stored: Callable[[Sequence[int]], str]
     zero: str | None = None
 
 
 def product(context: Context, make: Callable[[Side, Side, str], str], integer: str) -> None:
-    """A product whose nodes `make` adds: of floats, of quantised values, or of integers, which are made as floats where
-    they become such, and by the operator `integer` elsewhere."""
+    """Write a product with `make`: of floats, of quantised values, or of integers.
+
+    Integer products become floats if they are read as such, else the operator `integer`.
+    """
     builder, result = context.builder, context.result()
     if result.type.quantisation is not None or result.type.dtype in ("float32", "float16", "float64"):
         sides = [
-            Side(lambda perm, value=value: builder.transposed_real(value, perm), lambda _: "")  # type: ignore[misc]
+            Side(lambda perm, value=value: builder.emit_transposed_real(value, perm), lambda _: "")  # type: ignore[misc]
             for value in context.op.operands[:2]
         ]
         _check_scale(context)
         return context.finish(make(sides[0], sides[1], ""))
-    found = [integers(builder, value) for value in context.op.operands[:2]]
-    found = [item and _narrowed(context, item) for item in found]
+    operands = [find_integers(builder, value) for value in context.op.operands[:2]]
+    operands = [item and _narrow(context, item) for item in operands]
     if result.type.dtype != "int32" or any(
-        item is None or item.source.type.dtype not in _BYTES for item in found
+        item is None or item.source.type.dtype not in _BYTES for item in operands
     ):
         raise context.refuse(
             f"makes {result.type} of {context.operand(0).type} and {context.operand(1).type}; weft reads products of "
             "floats, of quantised types, and of i8 or ui8, less zero points, as i32"
         )
-    op, kinds = context.op, [_side(context, item) for item in found if item is not None]
+    op, kinds = context.op, [_side(context, item) for item in operands if item is not None]
 
-    def stored() -> str:
+    def emit_stored() -> str:
         builder.op = op
         return make(kinds[0], kinds[1], integer)
 
-    def real() -> str:
+    def emit_real() -> str:
         builder.op = op
         return make(kinds[0], kinds[1], "")
 
-    return builder.set_lazy(result, stored, real)
+    return builder.set_lazy(result, emit_stored, emit_real)
 
 
-def _narrowed(context: Context, found: Integers) -> Integers:
-    """Integers of 32 bits that are constant and fit 8."""
-    array = context.builder.arrays.get(found.source)
-    if found.source.type.dtype != "int32" or array is None or array.min() < -128 or array.max() > 127:
-        return found
-    value = Value(found.source.name, TensorType("int8", found.source.type.shape))
+def _narrow(context: Context, operand: Integers) -> Integers:
+    """Return constant 32-bit integers as int8 if they fit."""
+    array = context.builder.arrays.get(operand.source)
+    if operand.source.type.dtype != "int32" or array is None or array.min() < -128 or array.max() > 127:
+        return operand
+    value = Value(operand.source.name, TensorType("int8", operand.source.type.shape))
     context.builder.arrays[value] = array.astype(np.int8)
-    return Integers(value, found.zero)
+    return Integers(value, operand.zero)
 
 
-def _side(context: Context, found: Integers) -> Side:
-    """Bytes less a zero point."""
-    builder, value = context.builder, found.source
+def _side(context: Context, operand: Integers) -> Side:
+    """Return the operand for bytes less a zero point."""
+    builder, value = context.builder, operand.source
     dtype = value.type.dtype
-    if found.zero.size > 1:
+    if operand.zero.size > 1:
         raise context.refuse("has a zero point for each channel; weft reads one")
-    number, limits = int(found.zero.item()), np.iinfo(dtype)
+    number, limits = int(operand.zero.item()), np.iinfo(dtype)
     if not limits.min <= number <= limits.max:
         raise context.refuse(f"subtracts {number} of {dtype}, where it does not fit")
     ones = whole(dtype)
     kind = Quantisation(ones.scales, np.array([number]), None, ones.low, ones.high)
 
-    def stored(perm: Sequence[int]) -> str:
+    def emit_stored(perm: Sequence[int]) -> str:
         if value in builder.arrays:
             return builder.constant(builder.arrays[value].transpose(perm), value.name or "constant")
-        name = builder.stored(value)
+        name = builder.stored_value(value)
         return (
             name
             if list(perm) == sorted(perm)
             else builder.emit("Transpose", (name,), "transpose", perm=tuple(perm))
         )
 
-    def real(perm: Sequence[int]) -> str:
-        return builder.dequantised(stored(perm), kind, TensorType(dtype, value.type.shape))
+    def emit_real(perm: Sequence[int]) -> str:
+        return builder.dequantise(emit_stored(perm), kind, TensorType(dtype, value.type.shape))
 
-    return Side(real, stored, builder.constant(np.asarray(number, dtype), "zero"))
+    return Side(emit_real, emit_stored, builder.constant(np.asarray(number, dtype), "zero"))
 
 
 def _check_scale(context: Context) -> None:
-    """Sums of 32 bits must have the scale of the products, or they are rounded once more."""
+    """Refuse 32-bit sums whose scale is not that of the products: they would be rounded a second time."""
     result = context.result().type
     kinds = [operand.type.quantisation for operand in context.op.operands[:2]]
     if result.dtype != "int32" or result.quantisation is None:
@@ -124,7 +127,7 @@ def _emit(
     names: tuple[str, str],
     **attributes: Any,
 ) -> str:
-    """The node of a product, with zero points if it is of integers."""
+    """Emit the node of a product, with zero points if it is of integers."""
     zeros = tuple(side.zero or "" for side in sides) if integer else ()
     return context.builder.emit(integer or operator, (*names, *zeros), **attributes)
 
@@ -134,7 +137,7 @@ def _emit(
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Where the axes of a convolution are: of images, filters and results."""
+    """Permutations of a convolution's axes: images and filters into ONNX's order, results out of it."""
 
     images: tuple[int, ...]
     filters: tuple[int, ...]
@@ -142,14 +145,14 @@ class Dimensions:
 
 
 def dimensions(context: Context) -> Dimensions:
-    """The orders of axes that bring operands into ONNX's order, and results out of it."""
-    found = context.attribute("dim_numbers", "dimension_numbers")
-    if isinstance(found, str):
-        found = [[item.strip() for item in text.split(",")] for text in _LETTERS.findall(found)]
+    """Return the permutations that `dim_numbers` describe."""
+    orders = context.attribute("dim_numbers", "dimension_numbers")
+    if isinstance(orders, str):
+        orders = [[item.strip() for item in text.split(",")] for text in _LETTERS.findall(orders)]
     rank = len(context.shape())
-    if not isinstance(found, list) or len(found) != 3 or any(len(item) != rank for item in found):
+    if not isinstance(orders, list) or len(orders) != 3 or any(len(item) != rank for item in orders):
         raise context.refuse("has no dim_numbers as [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]")
-    names = [[str(item) for item in order] for order in found]
+    names = [[str(item) for item in order] for order in orders]
     spatial = [str(axis) for axis in range(rank - 2)]
     wanted = (["b", "f", *spatial], ["o", "i", *spatial], ["b", "f", *spatial])
     if any(sorted(order) != sorted(letters) for order, letters in zip(names, wanted, strict=True)):
@@ -164,7 +167,7 @@ def dimensions(context: Context) -> Dimensions:
 
 
 def _window(context: Context, rank: int) -> dict[str, tuple[int, ...]]:
-    """Strides, padding and dilations, of both forms."""
+    """Return strides, padding and dilations, from either assembly form."""
     window = context.attribute("window", default={})
     attributes = {**context.op.attributes, **(window if isinstance(window, dict) else {})}
     inner = Context(dataclasses.replace(context.op, attributes=attributes), context.builder)
@@ -187,7 +190,6 @@ def _window(context: Context, rank: int) -> dict[str, tuple[int, ...]]:
 
 
 def convolution(context: Context) -> None:
-    """A convolution, with groups."""
     order, rank = dimensions(context), len(context.shape()) - 2
     if rank not in (1, 2, 3):
         raise context.refuse(f"has {rank} axes of the image; weft reads 1 to 3")
@@ -200,11 +202,11 @@ def convolution(context: Context) -> None:
 
     def make(images: Side, filters: Side, integer: str) -> str:
         if integer:
-            names = images.stored(order.images), filters.stored(order.filters)
+            names = images.emit_stored(order.images), filters.emit_stored(order.filters)
         else:
-            names = images.real(order.images), filters.real(order.filters)
-        made = _emit(context, "Conv", integer, (images, filters), names, group=groups, **window)
-        return context.transposed(made, order.results)
+            names = images.emit_real(order.images), filters.emit_real(order.filters)
+        result = _emit(context, "Conv", integer, (images, filters), names, group=groups, **window)
+        return context.transpose(result, order.results)
 
     product(context, make, "ConvInteger")
 
@@ -213,7 +215,7 @@ def convolution(context: Context) -> None:
 
 
 def dot_general(context: Context) -> None:
-    """A product of matrices: axes of batches, axes that are summed over, and all others."""
+    """Read a matrix product with batch, contracting and free axes."""
     batches, summed = _dot_axes(context)
     ranks = [len(context.shape(at)) for at in (0, 1)]
     for side in (0, 1):
@@ -248,8 +250,11 @@ def _matmul(
     sides: tuple[Side, Side],
     integer: str,
 ) -> str:
-    """MatMul of operands whose axes are in order, with several axes as one."""
-    names = [(side.stored if integer else side.real)(perm) for side, perm in zip(sides, perms, strict=True)]
+    """Emit MatMul of operands with permuted axes, where several axes are merged into one."""
+    names = [
+        (side.emit_stored if integer else side.emit_real)(perm)
+        for side, perm in zip(sides, perms, strict=True)
+    ]
     shapes = [context.shape(0), context.shape(1)]
     counts = [
         int(np.prod([shapes[0][axis] for axis in axes], dtype=np.int64)) for axes in (free[0], summed[0])
@@ -257,23 +262,23 @@ def _matmul(
     width = int(np.prod([shapes[1][axis] for axis in free[1]], dtype=np.int64))
     batch = [shapes[0][axis] for axis in perms[0][: len(perms[0]) - len(free[0]) - len(summed[0])]]
     plain = len(summed[0]) == 1 and len(free[1]) == 1 and (len(free[0]) == 1 or not batch) and free[0]
-    if not plain:
-        names[0] = context.reshaped(names[0], [*batch, counts[0], counts[1]])
-        names[1] = context.reshaped(names[1], [*batch, counts[1], width])
-    made = _emit(context, "MatMul", integer, sides, (names[0], names[1]))
-    return made if plain else context.reshaped(made, context.result().type.shape)
+    if not plain:  # MatMul takes one row axis, one column axis and one contracting axis
+        names[0] = context.reshape(names[0], [*batch, counts[0], counts[1]])
+        names[1] = context.reshape(names[1], [*batch, counts[1], width])
+    product = _emit(context, "MatMul", integer, sides, (names[0], names[1]))
+    return product if plain else context.reshape(product, context.result().type.shape)
 
 
 def _dot_axes(context: Context) -> tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]:
-    """The axes of batches, and those that are summed over, of both sides."""
+    """Return the batch axes and the contracting axes, each for both sides."""
     text = context.attribute("dot_dimension_numbers")
     if isinstance(text, str):
-        found = {
+        lists = {
             key: [int(item) for item in numbers.split(",") if item.strip()]
             for key, numbers in re.findall(r"(\w+)\s*=\s*\[([-\d,\s]*)\]", text)
         }
         sides = [
-            (found.get(f"{side}_batching_dimensions", []), found.get(f"{side}_contracting_dimensions", []))
+            (lists.get(f"{side}_batching_dimensions", []), lists.get(f"{side}_contracting_dimensions", []))
             for side in ("lhs", "rhs")
         ]
         return (sides[0][0], sides[1][0]), (sides[0][1], sides[1][1])

@@ -1,4 +1,4 @@
-"""TOSA's rescale, table, clamp and cast, and arithmetic on integers of 32 bits."""
+"""TOSA's rescale, table, clamp and cast, and arithmetic on 32-bit integers."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.extras.mlir import host_integers
-from weft.extras.mlir.builder import Builder, Sum, reduced
-from weft.extras.mlir.byte_functions import (
+from weft.extras.mlir import integer_nodes
+from weft.extras.mlir.builder import Builder, Sum, compact_equal
+from weft.extras.mlir.context import Context, Record
+from weft.extras.mlir.forms import recognise_addition, recognise_requantisation
+from weft.extras.mlir.integer_nodes import (
     BYTES,
     ONE,
-    bytes_from_least,
-    function,
-    looked_up,
-    single,
-    stored_as,
+    all_bytes,
+    emit_byte_function,
+    emit_lookup,
+    quantise_whole,
+    sum_of_byte,
 )
-from weft.extras.mlir.context import Context
 from weft.extras.mlir.operators.tosa_products import zero_point
 from weft.extras.mlir.program import Value
-from weft.extras.mlir.recognised import added, requantised
-from weft.extras.mlir.record import Record
-from weft.extras.mlir.rescaling import Scale, mantissa, mantissas
+from weft.extras.mlir.rescaling import Scale, find_mantissa, find_scales
 
 INT32 = np.iinfo(np.int32)
 _ROUNDINGS = {"SINGLE_ROUND": False, "INEXACT_ROUND": False, "DOUBLE_ROUND": True}
@@ -32,32 +31,32 @@ _ROUNDINGS = {"SINGLE_ROUND": False, "INEXACT_ROUND": False, "DOUBLE_ROUND": Tru
 # Rescale
 
 
-def scales_of(context: Context) -> list[Scale]:
-    """The scales of a rescale: one, or one for each channel."""
-    given = []
+def parse_scales(context: Context) -> list[Scale]:
+    """Return the scales of a rescale: one, or one per channel."""
+    numbers = []
     for index, name in ((1, "multiplier"), (2, "shift")):
         if len(context.op.operands) > 2:
-            given.append(context.constant(index, f"its {name}").reshape(-1).tolist())
+            numbers.append(context.constant_operand(index, f"its {name}").reshape(-1).tolist())
         else:
-            given.append(list(context.integers(name)))
+            numbers.append(list(context.integers(name)))
     text = str(context.attribute("rounding_mode", default="SINGLE_ROUND")).strip('"')
     if text not in _ROUNDINGS:
-        raise context.refuse(f"has rounding_mode {text[:40]!r}; there are {', '.join(_ROUNDINGS)}")
+        raise context.refuse(f"has rounding_mode {text[:40]!r}; expected one of {', '.join(_ROUNDINGS)}")
     double = bool(context.attribute("double_round", default=_ROUNDINGS[text]))
     channels = (*context.shape(), 1)[len(context.shape()) - 1] if context.shape() else 1
-    if len(given[0]) != len(given[1]) or len(given[0]) not in (1, channels):
+    if len(numbers[0]) != len(numbers[1]) or len(numbers[0]) not in (1, channels):
         raise context.refuse(
-            f"has {len(given[0])} multipliers and {len(given[1])} shifts for {channels} channels"
+            f"has {len(numbers[0])} multipliers and {len(numbers[1])} shifts for {channels} channels"
         )
-    if min(given[0]) < 0 or min(given[1]) < 2 or max(given[1]) > 62:
+    if min(numbers[0]) < 0 or min(numbers[1]) < 2 or max(numbers[1]) > 62:
         raise context.refuse("has a multiplier below 0, or a shift that is not from 2 to 62")
-    pairs = dict.fromkeys(zip(*given, strict=True))
-    scales = [Scale(int(factor), int(shift), double) for factor, shift in zip(*given, strict=True)]
+    pairs = dict.fromkeys(zip(*numbers, strict=True))
+    scales = [Scale(int(factor), int(shift), double) for factor, shift in zip(*numbers, strict=True)]
     return scales[:1] if len(pairs) == 1 else scales
 
 
 def rescale(context: Context) -> None:
-    """Integers times a scale: of 8 bits or sums of 32 bits, to 8 or 32 bits."""
+    """Read a rescale of 8-bit integers or 32-bit sums, to 8 or 32 bits."""
     one, result = context.operand().type, context.result().type
     for flag, dtype in (("input_unsigned", one.dtype), ("output_unsigned", result.dtype)):
         if context.attribute(flag, default=False) and not dtype.startswith("u"):
@@ -68,176 +67,189 @@ def rescale(context: Context) -> None:
         or one.shape != result.shape
     ):
         raise context.refuse(f"makes {result} of {one}; weft reads 8 and 32 bits, of one shape")
-    scales, builder, value = scales_of(context), context.builder, context.operand()
+    scales, builder, value = parse_scales(context), context.builder, context.operand()
     zeros = zero_point(context, 3, "input_zp"), zero_point(context, 4, "output_zp")
     if (one.dtype == "int32" and zeros[0]) or (result.dtype == "int32" and zeros[1]):
         raise context.refuse("has a zero point for 32 bits, which must be 0")
     known = builder.sums.get(value)
     if one.dtype in BYTES and len(scales) == 1:
-        known = single(builder, value, bytes_from_least(one.dtype) - zeros[0])
+        known = sum_of_byte(builder, value, all_bytes(one.dtype) - zeros[0])
     if known is not None and known.source is not None and known.table is not None and len(scales) == 1:
-        return _of_byte(context, known.source, known.table, scales[0], zeros[1])
+        return _rescale_byte(context, known.source, known.table, scales[0], zeros[1])
     if one.dtype in BYTES:
         raise context.refuse("has a scale for each channel of 8 bits; weft reads one there")
-    return _of_sum(context, known, scales, zeros[1])
+    return _rescale_sum(context, known, scales, zeros[1])
 
 
-def _of_byte(context: Context, source: Value, table: np.ndarray, scale: Scale, zero: int) -> None:
-    """A rescale of what is a function of one byte."""
+def _rescale_byte(context: Context, source: Value, table: np.ndarray, scale: Scale, zero: int) -> None:
+    """Read a rescale of a function of one byte."""
     builder, op, result = context.builder, context.op, context.result()
-    made = np.array([scale.apply(int(number)) for number in table.tolist()], np.int64)
+    results = np.array([scale.apply(int(number)) for number in table.tolist()], np.int64)
     if result.type.dtype == "int32":
-        if made.min() < INT32.min or made.max() > INT32.max:
+        if results.min() < INT32.min or results.max() > INT32.max:
             raise context.refuse("makes numbers that do not fit 32 bits")
 
-        def stored() -> str:
+        def emit_stored() -> str:
             builder.op = op
-            return host_integers.cast(builder, looked_up(builder, source, made), "int32")
+            return integer_nodes.emit_cast(builder, emit_lookup(builder, source, results), "int32")
 
-        return builder.set_sum(result, single(builder, source, made), stored)
-    base = single(builder, source, table)
+        return builder.set_sum(result, sum_of_byte(builder, source, results), emit_stored)
+    base = sum_of_byte(builder, source, table)
 
-    def clamped(low: int, high: int) -> str:
+    def emit_clamped(low: int, high: int) -> str:
         builder.op = op
-        entries = np.clip(made + zero, low, high)
-        found = mantissa(scale, (int(table.min()), int(table.max())), (low - zero, high - zero))
-        if found is None or not _linear(table):
-            return function(builder, source, entries, result.type.dtype)
-        factor = np.array([math.ldexp(found[0], -found[1])], np.float32)
+        entries = np.clip(results + zero, low, high)
+        pair = find_mantissa(scale, (int(table.min()), int(table.max())), (low - zero, high - zero))
+        if pair is None or not _linear(table):
+            return emit_byte_function(builder, source, entries, result.type.dtype)
+        factor = np.array([math.ldexp(pair[0], -pair[1])], np.float32)
         if not factor.all():
-            return function(builder, source, entries, result.type.dtype)
-        return stored_as(builder, base.scaled(factor), zero, (low, high), result.type.dtype)
+            return emit_byte_function(builder, source, entries, result.type.dtype)
+        return quantise_whole(builder, base.emit_scaled(factor), zero, (low, high), result.type.dtype)
 
-    return builder.set_clamped(result, clamped)
+    return builder.set_clampable(result, emit_clamped)
 
 
 def _linear(table: np.ndarray) -> bool:
     return bool((np.diff(table) == 1).all())
 
 
-def _of_sum(context: Context, known: Sum | None, scales: list[Scale], zero: int) -> None:
-    """A rescale of a sum of 32 bits."""
+def _rescale_sum(context: Context, known: Sum | None, scales: list[Scale], zero: int) -> None:
+    """Read a rescale of a 32-bit sum."""
     builder, op, result, value = context.builder, context.op, context.result(), context.operand()
     if result.type.dtype == "int32":
 
-        def stored() -> str:
+        def emit_stored() -> str:
             builder.op = op
             bounds = (int(INT32.min), int(INT32.max))
-            return host_integers.rescaled(builder, builder.stored(value), scales, 0, "int32", bounds)
+            return integer_nodes.emit_rescale(
+                builder, builder.stored_value(value), scales, 0, "int32", bounds
+            )
 
         return builder.set_lazy(
-            result, stored, lambda: host_integers.cast(builder, builder.stored(result), "float32")
+            result,
+            emit_stored,
+            lambda: integer_nodes.emit_cast(builder, builder.stored_value(result), "float32"),
         )
 
-    def clamped(low: int, high: int) -> str:
+    def emit_clamped(low: int, high: int) -> str:
         builder.op = op
-        found = None if known is None else _device_scale(known, scales, (low - zero, high - zero))
-        if known is not None and found is not None:
-            return stored_as(builder, known.scaled(found), zero, (low, high), result.type.dtype)
-        return host_integers.rescaled(
-            builder, builder.stored(value), scales, zero, result.type.dtype, (low, high)
+        device_scale = None if known is None else _device_scale(known, scales, (low - zero, high - zero))
+        if known is not None and device_scale is not None:
+            return quantise_whole(
+                builder, known.emit_scaled(device_scale), zero, (low, high), result.type.dtype
+            )
+        return integer_nodes.emit_rescale(
+            builder, builder.stored_value(value), scales, zero, result.type.dtype, (low, high)
         )
 
-    return builder.set_clamped(result, clamped)
+    return builder.set_clampable(result, emit_clamped)
 
 
 def _device_scale(known: Sum, scales: list[Scale], levels: tuple[int, int]) -> np.ndarray | None:
-    """The device's scales that change no byte; None if there are none, or one is 0."""
+    """Return the device's scales with which no byte changes; None if there are none, or one is 0."""
     count = max(len(scales), known.low.size)
     ranges = list(
         zip(*(np.broadcast_to(end, (count,)).tolist() for end in (known.low, known.high)), strict=True)
     )
     if len(scales) == 1:  # one scale for all channels, which has one mantissa
         whole = (min(low for low, _ in ranges), max(high for _, high in ranges))
-        common = mantissas(scales, [whole], levels)
+        common = find_scales(scales, [whole], levels)
         if common is not None:
             return common if common.all() else None
-    found = mantissas(scales * count if len(scales) == 1 else scales, ranges, levels)
-    return found if found is not None and found.all() else None
+    device = find_scales(scales * count if len(scales) == 1 else scales, ranges, levels)
+    return device if device is not None and device.all() else None
 
 
 # Other operations
 
 
 def table(context: Context) -> None:
-    """A table of 256 entries for 8 bits."""
-    value, entries = context.operand(), context.constant(1, "its table")
+    """Read a table of 256 entries for bytes."""
+    value, entries = context.operand(), context.constant_operand(1, "its table")
     if value.type.dtype != "int8" or entries.dtype != np.int8 or entries.shape != (256,):
         raise context.refuse(
             f"is of {value.type} with {context.operand(1).type}; weft reads 256 entries of i8 for i8"
         )
-    context.put(function(context.builder, value, entries.astype(np.int64), "int8"))
+    context.put(emit_byte_function(context.builder, value, entries.astype(np.int64), "int8"))
 
 
 def clamp(context: Context) -> None:
-    """A value between two numbers; of 8 bits that a rescale has just made, part of that."""
+    """Read a clamp; the rescale that makes its operand absorbs it if possible."""
     builder, value = context.builder, context.operand()
     low, high = context.attribute("min_val", "min_int"), context.attribute("max_val", "max_int")
     if value.type.dtype.startswith(("float", "bfloat")):
         low, high = context.attribute("min_val", "min_fp"), context.attribute("max_val", "max_fp")
         if not isinstance(low, float | int) or not isinstance(high, float | int):
             raise context.refuse("has no min_val and max_val")
-        ends = [context.numbers(end, value.type.dtype) for end in (low, high)]
-        return context.put(context.emit("Clip", context.stored(), *ends))
+        ends = [context.emit_constant(end, value.type.dtype) for end in (low, high)]
+        return context.put(context.emit("Clip", context.stored_operand(), *ends))
     if value.type.dtype not in BYTES or not isinstance(low, int) or not isinstance(high, int):
         raise context.refuse(f"is of {value.type}; weft reads it of i8 and floats, with min_val and max_val")
     limits = np.iinfo(value.type.dtype)
     low, high = max(low, int(limits.min)), min(high, int(limits.max))
     if low > high:
         raise context.refuse(f"has min_val {low} above max_val {high}")
-    if value in builder.clamped and builder.users[value] == 1 and low < high:
-        return context.put(builder.clamped[value](low, high))
+    # The device clamps while it requantises: a single reader's clamp costs nothing there.
+    if value in builder.clampable and builder.use_counts[value] == 1 and low < high:
+        return context.put(builder.clampable[value](low, high))
     return context.put(
-        function(builder, value, np.clip(bytes_from_least(value.type.dtype), low, high), value.type.dtype)
+        emit_byte_function(builder, value, np.clip(all_bytes(value.type.dtype), low, high), value.type.dtype)
     )
 
 
 def cast(context: Context) -> None:
-    """Another type: what `weft.extras.mlir.forms` has is recognised here."""
+    """Read a cast; the patterns of `weft.extras.mlir.forms` end here."""
     builder, one, result = context.builder, context.operand().type, context.result().type
-    if result.dtype == "int8" and one.dtype == "int32" and (requantised(context) or added(context)):
+    if (
+        result.dtype == "int8"
+        and one.dtype == "int32"
+        and (recognise_requantisation(context) or recognise_addition(context))
+    ):
         return None
     if one.dtype in BYTES and result.dtype in ("int32", "float32"):
-        found = single(builder, context.operand(), bytes_from_least(one.dtype))
+        description = sum_of_byte(builder, context.operand(), all_bytes(one.dtype))
         if result.dtype == "float32":
-            return context.put(found.scaled(ONE))
+            return context.put(description.emit_scaled(ONE))
         name, op = context.operand(), context.op
 
-        def stored() -> str:
+        def emit_stored() -> str:
             builder.op = op
-            return host_integers.cast(builder, builder.stored(name), "int32")
+            return integer_nodes.emit_cast(builder, builder.stored_value(name), "int32")
 
-        return builder.set_sum(context.result(), found, stored)
-    return context.put(host_integers.cast(builder, context.stored(), result.dtype))
+        return builder.set_sum(context.result(), description, emit_stored)
+    return context.put(integer_nodes.emit_cast(builder, context.stored_operand(), result.dtype))
 
 
-def _lazily(context: Context, make: Callable[[list[str]], str]) -> None:
-    """Note how the host makes the result of integers."""
+def _defer(context: Context, make: Callable[[list[str]], str]) -> None:
+    """Set the function that emits an integer result for the host."""
     builder, op = context.builder, context.op
 
-    def stored() -> str:
+    def emit_stored() -> str:
         builder.op = op
         return make([_operand(builder, operand) for operand in op.operands])
 
     result = context.result()
-    builder.set_lazy(result, stored, lambda: host_integers.cast(builder, builder.stored(result), "float32"))
+    builder.set_lazy(
+        result, emit_stored, lambda: integer_nodes.emit_cast(builder, builder.stored_value(result), "float32")
+    )
 
 
 def _operand(builder: Builder, value: Value) -> str:
-    """An operand as it is stored; of constants only as many elements as broadcasting needs."""
+    """Return an operand in stored form; a constant gets only as many elements as broadcasting needs."""
     if value in builder.arrays:
-        return builder.constant(reduced(builder.arrays[value]), "constant")
-    return builder.stored(value)
+        return builder.constant(compact_equal(builder.arrays[value]), "constant")
+    return builder.stored_value(value)
 
 
 def arithmetic(context: Context) -> None:
-    """Sums and differences of integers of 32 bits; floats as they are."""
+    """Read add and sub of 32-bit integers and of floats."""
     operator = {"add": "Add", "sub": "Sub"}[context.short]
     if context.result().type.dtype.startswith(("float", "bfloat")):
-        return context.put(context.emit(operator, context.real(0), context.real(1)))
+        return context.put(context.emit(operator, context.real_operand(0), context.real_operand(1)))
     if context.result().type.dtype not in ("int32", "int64"):
         raise context.refuse(f"is of {context.result().type}; weft reads it of i32 and floats")
-    _lazily(context, lambda names: context.builder.emit(operator, names))
+    _defer(context, lambda names: context.builder.emit(operator, names))
     pair = [context.builder.sums.get(operand) for operand in context.op.operands]
     array = context.array(1)
     if (
@@ -246,20 +258,20 @@ def arithmetic(context: Context) -> None:
         and pair[0].source is not None
         and array is not None
         and array.size
-        and reduced(array).size == 1
+        and compact_equal(array).size == 1
     ):
-        number = int(reduced(array).item()) * (1 if operator == "Add" else -1)
-        context.builder.sums[context.result()] = single(
+        number = int(compact_equal(array).item()) * (1 if operator == "Add" else -1)
+        context.builder.sums[context.result()] = sum_of_byte(
             context.builder, pair[0].source, pair[0].table + number
         )
     return None
 
 
 def multiply(context: Context) -> None:
-    """A product of two integers of 32 bits, or of floats."""
+    """Read mul of 32-bit integers or of floats."""
     builder = context.builder
     if context.result().type.dtype.startswith(("float", "bfloat")):
-        return context.put(context.emit("Mul", context.real(0), context.real(1)))
+        return context.put(context.emit("Mul", context.real_operand(0), context.real_operand(1)))
     shift = context.array(2) if len(context.op.operands) > 2 else np.zeros(1)
     if (
         context.result().type.dtype != "int32"
@@ -268,7 +280,7 @@ def multiply(context: Context) -> None:
         or context.attribute("shift", default=0)
     ):
         raise context.refuse(f"makes {context.result().type} with a shift; weft reads it of i32 without")
-    _lazily(context, lambda names: builder.emit("Mul", names[:2]))
+    _defer(context, lambda names: builder.emit("Mul", names[:2]))
     one, other = (builder.sums.get(operand) for operand in context.op.operands[:2])
     if one is None or other is None or one.low.size > 1 or other.low.size > 1:
         return None
@@ -277,11 +289,11 @@ def multiply(context: Context) -> None:
         raise context.refuse("may make products that do not fit 32 bits")
     op = context.op
 
-    def scaled(scale: np.ndarray) -> str:
+    def emit_scaled(scale: np.ndarray) -> str:
         builder.op = op
-        return builder.emit("Mul", (one.scaled(scale), other.scaled(ONE)))
+        return builder.emit("Mul", (one.emit_scaled(scale), other.emit_scaled(ONE)))
 
-    builder.sums[context.result()] = Sum(np.array([min(ends)]), np.array([max(ends)]), scaled)
+    builder.sums[context.result()] = Sum(np.array([min(ends)]), np.array([max(ends)]), emit_scaled)
     return None
 
 
@@ -291,27 +303,31 @@ _BITS = {"bitwise_and": "BitwiseAnd", "bitwise_or": "BitwiseOr", "bitwise_xor": 
 
 
 def elements(context: Context) -> None:
-    """Comparisons, logic, and the greater or the lesser of two."""
+    """Read comparisons, logic, maximum, minimum and select."""
     if any(operand.type.dtype.startswith(("float", "bfloat")) for operand in context.op.operands):
         return context.put(
-            context.emit(_BITS[context.short], *(context.real(at) for at in range(len(context.op.operands))))
+            context.emit(
+                _BITS[context.short], *(context.real_operand(at) for at in range(len(context.op.operands)))
+            )
         )
-    return _lazily(context, lambda names: context.builder.emit(_BITS[context.short], names))
+    return _defer(context, lambda names: context.builder.emit(_BITS[context.short], names))
 
 
 def shift(context: Context) -> None:
-    """arithmetic_right_shift."""
-    builder, by = context.builder, context.constant(1, "its shift")
+    """Read arithmetic_right_shift."""
+    builder, by = context.builder, context.constant_operand(1, "its shift")
     if context.result().type.dtype != "int32" or by.min() < 0 or by.max() > 31:
-        raise context.refuse("is of other types than i32, or by other numbers than 0 to 31")
+        raise context.refuse("must be of i32, by 0 to 31 places")
     if context.attribute("round", default=False):
         raise context.refuse("rounds; weft reads it without")
 
     def make(names: list[str]) -> str:
-        wide = host_integers.cast(builder, names[0], "int64")
-        return host_integers.cast(builder, host_integers.shifted_right(builder, wide, reduced(by)), "int32")
+        wide = integer_nodes.emit_cast(builder, names[0], "int64")
+        return integer_nodes.emit_cast(
+            builder, integer_nodes.emit_right_shift(builder, wide, compact_equal(by)), "int32"
+        )
 
-    _lazily(context, make)
+    _defer(context, make)
 
 
 OPERATORS = (

@@ -1,4 +1,4 @@
-"""Pools, reductions and softmax's neighbours of TOSA."""
+"""Pools, reductions and argmax of TOSA."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.ir.scales import quantise_scale
-from weft.extras.mlir import host_integers
+from weft.extras.mlir import integer_nodes
 from weft.extras.mlir.builder import Sum
-from weft.extras.mlir.byte_functions import BYTES, ONE, scaled_bytes, stored_as
-from weft.extras.mlir.context import Context
+from weft.extras.mlir.context import Context, Record
+from weft.extras.mlir.integer_nodes import BYTES, ONE, byte_quantisation, quantise_whole
 from weft.extras.mlir.operators.tosa_products import bytes_of, zero_point
-from weft.extras.mlir.record import Record
-from weft.extras.mlir.rescaling import alike, mantissa, reciprocal_scale
+from weft.extras.mlir.rescaling import find_mantissa, is_exact, reciprocal_scale
 
 _FRONT, _BACK = (0, 3, 1, 2), (0, 2, 3, 1)
 _KEEP: dict[str, Any] = {"keepdims": 1}
 _TRIED = 64
-"""Scales that are tried, one after the other, each a little larger."""
+"""Number of scales to try, each the next larger float32."""
 
 
 def _window(context: Context) -> dict[str, Any]:
-    """Kernel, strides and padding."""
+    """Return kernel, strides and padding."""
     if len(context.shape()) != 4:
         raise context.refuse(f"is of {context.operand().type}; it takes images of four dimensions")
     kernel, strides = context.integers("kernel", rank=2), context.integers("stride", rank=2)
@@ -36,19 +35,22 @@ def _window(context: Context) -> dict[str, Any]:
 
 
 def max_pool(context: Context) -> None:
-    """The maximum over windows."""
     window, value, builder = _window(context), context.operand(), context.builder
     if value.type.dtype not in BYTES:
-        made = context.emit("MaxPool", context.transposed(context.stored(), _FRONT), **window)
-        return context.put(context.transposed(made, _BACK))
-    real = builder.dequantised(context.stored(), scaled_bytes(ONE, 0, value.type.dtype, None), value.type)
-    made = context.transposed(context.emit("MaxPool", context.transposed(real, _FRONT), **window), _BACK)
+        result = context.emit("MaxPool", context.transpose(context.stored_operand(), _FRONT), **window)
+        return context.put(context.transpose(result, _BACK))
+    real = builder.dequantise(
+        context.stored_operand(), byte_quantisation(ONE, 0, value.type.dtype, None), value.type
+    )
+    result = context.transpose(context.emit("MaxPool", context.transpose(real, _FRONT), **window), _BACK)
     limits = np.iinfo(value.type.dtype)
-    return context.put(stored_as(builder, made, 0, (int(limits.min), int(limits.max)), value.type.dtype))
+    return context.put(
+        quantise_whole(builder, result, 0, (int(limits.min), int(limits.max)), value.type.dtype)
+    )
 
 
 def average_pool(context: Context) -> None:
-    """The mean over windows of what is not padding: on the device where that has a scale of the same bytes."""
+    """Read avg_pool2d, which leaves out padding: on the device if a scale gives the same bytes, else on the host."""
     window, builder = _window(context), context.builder
     value = bytes_of(context, 0)
     zeros = zero_point(context, 1, "input_zp"), zero_point(context, 2, "output_zp")
@@ -57,25 +59,27 @@ def average_pool(context: Context) -> None:
     dtype, op = value.type.dtype, context.op
     limits = np.iinfo(dtype)
     if scale is not None:
-        real = builder.dequantised(context.stored(), scaled_bytes(scale, zeros[0], dtype, None), value.type)
-        made = context.emit("AveragePool", context.transposed(real, _FRONT), count_include_pad=0, **window)
+        real = builder.dequantise(
+            context.stored_operand(), byte_quantisation(scale, zeros[0], dtype, None), value.type
+        )
+        result = context.emit("AveragePool", context.transpose(real, _FRONT), count_include_pad=0, **window)
         return context.put(
-            stored_as(
-                builder, context.transposed(made, _BACK), zeros[1], (int(limits.min), int(limits.max)), dtype
+            quantise_whole(
+                builder, context.transpose(result, _BACK), zeros[1], (int(limits.min), int(limits.max)), dtype
             )
         )
     builder.op = op
     channels = value.type.shape[3]
     ones = builder.constant(np.ones((channels, 1, *window["kernel_shape"]), np.int8), "ones")
-    given = context.transposed(context.stored(), _FRONT)
+    image = context.transpose(context.stored_operand(), _FRONT)
     attributes = {"group": channels, "strides": window["strides"], "pads": window["pads"]}
-    inputs = (given, ones, context.numbers(zeros[0], dtype), context.numbers(0, "int8"))
-    total = context.transposed(builder.emit("ConvInteger", inputs, "sum", **attributes), _BACK)
-    return context.put(_divided(context, total, counts, zeros[1], dtype))
+    inputs = (image, ones, context.emit_constant(zeros[0], dtype), context.emit_constant(0, "int8"))
+    total = context.transpose(builder.emit("ConvInteger", inputs, "sum", **attributes), _BACK)
+    return context.put(_emit_division(context, total, counts, zeros[1], dtype))
 
 
 def _counts(context: Context, window: dict[str, Any]) -> np.ndarray:
-    """How many elements each window holds, for rows and columns of the result."""
+    """Return the number of elements in each window, (rows, columns) of the result."""
     sides = []
     for axis in (0, 1):
         size, kernel, stride = (
@@ -93,7 +97,7 @@ def _counts(context: Context, window: dict[str, Any]) -> np.ndarray:
 
 
 def _scale(counts: np.ndarray, zeros: tuple[int, int], dtype: str) -> np.ndarray | None:
-    """The scale of a pool of the device that makes TOSA's bytes for windows of every count; None if there is none."""
+    """Return the scale of the device's pool that gives TOSA's bytes for every window size, or None."""
     limits = np.iinfo(dtype)
     levels = (int(limits.min) - zeros[1], int(limits.max) - zeros[1])
     sums = {
@@ -101,24 +105,25 @@ def _scale(counts: np.ndarray, zeros: tuple[int, int], dtype: str) -> np.ndarray
         for count in np.unique(counts).tolist()
     }
     largest = max(sums)
-    exact = mantissa(reciprocal_scale(largest), sums[largest], levels)
+    exact = find_mantissa(reciprocal_scale(largest), sums[largest], levels)
     if exact is None:
         return None
     scale = np.float32(math.ldexp(exact[0] * largest, -exact[1]))
+    # The scale must serve windows of every size, which padding makes smaller at the border.
     for _ in range(_TRIED):
         pairs = {count: quantise_scale(float(scale) / count) for count in sums}
-        if all(alike(reciprocal_scale(count), pairs[count], sums[count], levels) for count in sums):
+        if all(is_exact(reciprocal_scale(count), pairs[count], sums[count], levels) for count in sums):
             return np.array([scale], np.float32)
         scale = np.nextafter(scale, np.float32(2))
     return None
 
 
-def _divided(context: Context, total: str, counts: np.ndarray, zero: int, dtype: str) -> str:
-    """Sums of integers divided by the elements of their windows, as TOSA does."""
+def _emit_division(context: Context, total: str, counts: np.ndarray, zero: int, dtype: str) -> str:
+    """Emit sums divided by their windows' sizes, as TOSA does."""
     builder = context.builder
     scales = [reciprocal_scale(count) for count in counts.reshape(-1).tolist()]
     shape = (*counts.shape, 1)
-    factors, halves, shifts = (
+    factors, tie_bits, shifts = (
         np.array(numbers, np.int64).reshape(shape)
         for numbers in (
             [scale.multiplier for scale in scales],
@@ -126,30 +131,33 @@ def _divided(context: Context, total: str, counts: np.ndarray, zero: int, dtype:
             [scale.shift for scale in scales],
         )
     )
-    wide = host_integers.cast(builder, total, "int64")
+    wide = integer_nodes.emit_cast(builder, total, "int64")
     product = builder.emit("Mul", (wide, builder.constant(factors, "multiplier")), "product")
-    rounded = builder.emit("Add", (product, builder.constant(halves, "half")), "rounded")
-    made = host_integers.shifted_right(builder, rounded, shifts)
+    rounded = builder.emit("Add", (product, builder.constant(tie_bits, "half")), "rounded")
+    quotient = integer_nodes.emit_right_shift(builder, rounded, shifts)
     limits = np.iinfo(dtype)
-    made = builder.emit("Add", (made, context.numbers(zero)), "zero")
-    bounds = (context.numbers(int(limits.min)), context.numbers(int(limits.max)))
-    return host_integers.cast(builder, builder.emit("Clip", (made, *bounds), "exact_rounding_of_tosa"), dtype)
+    quotient = builder.emit("Add", (quotient, context.emit_constant(zero)), "zero")
+    bounds = (context.emit_constant(int(limits.min)), context.emit_constant(int(limits.max)))
+    return integer_nodes.emit_cast(
+        builder, builder.emit("Clip", (quotient, *bounds), "exact_rounding_of_tosa"), dtype
+    )
 
 
 def reduce_sum(context: Context) -> None:
-    """The sum over an axis, which keeps one element."""
     builder, op = context.builder, context.op
     axis, keep = _axis(context), _KEEP
     value = context.operand()
     if value.type.dtype.startswith("float"):
-        return context.put(context.emit("ReduceSum", context.stored(), context.numbers([axis]), **keep))
+        return context.put(
+            context.emit("ReduceSum", context.stored_operand(), context.emit_constant([axis]), **keep)
+        )
     known, count = builder.sums.get(value), context.shape()[axis]
 
-    def stored() -> str:
+    def emit_stored() -> str:
         builder.op = op
         return builder.emit(
             "ReduceSum",
-            (builder.stored(value), builder.constant(np.array([axis]), "axes")),
+            (builder.stored_value(value), builder.constant(np.array([axis]), "axes")),
             "integers",
             **keep,
         )
@@ -157,17 +165,19 @@ def reduce_sum(context: Context) -> None:
     if known is None or known.low.size > 1 or known.source is None:
         return builder.set_lazy(
             context.result(),
-            stored,
-            lambda: host_integers.cast(builder, builder.stored(context.result()), "float32"),
+            emit_stored,
+            lambda: integer_nodes.emit_cast(builder, builder.stored_value(context.result()), "float32"),
         )
 
-    def scaled(scale: np.ndarray) -> str:
+    def emit_scaled(scale: np.ndarray) -> str:
         builder.op = op
         return builder.emit(
-            "ReduceSum", (known.scaled(scale), builder.constant(np.array([axis]), "axes")), "", **keep
+            "ReduceSum", (known.emit_scaled(scale), builder.constant(np.array([axis]), "axes")), "", **keep
         )
 
-    return builder.set_sum(context.result(), Sum(known.low * count, known.high * count, scaled), stored)
+    return builder.set_sum(
+        context.result(), Sum(known.low * count, known.high * count, emit_scaled), emit_stored
+    )
 
 
 def _axis(context: Context) -> int:
@@ -177,23 +187,27 @@ def _axis(context: Context) -> int:
 
 
 def reduce_max(context: Context) -> None:
-    """The maximum over an axis, which keeps one element."""
     value, builder = context.operand(), context.builder
     operator = {"reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}[context.short]
     if value.type.dtype not in BYTES:
         return context.put(
-            context.emit(operator, context.stored(), context.numbers([_axis(context)]), keepdims=1)
+            context.emit(
+                operator, context.stored_operand(), context.emit_constant([_axis(context)]), keepdims=1
+            )
         )
-    real = builder.dequantised(context.stored(), scaled_bytes(ONE, 0, value.type.dtype, None), value.type)
-    made = context.emit(operator, real, context.numbers([_axis(context)]), keepdims=1)
+    real = builder.dequantise(
+        context.stored_operand(), byte_quantisation(ONE, 0, value.type.dtype, None), value.type
+    )
+    result = context.emit(operator, real, context.emit_constant([_axis(context)]), keepdims=1)
     limits = np.iinfo(value.type.dtype)
-    return context.put(stored_as(builder, made, 0, (int(limits.min), int(limits.max)), value.type.dtype))
+    return context.put(
+        quantise_whole(builder, result, 0, (int(limits.min), int(limits.max)), value.type.dtype)
+    )
 
 
 def argmax(context: Context) -> None:
-    """Where the greatest element is along an axis, the first of equals."""
-    made = context.emit("ArgMax", context.stored(), axis=_axis(context), keepdims=0)
-    context.put(host_integers.cast(context.builder, made, context.result().type.dtype))
+    index = context.emit("ArgMax", context.stored_operand(), axis=_axis(context), keepdims=0)
+    context.put(integer_nodes.emit_cast(context.builder, index, context.result().type.dtype))
 
 
 OPERATORS = (

@@ -1,4 +1,4 @@
-"""Convolutions and matrix products of TOSA on 8 bits, which make sums of 32 bits."""
+"""Convolutions and matrix products of TOSA: 8-bit operands, 32-bit sums."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from weft.extras.mlir.builder import Sum
-from weft.extras.mlir.byte_functions import BYTES, scaled_bytes
-from weft.extras.mlir.context import Context
+from weft.extras.mlir.context import Context, Record
+from weft.extras.mlir.integer_nodes import BYTES, byte_quantisation
 from weft.extras.mlir.program import TensorType, Value
-from weft.extras.mlir.record import Record
 
 _BACK = (0, 2, 3, 1)
 _FRONT = (0, 3, 1, 2)
@@ -19,12 +18,12 @@ INT32 = np.iinfo(np.int32)
 
 
 def zero_point(context: Context, index: int, *names: str) -> int:
-    """A zero point: an operand of one number, or in texts of older versions an attribute, 0 if it is left out."""
+    """Return a zero point: an operand of one number, or an attribute in older versions of TOSA, else 0."""
     if index < len(context.op.operands):
-        found = context.constant(index, "a zero point")
-        if found.size != 1:
-            raise context.refuse(f"has {found.size} zero points in operand {index}; there must be one")
-        return int(found.item())
+        array = context.constant_operand(index, "a zero point")
+        if array.size != 1:
+            raise context.refuse(f"has {array.size} zero points in operand {index}; there must be one")
+        return int(array.item())
     text = context.attribute("quantization_info", default="")
     for name in names:
         number = context.attribute(name)
@@ -37,7 +36,7 @@ def zero_point(context: Context, index: int, *names: str) -> int:
 
 
 def bytes_of(context: Context, index: int) -> Value:
-    """An operand that must have 8 bits."""
+    """Return an operand that must have 8 bits."""
     value = context.operand(index)
     if value.type.dtype not in BYTES or value.type.quantisation is not None:
         raise context.refuse(f"is of {value.type}; weft reads it of i8")
@@ -45,7 +44,7 @@ def bytes_of(context: Context, index: int) -> Value:
 
 
 def _window(context: Context) -> dict[str, tuple[int, ...]]:
-    """Strides, dilations and padding."""
+    """Return strides, dilations and padding."""
     top, bottom, left, right = context.integers("pad", rank=4)
     strides = context.integers("stride", rank=2)
     dilations = context.integers("dilation", rank=2)
@@ -55,10 +54,12 @@ def _window(context: Context) -> dict[str, tuple[int, ...]]:
 
 
 def convolution(context: Context) -> None:
-    """conv2d and depthwise_conv2d: weights are constant, of (outputs, rows, columns, inputs), or of (rows, columns,
-    channels, outputs of each)."""
+    """Read conv2d and depthwise_conv2d.
+
+    Weights are constant, (outputs, rows, columns, inputs) or (rows, columns, channels, outputs per channel).
+    """
     depthwise = context.short == "depthwise_conv2d"
-    image, weights = bytes_of(context, 0), context.constant(1, "its weights")
+    image, weights = bytes_of(context, 0), context.constant_operand(1, "its weights")
     if len(image.type.shape) != 4 or weights.ndim != 4 or weights.dtype != np.int8:
         raise context.refuse(
             f"is of {image.type} and weights of {context.operand(1).type}; both must be i8 of four dimensions"
@@ -85,47 +86,53 @@ def _product(
     attributes: dict[str, object],
     perms: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> None:
-    """Note sums of products with weights, whose outputs are their first axis, or for MatMul the last."""
+    """Set the sums of a convolution with weights whose first axis is the output."""
     builder, op, (image, _, *_) = context.builder, context.op, context.op.operands
     bias = _bias(context, weights.shape[0])
     weight_zero = builder.constant(np.asarray(zeros[1], np.int8), "zero")
     image_zero = builder.constant(np.asarray(zeros[0], image.type.dtype), "zero")
 
-    def scaled(scale: np.ndarray) -> str:
+    def emit_scaled(scale: np.ndarray) -> str:
         builder.op = op
-        real = builder.dequantised(
-            builder.stored(image), scaled_bytes(np.ones(1), zeros[0], image.type.dtype, None), image.type
+        real = builder.dequantise(
+            builder.stored_value(image),
+            byte_quantisation(np.ones(1), zeros[0], image.type.dtype, None),
+            image.type,
         )
-        parameters = scaled_bytes(scale, zeros[1], "int8", 0)
-        filters = builder.dequantised(
+        parameters = byte_quantisation(scale, zeros[1], "int8", 0)
+        filters = builder.dequantise(
             builder.constant(weights, "weights"), parameters, TensorType("int8", weights.shape)
         )
-        added = builder.dequantised(
+        biases = builder.dequantise(
             builder.constant(bias, "bias"),
-            scaled_bytes(scale, 0, "int32", 0),
+            byte_quantisation(scale, 0, "int32", 0),
             TensorType("int32", bias.shape),
         )
-        made = builder.emit(operator, (context.transposed(real, perms[0]), filters, added), "", **attributes)
-        return context.transposed(made, perms[1])
+        result = builder.emit(
+            operator, (context.transpose(real, perms[0]), filters, biases), "", **attributes
+        )
+        return context.transpose(result, perms[1])
 
-    def stored() -> str:
+    def emit_stored() -> str:
         builder.op = op
-        given = context.transposed(builder.stored(image), perms[0])
-        inputs = (given, builder.constant(weights, "weights"), image_zero, weight_zero)
-        made = context.transposed(
+        operand = context.transpose(builder.stored_value(image), perms[0])
+        inputs = (operand, builder.constant(weights, "weights"), image_zero, weight_zero)
+        sums = context.transpose(
             builder.emit(f"{operator}Integer", inputs, "integers", **attributes), perms[1]
         )
-        return builder.emit("Add", (made, builder.constant(bias, "bias")), "bias")
+        return builder.emit("Add", (sums, builder.constant(bias, "bias")), "bias")
 
     low, high = sums_range(weights.astype(np.int64) - zeros[1], bias, image.type.dtype, zeros[0])
     if low.min() < INT32.min or high.max() > INT32.max:
         raise context.refuse("may make sums that do not fit 32 bits")
-    builder.set_sum(context.result(), Sum(low, high, scaled), stored)
+    builder.set_sum(context.result(), Sum(low, high, emit_scaled), emit_stored)
 
 
 def sums_range(weights: np.ndarray, bias: np.ndarray, dtype: str, zero: int) -> tuple[np.ndarray, np.ndarray]:
-    """Between what numbers sums of products lie, for each output: where all inputs are the least or the greatest, or
-    padding, which is 0."""
+    """Return the least and the greatest sum of products of each output.
+
+    Inputs lie in the type's range less the zero point; padding is 0.
+    """
     limits = np.iinfo(dtype)
     least, most = min(int(limits.min) - zero, 0), max(int(limits.max) - zero, 0)
     flat = weights.reshape(len(weights), -1)
@@ -134,16 +141,16 @@ def sums_range(weights: np.ndarray, bias: np.ndarray, dtype: str, zero: int) -> 
 
 
 def _bias(context: Context, outputs: int) -> np.ndarray:
-    """The bias: one number for each output, or one for all."""
-    found = context.constant(2, "its bias")
-    if found.dtype != np.int32 or found.ndim != 1 or found.size not in (1, outputs):
-        raise context.refuse(f"has a bias of {found.dtype} of shape {found.shape} for {outputs} outputs")
-    return np.broadcast_to(found, (outputs,))
+    """Return the bias: one number per output, or one for all."""
+    bias = context.constant_operand(2, "its bias")
+    if bias.dtype != np.int32 or bias.ndim != 1 or bias.size not in (1, outputs):
+        raise context.refuse(f"has a bias of {bias.dtype} of shape {bias.shape} for {outputs} outputs")
+    return np.broadcast_to(bias, (outputs,))
 
 
 def fully_connected(context: Context) -> None:
-    """fully_connected of older versions: rows by constant weights of (outputs, inputs)."""
-    rows, weights = bytes_of(context, 0), context.constant(1, "its weights")
+    """Read fully_connected of older versions: rows times constant weights (outputs, inputs)."""
+    rows, weights = bytes_of(context, 0), context.constant_operand(1, "its weights")
     if len(rows.type.shape) != 2 or weights.ndim != 2 or weights.dtype != np.int8:
         raise context.refuse("takes rows and weights of two dimensions, of i8")
     if rows.type.shape[1] != weights.shape[1]:
@@ -153,54 +160,60 @@ def fully_connected(context: Context) -> None:
 
 
 def _gemm(context: Context, weights: np.ndarray, zeros: tuple[int, int]) -> None:
-    """Rows by weights of (inputs, outputs), and a bias."""
+    """Set the sums of rows times weights (inputs, outputs), plus a bias."""
     bias = _bias(context, weights.shape[1])
-    _matrix(context, lambda: context.builder.stored(context.op.operands[0]), weights, zeros, bias)
+    _matrix(context, lambda: context.builder.stored_value(context.op.operands[0]), weights, zeros, bias)
 
 
 def _matrix(
-    context: Context, given: Callable[[], str], weights: np.ndarray, zeros: tuple[int, int], bias: np.ndarray
+    context: Context,
+    emit_rows: Callable[[], str],
+    weights: np.ndarray,
+    zeros: tuple[int, int],
+    bias: np.ndarray,
 ) -> None:
-    """Note sums of the products of rows and constant weights, whose outputs are the last axis."""
+    """Set the sums of rows times constant weights whose last axis is the output."""
     builder, op, rows = context.builder, context.op, context.op.operands[0]
 
-    def scaled(scale: np.ndarray) -> str:
+    def emit_scaled(scale: np.ndarray) -> str:
         builder.op = op
-        real = builder.dequantised(
-            given(), scaled_bytes(np.ones(1), zeros[0], rows.type.dtype, None), rows.type
+        real = builder.dequantise(
+            emit_rows(), byte_quantisation(np.ones(1), zeros[0], rows.type.dtype, None), rows.type
         )
-        kind = scaled_bytes(scale, zeros[1], "int8", weights.ndim - 1)
-        made = builder.emit(
+        kind = byte_quantisation(scale, zeros[1], "int8", weights.ndim - 1)
+        product = builder.emit(
             "MatMul",
             (
                 real,
-                builder.dequantised(
+                builder.dequantise(
                     builder.constant(weights, "weights"), kind, TensorType("int8", weights.shape)
                 ),
             ),
         )
         if not bias.any():
-            return made
-        added = scaled_bytes(scale, 0, "int32", 0)
-        real_bias = builder.dequantised(
-            builder.constant(bias, "bias"), added, TensorType("int32", bias.shape)
+            return product
+        kind_of_bias = byte_quantisation(scale, 0, "int32", 0)
+        real_bias = builder.dequantise(
+            builder.constant(bias, "bias"), kind_of_bias, TensorType("int32", bias.shape)
         )
-        return builder.emit("Add", (made, real_bias), "bias")
+        return builder.emit("Add", (product, real_bias), "bias")
 
-    def stored() -> str:
+    def emit_stored() -> str:
         builder.op = op
         kinds = [
             builder.constant(np.asarray(zero, dtype), "zero")
             for zero, dtype in zip(zeros, (rows.type.dtype, "int8"), strict=True)
         ]
-        made = builder.emit(
-            "MatMulInteger", (given(), builder.constant(weights, "weights"), *kinds), "integers"
+        product = builder.emit(
+            "MatMulInteger", (emit_rows(), builder.constant(weights, "weights"), *kinds), "integers"
         )
-        return builder.emit("Add", (made, builder.constant(bias, "bias")), "bias") if bias.any() else made
+        return (
+            builder.emit("Add", (product, builder.constant(bias, "bias")), "bias") if bias.any() else product
+        )
 
     by_output = np.moveaxis(weights.astype(np.int64) - zeros[1], -1, 0)
     outputs = weights.shape[-1]
-    if weights.ndim == 3:  # sums of each matrix alone, of which the range of all is taken
+    if weights.ndim == 3:  # the union of the ranges of all matrices
         ranges = [
             sums_range(by_output[:, at], bias, rows.type.dtype, zeros[0]) for at in range(weights.shape[0])
         ]
@@ -209,11 +222,11 @@ def _matrix(
         low, high = sums_range(by_output.reshape(outputs, -1), bias, rows.type.dtype, zeros[0])
     if low.min() < INT32.min or high.max() > INT32.max:
         raise context.refuse("may make sums that do not fit 32 bits")
-    builder.set_sum(context.result(), Sum(low, high, scaled), stored)
+    builder.set_sum(context.result(), Sum(low, high, emit_scaled), emit_stored)
 
 
 def matmul(context: Context) -> None:
-    """matmul of (N, rows, inputs) and (N, inputs, columns): by constants, or of two activations."""
+    """Read matmul of (N, rows, inputs) and (N, inputs, columns): with a constant, or of two activations."""
     one, other = bytes_of(context, 0), context.operand(1)
     zeros = zero_point(context, 2, "a_zp"), zero_point(context, 3, "b_zp")
     if len(one.type.shape) != 3 or len(other.type.shape) != 3 or other.type.dtype != one.type.dtype:
@@ -225,7 +238,7 @@ def matmul(context: Context) -> None:
         weights = array[0] if array.shape[0] == 1 else array
         return _matrix(
             context,
-            lambda: context.builder.stored(one),
+            lambda: context.builder.stored_value(one),
             weights,
             zeros,
             np.zeros(weights.shape[-1], np.int32),
@@ -234,37 +247,37 @@ def matmul(context: Context) -> None:
 
 
 def _activations(context: Context, values: tuple[Value, Value], zeros: tuple[int, int]) -> None:
-    """Note sums of the products of two activations."""
+    """Set the sums of products of two activations."""
     builder, op = context.builder, context.op
     count = values[0].type.shape[2]
 
-    def scaled(scale: np.ndarray) -> str:
+    def emit_scaled(scale: np.ndarray) -> str:
         builder.op = op
         scales = (scale, np.ones(1))
         if scale.size > 1:
             raise context.refuse("of two activations has a scale for each column; weft reads one")
         reals = [
-            builder.dequantised(
-                builder.stored(value), scaled_bytes(each, zero, value.type.dtype, None), value.type
+            builder.dequantise(
+                builder.stored_value(value), byte_quantisation(each, zero, value.type.dtype, None), value.type
             )
             for value, zero, each in zip(values, zeros, scales, strict=True)
         ]
         return builder.emit("MatMul", reals)
 
-    def stored() -> str:
+    def emit_stored() -> str:
         builder.op = op
         kinds = [
             builder.constant(np.asarray(zero, value.type.dtype), "zero")
             for zero, value in zip(zeros, values, strict=True)
         ]
         return builder.emit(
-            "MatMulInteger", (*(builder.stored(value) for value in values), *kinds), "integers"
+            "MatMulInteger", (*(builder.stored_value(value) for value in values), *kinds), "integers"
         )
 
     most = count * 255 * 255
     if most > INT32.max:
         raise context.refuse("may make sums that do not fit 32 bits")
-    builder.set_sum(context.result(), Sum(np.array([-most]), np.array([most]), scaled), stored)
+    builder.set_sum(context.result(), Sum(np.array([-most]), np.array([most]), emit_scaled), emit_stored)
 
 
 OPERATORS = (

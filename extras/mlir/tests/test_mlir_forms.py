@@ -1,4 +1,4 @@
-"""Forms of operations that are read as one operator: what their parts match."""
+"""Matching of TOSA patterns: holes, numbers and their types."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from weft.extras.mlir import device_text, forms
 
 
 def matches(term: forms.Number, values: list[np.ndarray | None]) -> bool:
-    """Whether one name matches all of some constants; None is a value that is none."""
+    """Return whether one pattern name matches all of some constants; None is a variable value."""
     names = [object() for _ in values]
     arrays = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     builder: Any = SimpleNamespace(arrays=arrays)
     found: dict[str, Any] = {}
-    return all(forms._unified(builder, term, name, found, {}) for name in names)  # type: ignore[arg-type]
+    return all(forms._unify(builder, term, name, found, {}) for name in names)  # type: ignore[arg-type]
 
 
 def test_numbers_have_a_type_and_one_value() -> None:
@@ -36,7 +36,7 @@ def test_numbers_have_a_type_and_one_value() -> None:
 
 
 @pytest.mark.parametrize("shift", [-100, -31, -30])
-def test_scales_that_tosa_has_no_shift_for(shift: int) -> None:
-    """Less than two bits after all that a multiplier can take."""
-    with pytest.raises(CompileError, match="which TOSA's rescale does not"):
-        device_text._widened(SimpleNamespace(name="op"), 1 << 23, shift, (-(1 << 30), 1 << 30))
+def test_scales_without_a_shift_in_tosa(shift: int) -> None:
+    """Shifts below 2 even after widening the multiplier."""
+    with pytest.raises(CompileError, match="which TOSA's rescale cannot"):
+        device_text._widen(SimpleNamespace(name="op"), 1 << 23, shift, (-(1 << 30), 1 << 30))

@@ -1,4 +1,4 @@
-"""MLIR files at the front end and on the command line: which they are, and what is told of those that are none."""
+"""MLIR files in the front end and on the command line: recognition and refusal."""
 # ruff: noqa: E501  # operations are printed in one line
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import weft
 from weft.cli.main import main
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError
-from weft.extras.mlir.library import module
+from weft.extras.mlir.program import import_with_xdsl
 from weft.extras.mlir.reader import FORMAT, is_mlir, read
 
 HERE = Path(__file__).parent
@@ -47,16 +47,14 @@ IDENTITY = (
         (b"", False),
     ],
 )
-def test_files_say_what_they_are(head: bytes, wanted: bool) -> None:
+def test_recognition(head: bytes, wanted: bool) -> None:
     assert is_mlir(head) is wanted
 
 
 def test_files_by_suffix(tmp_path: Path) -> None:
     path = tmp_path / f"model{FORMAT.suffix.upper()}"
     path.write_bytes(b"nonsense\n")
-    with pytest.raises(
-        CompileError, match=rf"^{re.escape(str(path))}, line 1: nonsense is none that weft reads"
-    ):
+    with pytest.raises(CompileError, match=rf"^{re.escape(str(path))}, line 1: nonsense is not supported"):
         import_model(path)
     path.write_bytes(IDENTITY)
     assert import_model(path).inputs == import_model(IDENTITY).inputs == {"x": ("int8", (4,))}
@@ -66,17 +64,17 @@ def test_files_by_suffix(tmp_path: Path) -> None:
     ("data", "why"),
     [
         (b"ML\xefR\x0d", "the model is MLIR bytecode; weft reads text"),
-        (b"module {\xff}", "the model is no text: byte 8 is not UTF-8"),
+        (b"module {\xff}", "the model is not text: byte 8 is not UTF-8"),
         (IDENTITY.replace(b"return %0 : tensor<4x!quant.uniform<i8:f32, 0.5>>", b"return").replace(
             b"-> tensor<4x!quant.uniform<i8:f32, 0.5>> ", b""), "returns nothing"),
         (b"func.func @main(%x: tensor<4xf64>) -> tensor<4xf64> { return %x : tensor<4xf64> }", "argument x has type float64"),
         (b"func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n %0 = stablehlo.abs %x : tensor<4xf32>\n return %0 : tensor<4xf32> }",
-         "the model is not quantised: quantise the model ahead of exporting it"),
+         "the model is not quantised: quantise the model before exporting it"),
         (b'func.func @main(%x: tensor<4xi8> {weft.scale = -1.0 : f64}) -> tensor<4xi8> { return %x : tensor<4xi8> }',
          "weft.scale -1.0"),
     ],
 )  # fmt: skip
-def test_files_that_are_refused(data: bytes, why: str) -> None:
+def test_refused_files(data: bytes, why: str) -> None:
     with pytest.raises(CompileError, match=why):
         read(data)
 
@@ -90,9 +88,7 @@ def test_large_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shapes_and_states_are_fixed() -> None:
     with pytest.raises(CompileError, match="the shapes of an MLIR model are fixed, so N=3 cannot be given"):
         import_model(IDENTITY, shapes={"N": 3})
-    with pytest.raises(
-        CompileError, match="an MLIR model keeps nothing from run to run, so x=y cannot be given"
-    ):
+    with pytest.raises(CompileError, match="an MLIR model has no state between runs, so x=y cannot be given"):
         import_model(IDENTITY, states={"x": "y"})
 
 
@@ -102,7 +98,7 @@ def test_without_xdsl(monkeypatch: pytest.MonkeyPatch) -> None:
         CompileError,
         match=r"needs the Python package 'xdsl', which is not installed: pip install 'weft\[mlir\]'",
     ):
-        module("inline")
+        import_with_xdsl("inline")
     with pytest.raises(CompileError, match="pip install"):
         read(IDENTITY)
     with pytest.raises(CompileError, match="pip install"):
@@ -110,7 +106,7 @@ def test_without_xdsl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_constants_do_not_grow_without_bounds() -> None:
-    """One number that is repeated takes no memory until somebody needs it all, which is refused."""
+    """A repeated number takes no memory until all elements are needed, which is refused."""
     text = """
 func.func @main(%x: tensor<1x4xf32>) -> tensor<1x4xf32> {
   %c = stablehlo.constant dense<1.0> : tensor<16384x16384xf32>
@@ -134,8 +130,8 @@ TOKENS = ["-1", "0", "99999999999", "i8", "f32", "dense<1> : tensor<4xi8>", "%0"
           "tosa.rescale", "stablehlo.add", "2", "127", "!quant.uniform<i8:f32, 0.5>", ""]  # fmt: skip
 
 
-def damaged(text: str, rng: random.Random) -> str:
-    """A text that is cut off, has other words, or lines in another order."""
+def damage(text: str, rng: random.Random) -> str:
+    """Return the text cut off, with other words, or with lines in another order."""
     kind = rng.random()
     if kind < 0.2:
         return text[: rng.randrange(len(text))]
@@ -153,13 +149,13 @@ def damaged(text: str, rng: random.Random) -> str:
 
 @pytest.mark.parametrize("name", ["jax_integers.mlir", "tosa"])
 def test_damaged_files(name: str) -> None:
-    """Whatever a file says, it is read or refused in a sentence."""
+    """Every file is read or refused in one sentence."""
     model = qdq_models.random_cnn(np.random.default_rng(0))
     text = weft.convert(model) if name == "tosa" else (HERE / name).read_text()
     rng, told = random.Random(0), []
     for _ in range(40):
         try:
-            import_model(damaged(text, rng).encode().ljust(1))
+            import_model(damage(text, rng).encode().ljust(1))
         except CompileError as error:
             told.append(str(error))
     assert len(told) > 20
@@ -181,7 +177,7 @@ def test_command_line(
         main(["compile", "bad.mlir", "-o", "program"])
     told = capsys.readouterr().err
     assert left.value.code == 2
-    assert "error: bad.mlir, line 2: nonsense is none that weft reads" in told
+    assert "error: bad.mlir, line 2: nonsense is not supported" in told
     assert "Traceback" not in told
     np.savez("samples.npz", x=np.zeros((4, 3), np.float32))
     with pytest.raises(SystemExit) as left:

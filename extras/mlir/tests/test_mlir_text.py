@@ -1,4 +1,4 @@
-"""MLIR text as exporters print it, and as xDSL and MLIR's own tools do."""
+"""MLIR text in the forms of exporters, xDSL and MLIR's own tools."""
 # ruff: noqa: E501  # operations are printed in one line
 
 from __future__ import annotations
@@ -9,23 +9,26 @@ import numpy as np
 import pytest
 
 from weft.compiler.ir.graph import CompileError
-from weft.extras.mlir.library import module
-from weft.extras.mlir.program import Op, Program
+from weft.extras.mlir.program import Op, Program, import_with_xdsl
 
 
-def parsed(body: str, types: str = "%a: tensor<2x3xf32>", returned: str = "%a : tensor<2x3xf32>") -> Program:
+def parse_body(
+    body: str, types: str = "%a: tensor<2x3xf32>", returned: str = "%a : tensor<2x3xf32>"
+) -> Program:
     result = returned.partition(" : ")[2]
     text = f"func.func @main({types}) -> ({result}) {{\n{body}\n  return {returned}\n}}\n"
-    program: Program = module("inline").program_of(text, "the text")
+    program: Program = import_with_xdsl("inline").parse_program(text, "the text")
     return program
 
 
-def only(body: str, **given: str) -> Op:
-    return parsed(body, **given).ops[-1]
+def parse_operation(body: str, **given: str) -> Op:
+    return parse_body(body, **given).ops[-1]
 
 
 def constant(text: str, type_: str) -> np.ndarray:
-    value: np.ndarray = only(f"  %0 = stablehlo.constant dense<{text}> : {type_}").attributes["value"]
+    value: np.ndarray = parse_operation(f"  %0 = stablehlo.constant dense<{text}> : {type_}").attributes[
+        "value"
+    ]
     return value
 
 
@@ -52,7 +55,7 @@ def test_constants(text: str, type_: str, wanted: Any) -> None:
     np.testing.assert_array_equal(found.astype(np.float64), np.asarray(wanted, np.float64))
 
 
-def test_one_number_for_all_takes_no_space() -> None:
+def test_splat_constants_take_no_space() -> None:
     found = constant("0.0", "tensor<1024x1024x1024xf32>")
     assert found.strides == (0, 0, 0)
 
@@ -72,7 +75,7 @@ def test_one_number_for_all_takes_no_space() -> None:
         ("(1.0, 2.0)", "tensor<complex<f32>>", "line 2"),
     ],
 )
-def test_constants_that_are_none(text: str, type_: str, why: str) -> None:
+def test_invalid_constants(text: str, type_: str, why: str) -> None:
     with pytest.raises(CompileError, match=why):
         constant(text, type_)
 
@@ -116,14 +119,14 @@ PAIRS = {
                 {"scale32": True, "rounding_mode": "SINGLE_ROUND", "per_channel": False, "input_unsigned": False,
                  "output_unsigned": False}),
 }  # fmt: skip
-"""Operations as JAX and MLIR's tools print them, and what is in them."""
+"""Operations as JAX and MLIR's tools print them, and their attributes."""
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_own_forms(name: str) -> None:
+def test_assembly_forms(name: str) -> None:
     text, wanted = PAIRS[name]
     types = "%a: tensor<1x4x4x2xf32>, %w: tensor<1x1x1x2xf32>"
-    op = only(f'  %0 = {text} loc("x"("y":1:2))', types=types, returned="%a : tensor<1x4x4x2xf32>")
+    op = parse_operation(f'  %0 = {text} loc("x"("y":1:2))', types=types, returned="%a : tensor<1x4x4x2xf32>")
     assert op.name.endswith(name)
     assert op.line == 2
     assert op.attributes == wanted
@@ -132,8 +135,8 @@ def test_own_forms(name: str) -> None:
     )
 
 
-def test_generic_form_has_the_same() -> None:
-    generic = only(
+def test_generic_form() -> None:
+    generic = parse_operation(
         '  %0 = "stablehlo.convolution"(%a, %w) <{batch_group_count = 1 : i64, dimension_numbers = '
         "#stablehlo.conv<[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]>, feature_group_count = 2 : i64, padding = "
         "dense<[[1, 0], [2, 1]]> : tensor<2x2xi64>, window_strides = array<i64: 1, 2>}> : "
@@ -146,7 +149,7 @@ def test_generic_form_has_the_same() -> None:
     assert generic.attributes["padding"].tolist() == [[1, 0], [2, 1]]
 
 
-def test_calls_are_written_out() -> None:
+def test_calls_are_inlined() -> None:
     text = """
 module @m attributes {mhlo.num_partitions = 1 : i32} {
   func.func private @twice(%x: tensor<2xf32>) -> tensor<2xf32> {
@@ -160,7 +163,7 @@ module @m attributes {mhlo.num_partitions = 1 : i32} {
   }
 }
 """
-    program = module("inline").program_of(text, "the text")
+    program = import_with_xdsl("inline").parse_program(text, "the text")
     assert [op.name for op in program.ops] == ["stablehlo.add"] * 2
     assert program.ops[1].operands[0] is program.ops[0].results[0]
     assert program.results == (program.ops[1].results[0],)
@@ -182,10 +185,10 @@ func.func @main(%a: tensor<2xi8>) -> tensor<2xi8> {
   }
 #-}
 """
-    ops = module("inline").program_of(text, "the text").ops
+    ops = import_with_xdsl("inline").parse_program(text, "the text").ops
     assert ops[0].attributes["value"].tolist() == ops[1].attributes["values"].tolist() == [1, -2]
     with pytest.raises(CompileError, match=r"line 3: dense_resource<w> is not in the file"):
-        module("inline").program_of(text.partition("{-#")[0], "the text")
+        import_with_xdsl("inline").parse_program(text.partition("{-#")[0], "the text")
 
 
 def test_quantised_types() -> None:
@@ -194,7 +197,7 @@ def test_quantised_types() -> None:
         "  %1 = stablehlo.uniform_quantize %a : (tensor<2x3xf32>) -> "
         "tensor<2x3x!quant.uniform<u8<1:254>:f32:1, {0.1, 2.0e-1:7, 1:9}>>"
     )
-    first, second = (op.results[0].type for op in parsed(body).ops)
+    first, second = (op.results[0].type for op in parse_body(body).ops)
     assert (first.dtype, second.dtype) == ("int8", "uint8")
     assert first.quantisation is not None
     assert second.quantisation is not None
@@ -217,14 +220,14 @@ def test_quantised_types() -> None:
         ("i8:f32:1, {0.5}", "1 scales along axis 1"),
         ("i9:f32, 0.5", "stored in int9"),
         ("i8<3:3>:f32, 0.5", "do not fit"),
-        ("i8:f32, x", "no scales"),
-        ("i8:f32, 1e", "no number"),
-        ("nonsense", "no quantised type"),
+        ("i8:f32, x", "not scales"),
+        ("i8:f32, 1e", "not a number"),
+        ("nonsense", "not a supported quantised type"),
     ],
 )
-def test_quantised_types_that_are_none(type_: str, why: str) -> None:
+def test_invalid_quantised_types(type_: str, why: str) -> None:
     with pytest.raises(CompileError, match=why):
-        parsed(
+        parse_body(
             f"  %0 = stablehlo.uniform_quantize %a : (tensor<2x3xf32>) -> tensor<2x3x!quant.uniform<{type_}>>"
         )
 
@@ -237,7 +240,7 @@ def test_quantised_types_that_are_none(type_: str, why: str) -> None:
         ("func.func @f() { return }\nfunc.func @g() { return }", "must have a function main"),
         ("func.func private @main(%a: tensor<2xf32>) -> tensor<2xf32>", "has no body"),
         ("func.func @main(%a: tensor<?xf32>) -> tensor<?xf32> { return %a : tensor<?xf32> }", "static shapes"),
-        ("func.func @main(%a: f80) -> f80 { return %a : f80 }", "is none that weft reads"),
+        ("func.func @main(%a: f80) -> f80 { return %a : f80 }", "is not supported"),
         ("func.func @main(%a: tensor<2xf32>) { %0 = call @g(%a) : (tensor<2xf32>) -> tensor<2xf32>\n return }", "calls 'g'"),
         ("func.func @main(%a: tensor<2xf32>) { call @main(%a) : (tensor<2xf32>) -> ()\n return }", "no recursion"),
         ("func.func @main(%a: tensor<2xf32>) { call @f(%a) : (tensor<2xf32>) -> ()\n return }\n"
@@ -250,15 +253,15 @@ def test_quantised_types_that_are_none(type_: str, why: str) -> None:
         ("#loc = loc(unknown", "middle of brackets"),
     ],
 )  # fmt: skip
-def test_texts_that_are_none(text: str, why: str) -> None:
+def test_invalid_texts(text: str, why: str) -> None:
     with pytest.raises(CompileError, match=why):
-        module("inline").program_of(text, "the text")
+        import_with_xdsl("inline").parse_program(text, "the text")
 
 
 def test_many_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.extras.mlir.text.OPERATIONS", 10)
     with pytest.raises(CompileError, match="more than 10 operations"):
-        parsed("".join(f"  %x{at} = stablehlo.abs %a : tensor<2x3xf32>\n" for at in range(11)))
+        parse_body("".join(f"  %x{at} = stablehlo.abs %a : tensor<2x3xf32>\n" for at in range(11)))
 
 
 def test_calls_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,4 +278,4 @@ def test_calls_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         "  return %a : tensor<2xf32>\n}\n"
     )
     with pytest.raises(CompileError, match="calls make more than 100 operations"):
-        module("inline").program_of(text, "the text")
+        import_with_xdsl("inline").parse_program(text, "the text")

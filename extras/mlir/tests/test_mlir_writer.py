@@ -1,4 +1,4 @@
-"""Graphs printed as TOSA: the text computes the device's bytes, and reading it gives a graph of the same."""
+"""Graphs written as TOSA: the text computes the device's bytes, and reads back as an equal graph."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from weft.compiler.ir.graph import Add, CompileError, Conv, DeviceOp, Multiply, 
 from weft.compiler.ir.model import Graph
 from weft.compiler.operators.record import operator_of
 from weft.extras.mlir import forms
-from weft.extras.mlir.device_text import printed
-from weft.extras.mlir.library import module
-from weft.extras.mlir.writer import written
+from weft.extras.mlir.device_text import write_operator
+from weft.extras.mlir.program import import_with_xdsl
+from weft.extras.mlir.writer import write_tosa
 
 KINDS = ("conv", "dense", "pool", "add", "concat", "rescale", "cnn")
 
@@ -38,28 +38,28 @@ def feeds_of(graph: Graph, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def check(source: Any, seed: int = 0) -> str | None:
-    """Print a model, and compare what its text makes, read again and by the specification; None if it is refused."""
+    """Write a model, and compare its text, read again and by the specification; None if it is refused."""
     graph = import_model(source)
     try:
-        text = written(graph)
+        text = write_tosa(graph)
     except CompileError:
         return None
-    assert text == written(import_model(source))
+    assert text == write_tosa(import_model(source))
     again = import_model(text.encode())
     assert (again.inputs, again.outputs, on_host(again)) == (graph.inputs, graph.outputs, {})
     feeds = feeds_of(graph, np.random.default_rng(seed))
     wanted, made = run_graph(graph, feeds), run_graph(again, feeds)
     for name in wanted:
         np.testing.assert_array_equal(made[name], wanted[name], strict=True)
-    program = module("inline").program_of(text, "the text")
-    stored = [_stored(feeds[str(notes["weft.name"])], notes) for notes in program.argument_notes]
+    program = import_with_xdsl("inline").parse_program(text, "the text")
+    stored = [_quantise(feeds[str(notes["weft.name"])], notes) for notes in program.argument_notes]
     for notes, value in zip(program.result_notes, tosa_numpy.run(text, *stored), strict=True):
         name = str(notes["weft.name"])
-        np.testing.assert_array_equal(value, _stored(wanted[name], notes), strict=True)
+        np.testing.assert_array_equal(value, _quantise(wanted[name], notes), strict=True)
     return text
 
 
-def _stored(value: np.ndarray, notes: Any) -> np.ndarray:
+def _quantise(value: np.ndarray, notes: Any) -> np.ndarray:
     if "weft.scale" not in notes:
         return value
     quotient = np.rint(value / np.float32(notes["weft.scale"])) + notes["weft.zero_point"]
@@ -90,7 +90,7 @@ def test_tflite_models(dtype: str) -> None:
     assert check(tflite_networks.rows(dtype=dtype)) is not None
 
 
-def test_programs_are_of_the_same_outputs() -> None:
+def test_converted_models_have_equal_outputs() -> None:
     model = qdq_models.random_cnn(np.random.default_rng(3))
     programs = [weft.compile(source, "tiny") for source in (model, weft.convert(model).encode())]
     feeds = feeds_of(import_model(model), np.random.default_rng(0))
@@ -127,11 +127,11 @@ OPS: dict[str, DeviceOp] = {
 
 @pytest.mark.parametrize("name", OPS)
 def test_every_byte_of_an_operator(name: str) -> None:
-    assert _compared(OPS[name], np.random.default_rng(0))
+    assert _compare_operator(OPS[name], np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(("one", "other"), [(0.7321, 0.21), (0.003, -0.9), (1.7, 0.4)])
-def test_every_pair_of_bytes_is_added_as_the_device_does(one: float, other: float) -> None:
+def test_every_pair_of_bytes_is_added_exactly(one: float, other: float) -> None:
     a, b, y = (
         whole(name, (1, 1, 256, 256), kind)
         for name, kind in (("a", "input"), ("b", "input"), ("y", "output"))
@@ -139,9 +139,9 @@ def test_every_pair_of_bytes_is_added_as_the_device_does(one: float, other: floa
     op = Add("x", a, b, y, one, other, 3, -4, 5)
     every = np.arange(-128, 128, dtype=np.int8)
     given = [np.broadcast_to(every[:, None], (1, 1, 256, 256)), np.broadcast_to(every, (1, 1, 256, 256))]
-    printing = module("printing")
+    printing = import_with_xdsl("printing")
     body = printing.Body([("int8", (1, 1, 256, 256))] * 2)
-    text = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}] * 2, [{}])
+    text = printing.module_text(body, [write_operator(body, op, tuple(body.arguments))], [{}] * 2, [{}])
     (made,) = tosa_numpy.run(text, *given)
     np.testing.assert_array_equal(made, operator_of(op).evaluate(op, tuple(given), 24), strict=True)
 
@@ -152,38 +152,40 @@ def test_random_operators(seed: int) -> None:
     for _ in range(25):
         op = random_op(rng)
         try:
-            made += _compared(op, rng)
+            made += _compare_operator(op, rng)
         except CompileError as error:
             told = str(error)
             assert told.startswith(f"operator {op.name!r}"), told
     assert made > 12
 
 
-def _compared(op: DeviceOp, rng: np.random.Generator) -> int:
-    """Print an operator, and compare what the text makes by the specification with what the device does."""
-    printing = module("printing")
+def _compare_operator(op: DeviceOp, rng: np.random.Generator) -> int:
+    """Write an operator, and compare its text by the specification with the device's result."""
+    printing = import_with_xdsl("printing")
     given = [rng.integers(-128, 128, view.shape).astype(np.int8) for view in op.sources]
     body = printing.Body([("int8", array.shape) for array in given])
-    text = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}] * len(given), [{}])
+    text = printing.module_text(
+        body, [write_operator(body, op, tuple(body.arguments))], [{}] * len(given), [{}]
+    )
     (made,) = tosa_numpy.run(text, *given)
     np.testing.assert_array_equal(made, operator_of(op).evaluate(op, tuple(given), 24), strict=True)
     return 1
 
 
 def test_ties_go_to_even() -> None:
-    """A sum times 1/2 is half way between two integers for every other sum: one rescale would round those up."""
+    """Every other sum times 1/2 is a tie, which a plain rescale would round up."""
     conv = convolution(whole("a", (1, 2, 2, 4), "input"), 3, name="y")
     assert isinstance(conv, Conv)
     op = conv.replace(scale=np.full(3, 0.5), weight=np.ones_like(conv.weight), bias=np.zeros(3, np.int32))
-    printing = module("printing")
+    printing = import_with_xdsl("printing")
     body = printing.Body([("int8", op.src.shape)])
-    text = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}], [{}])
+    text = printing.module_text(body, [write_operator(body, op, tuple(body.arguments))], [{}], [{}])
     assert "tosa.bitwise_and" in text
     x = np.random.default_rng(0).integers(-20, 20, op.src.shape).astype(np.int8)
     np.testing.assert_array_equal(tosa_numpy.run(text, x)[0], operator_of(op).evaluate(op, (x,), 24))
     odd = op.replace(scale=np.full(3, 0.50001))
     body = printing.Body([("int8", op.src.shape)])
-    text = printing.module_text(body, [printed(body, odd, tuple(body.arguments))], [{}], [{}])
+    text = printing.module_text(body, [write_operator(body, odd, tuple(body.arguments))], [{}], [{}])
     assert "tosa.bitwise_and" not in text
 
 
@@ -191,17 +193,16 @@ def test_ties_go_to_even() -> None:
     ("mask", "half", "multiplier", "device"),
     [(3, 2, 1 << 30, True), (3, 1, 1 << 30, False), (1, 2, 1 << 30, False), (0, 1, 1431655765, False)],
 )
-def test_ties_of_other_sums_are_not_those_of_the_device(
+def test_ties_of_other_sums_are_not_requantisations(
     mask: int, half: int, multiplier: int, device: bool
 ) -> None:
-    """What is looked at of a sum has to be what is half way of a quarter; a multiplier of more than 24 bits is none of
-    the device's. Whatever is read computes what the text says."""
+    """Other masks, or multipliers above 24 bits, must not become the device's requantisation, but keep their bytes."""
     conv = convolution(whole("a", (1, 2, 2, 4), "input"), 3, name="y")
     assert isinstance(conv, Conv)
     op = conv.replace(scale=np.full(3, 0.25), weight=np.ones_like(conv.weight), bias=np.zeros(3, np.int32))
-    printing, one = module("printing"), "> : tensor<1x1x1x1xi32>"
+    printing, one = import_with_xdsl("printing"), "> : tensor<1x1x1x1xi32>"
     body = printing.Body([("int8", op.src.shape)])
-    text: str = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}], [{}])
+    text: str = printing.module_text(body, [write_operator(body, op, tuple(body.arguments))], [{}], [{}])
     changes = ((f"<3{one}", f"<{mask}{one}"), (f"<2{one}", f"<{half}{one}"), (str(1 << 30), str(multiplier)))
     for old, new in changes:
         assert text.count(old) == 1
@@ -213,7 +214,7 @@ def test_ties_of_other_sums_are_not_those_of_the_device(
     np.testing.assert_array_equal(made, tosa_numpy.run(text, x)[0])
 
 
-def test_forms_are_read_as_the_operators_that_they_are() -> None:
+def test_patterns_are_read_as_operators() -> None:
     rng = np.random.default_rng(0)
     text = check(qdq_models.random_add(rng))
     assert text is not None
@@ -224,8 +225,8 @@ def test_forms_are_read_as_the_operators_that_they_are() -> None:
 
 
 @pytest.mark.parametrize("change", [0, 1, -1])
-def test_sums_that_round_otherwise_are_not_those_of_the_device(change: int) -> None:
-    """What is taken for half way has to be half of what is looked at."""
+def test_sums_with_other_ties_are_not_additions(change: int) -> None:
+    """The value of a tie must be half of the mask plus one."""
     shape = (1, 3, 4, 5)
     op = Add(
         "y",
@@ -237,9 +238,9 @@ def test_sums_that_round_otherwise_are_not_those_of_the_device(change: int) -> N
         3,
         -4,
     )
-    printing = module("printing")
+    printing = import_with_xdsl("printing")
     body = printing.Body([("int8", shape)] * 2)
-    text: str = printing.module_text(body, [printed(body, op, tuple(body.arguments))], [{}] * 2, [{}])
+    text: str = printing.module_text(body, [write_operator(body, op, tuple(body.arguments))], [{}] * 2, [{}])
     numbers = {int(number) for number in re.findall(r"dense<(\d+)> : tensor<1x1x1x1xi32>", text)}
     half = max(number for number in numbers if 2 * number - 1 in numbers)
     old = f"dense<{half}> : tensor<1x1x1x1xi32>"
@@ -253,27 +254,26 @@ def test_sums_that_round_otherwise_are_not_those_of_the_device(change: int) -> N
     np.testing.assert_array_equal(made, tosa_numpy.run(text, *feeds.values())[0])
 
 
-def _refused(source: Any, why: str) -> None:
+def _check_refusal(source: Any, why: str) -> None:
     with pytest.raises(CompileError, match=why):
-        written(import_model(source))
+        write_tosa(import_model(source))
 
 
-def test_what_is_refused() -> None:
+def test_refusals() -> None:
     softmax = qdq_models.softmax((1, 5), 0.1, 3, False)
-    _refused(softmax, r"operator '.*' \(Softmax\) is none that TOSA has operations for")
-    _refused(state_models.Ring().build(), "keeps values from run to run")
+    _check_refusal(softmax, r"operator '.*' \(Softmax\) has no TOSA operations")
+    _check_refusal(state_models.Ring().build(), "keeps state between runs")
 
 
 def test_host_nodes_are_named() -> None:
-    """What the host runs between the ends."""
     model = qdq_models.random_rescale(np.random.default_rng(0))
     name = model.graph.output[0].name
     model.graph.node.append(onnx.helper.make_node("Shape", [name], ["sizes"], name="the_host"))
     model.graph.node.append(onnx.helper.make_node("Hardmax", [name], ["hard"], name="hardest"))
     model.graph.output.append(onnx.helper.make_tensor_value_info("hard", 1, None))
-    _refused(
+    _check_refusal(
         model,
-        r"node 'hardest' \(Hardmax\) runs on the host: .*; only what the device runs is printed as TOSA",
+        r"node 'hardest' \(Hardmax\) runs on the host: .*; only nodes that the device runs can be printed as TOSA",
     )
 
 
@@ -282,10 +282,13 @@ def test_host_nodes_are_named() -> None:
 )
 @pytest.mark.parametrize("scale", [1e-30, 3.4e38, 0.1, 1 / 3])
 def test_names_and_scales_of_ends_are_kept(name: str, scale: float) -> None:
-    printing, notes = module("printing"), {"weft.name": name, "weft.scale": float(np.float32(scale))}
+    printing, notes = (
+        import_with_xdsl("printing"),
+        {"weft.name": name, "weft.scale": float(np.float32(scale))},
+    )
     body = printing.Body([("int8", (1, 1, 1, 4))])
     text = printing.module_text(body, [body.arguments[0]], [notes], [notes])
-    program = module("inline").program_of(text, "the text")
+    program = import_with_xdsl("inline").parse_program(text, "the text")
     assert program.argument_notes == program.result_notes == (notes,)
 
 
@@ -296,5 +299,5 @@ def test_planned_graphs_are_refused() -> None:
         for segment in graph.segments
     )
     with pytest.raises(CompileError, match="planned already"):
-        written(dataclasses.replace(graph, segments=segments))
+        write_tosa(dataclasses.replace(graph, segments=segments))
     assert segment_of(convolution(A, 3, name="y")).ops

@@ -1,4 +1,4 @@
-"""StableHLO, with quantised types and with quantisation written out, against its meaning in numpy and against JAX."""
+"""StableHLO with quantised types, and with quantisation written as operations, against numpy and JAX."""
 # ruff: noqa: E501  # operations are printed in one line
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ RUNS = np.load(HERE / "jax_runs.npz")
 
 
 def function(body: str, types: str, result: str) -> bytes:
-    """A module with one function, whose last operation makes %r."""
+    """Return a module with one function, whose last operation defines %r."""
     return f"module {{\n  func.func @main({types}) -> {result} {{\n{body}\n    return %r : {result}\n  }}\n}}\n".encode()
 
 
-def quantised(shape: str, scale: float = 0.5, zero: int = 3, stored: str = "i8") -> str:
+def quantised_type(shape: str, scale: float = 0.5, zero: int = 3, stored: str = "i8") -> str:
     return f"tensor<{shape}x!quant.uniform<{stored}:f32, {scale}:{zero}>>"
 
 
@@ -34,8 +34,8 @@ def level(value: np.ndarray, scale: float, zero: int) -> np.ndarray:
     return np.clip(np.rint(value / scale) + zero, -128, 127)
 
 
-def opened(network: Network) -> onnxruntime.InferenceSession:
-    """A session as the network is: ONNX Runtime's own changes of Transposes fail for QuantizeLinear of version 21."""
+def open_session(network: Network) -> onnxruntime.InferenceSession:
+    """Return a session without graph optimisations, which fail on Transpose next to QuantizeLinear of version 21."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(model_of(network).SerializeToString(), options)
@@ -45,8 +45,8 @@ def opened(network: Network) -> onnxruntime.InferenceSession:
 
 
 def test_quantisation_written_out_by_jax() -> None:
-    """Convolutions, sums, pools, a mean, a product and softmax run on the device as a whole. Logits are at most one step
-    of 0.1 off, where JAX's floats are between two."""
+    """Convolutions, sums, pools, a mean, a product and softmax all run on the device. Logits differ by at most one
+    step of 0.1, where JAX's floats are near a tie."""
     graph = import_model(HERE / "jax_floats.mlir")
     assert on_host(graph) == {}
     operators = {operator for _, operator, place, _ in graph.assignment if place == "device"}
@@ -58,7 +58,7 @@ def test_quantisation_written_out_by_jax() -> None:
 
 
 def test_rows_by_jax() -> None:
-    """Activation functions, a normalisation of rows, products of activations and softmax, with axes of batches."""
+    """Activations, normalisation of rows, products of activations and softmax, with batch axes."""
     graph = import_model(HERE / "jax_rows.mlir")
     assert on_host(graph) == {}
     operators = {node.operator for node in read((HERE / "jax_rows.mlir").read_bytes()).nodes}
@@ -78,10 +78,10 @@ def test_products_of_integers_by_jax() -> None:
 
 
 def test_jax_and_onnx_runtime_agree_on_the_network() -> None:
-    """What is read is JAX's function but for the last bits of floats."""
+    """The network computes JAX's function up to the last bits of floats."""
     for name in ("floats", "integers"):
         network = read((HERE / f"jax_{name}.mlir").read_bytes())
-        session = opened(network)
+        session = open_session(network)
         for x, wanted in zip(RUNS[f"{name}_x"], RUNS[f"{name}_y"], strict=True):
             (made,) = session.run(None, {"arg0": x})
             assert np.abs(made.astype(float) - wanted).max() <= (0.03 if name == "floats" else 1)
@@ -90,7 +90,7 @@ def test_jax_and_onnx_runtime_agree_on_the_network() -> None:
 # Quantised types: scales are powers of two, so that all is exact
 
 
-def ran(text: bytes, **feeds: np.ndarray) -> np.ndarray:
+def run_text(text: bytes, **feeds: np.ndarray) -> np.ndarray:
     graph = import_model(text)
     assert on_host(graph) == {}
     (made,) = run_graph(graph, feeds).values()
@@ -109,9 +109,9 @@ def test_quantised_convolution() -> None:
     body = f"""
     %w = stablehlo.constant() {{value = dense<"0x{weights.tobytes().hex()}"> : tensor<3x3x2x4xi8>}} : () -> {filters}
     %0 = stablehlo.convolution(%x, %w) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f], window = {{pad = [[1, 1], [1, 1]]}}
-      {{batch_group_count = 1 : i64, feature_group_count = 1 : i64}} : ({quantised("1x4x4x2")}, {filters}) -> {sums}
-    %r = stablehlo.uniform_quantize %0 : ({sums}) -> {quantised("1x4x4x4", 64.0, -9)}"""
-    text = function(body, f"%x: {quantised('1x4x4x2')}", quantised("1x4x4x4", 64.0, -9))
+      {{batch_group_count = 1 : i64, feature_group_count = 1 : i64}} : ({quantised_type("1x4x4x2")}, {filters}) -> {sums}
+    %r = stablehlo.uniform_quantize %0 : ({sums}) -> {quantised_type("1x4x4x4", 64.0, -9)}"""
+    text = function(body, f"%x: {quantised_type('1x4x4x2')}", quantised_type("1x4x4x4", 64.0, -9))
     x = bytes_of(1, 4, 4, 2)
     real = np.pad((x - 3.0) * 0.5, ((0, 0), (1, 1), (1, 1), (0, 0)))
     wanted = sum(
@@ -119,7 +119,7 @@ def test_quantised_convolution() -> None:
         for dy in range(3)
         for dx in range(3)
     )
-    np.testing.assert_array_equal(ran(text, x=x), level(np.asarray(wanted), 64, -9))
+    np.testing.assert_array_equal(run_text(text, x=x), level(np.asarray(wanted), 64, -9))
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_quantised_product_and_bias(product: str) -> None:
     body = f"""
     %w = stablehlo.constant() {{value = dense<{weights.tolist()}> : tensor<6x3xi8>}} : () -> {kind}
     %b = stablehlo.constant() {{value = dense<{bias.tolist()}> : tensor<3xi32>}} : () -> {row}
-    %0 = {product} : ({quantised("2x6")}, {kind}) -> {sums}
+    %0 = {product} : ({quantised_type("2x6")}, {kind}) -> {sums}
     %1 = stablehlo.broadcast_in_dim %b, dims = [1] : ({row}) -> {sums}
     %2 = stablehlo.add %0, %1 : {sums}
-    %r = stablehlo.uniform_quantize %2 : ({sums}) -> {quantised("2x3", 32.0, 5)}"""
+    %r = stablehlo.uniform_quantize %2 : ({sums}) -> {quantised_type("2x3", 32.0, 5)}"""
     x = bytes_of(2, 6)
     wanted = level(((x - 3.0) * 0.5) @ (weights * 0.25) + bias * 0.125, 32, 5)
     np.testing.assert_array_equal(
-        ran(function(body, f"%x: {quantised('2x6')}", quantised("2x3", 32.0, 5)), x=x), wanted
+        run_text(function(body, f"%x: {quantised_type('2x6')}", quantised_type("2x3", 32.0, 5)), x=x), wanted
     )
 
 
@@ -149,31 +149,31 @@ def test_quantised_product_and_bias(product: str) -> None:
     "contracting_dims = [1] x [2], batching_dims = [0, 2] x [1, 0] : ",
 ], ids=["generic", "short"])  # fmt: skip
 def test_products_with_batches(text: str) -> None:
-    """Along different axes of both sides: batches come first in the result, then what is left of either."""
-    one, other, result = quantised("2x5x3x4"), quantised("3x2x5x6"), "2x3x4x6"
+    """Contraction along different axes of both sides: batch axes come first in the result, then the free axes."""
+    one, other, result = quantised_type("2x5x3x4"), quantised_type("3x2x5x6"), "2x3x4x6"
     sums = f"tensor<{result}x!quant.uniform<i32:f32, 0.25>>"
     generic = "dot_dimension" in text
     name = '"stablehlo.dot_general"(%x, %y) ' if generic else "stablehlo.dot_general %x, %y, "
     body = f"""
     %0 = {name}{text}({one}, {other}) -> {sums}
-    %r = stablehlo.uniform_quantize %0 : ({sums}) -> {quantised(result, 64.0, 5)}"""
+    %r = stablehlo.uniform_quantize %0 : ({sums}) -> {quantised_type(result, 64.0, 5)}"""
     x, y = bytes_of(2, 5, 3, 4), bytes_of(3, 2, 5, 6, seed=1)
     wanted = level(np.einsum("akbc,bakd->abcd", (x - 3.0) * 0.5, (y - 3.0) * 0.5), 64, 5)
-    network = read(function(body, f"%x: {one}, %y: {other}", quantised(result, 64.0, 5)))
-    (made,) = opened(network).run(None, {"x": x, "y": y})
+    network = read(function(body, f"%x: {one}, %y: {other}", quantised_type(result, 64.0, 5)))
+    (made,) = open_session(network).run(None, {"x": x, "y": y})
     np.testing.assert_array_equal(made, wanted)
 
 
-def test_integers_that_stand_for_themselves_become_floats() -> None:
-    """No quantisation is written out around them: they keep their numbers."""
+def test_plain_integers_become_floats() -> None:
+    """Integers without quantisation keep their values."""
     floats, wholes = "tensor<2x6xf32>", "tensor<2x6xi32>"
     body = f"""
-    %0 = stablehlo.uniform_dequantize %q : ({quantised("2x6")}) -> {floats}
+    %0 = stablehlo.uniform_dequantize %q : ({quantised_type("2x6")}) -> {floats}
     %1 = stablehlo.convert %x : ({wholes}) -> {floats}
     %r = stablehlo.add %0, %1 : {floats}"""
-    network = read(function(body, f"%q: {quantised('2x6')}, %x: {wholes}", floats))
+    network = read(function(body, f"%q: {quantised_type('2x6')}, %x: {wholes}", floats))
     q, x = bytes_of(2, 6), bytes_of(2, 6, seed=1).astype(np.int32) * 1000
-    (made,) = opened(network).run(None, {"q": q, "x": x})
+    (made,) = open_session(network).run(None, {"q": q, "x": x})
     np.testing.assert_array_equal(made, (q - 3.0) * 0.5 + x)
 
 
@@ -185,7 +185,7 @@ def test_integers_that_stand_for_themselves_become_floats() -> None:
     ],
 )  # fmt: skip
 def test_comparisons(direction: str, meaning: Callable[..., np.ndarray]) -> None:
-    floats, given = "tensor<2x6xf32>", quantised("2x6")
+    floats, given = "tensor<2x6xf32>", quantised_type("2x6")
     body = f"""
     %0 = stablehlo.uniform_dequantize %x : ({given}) -> {floats}
     %1 = stablehlo.uniform_dequantize %y : ({given}) -> {floats}
@@ -195,14 +195,14 @@ def test_comparisons(direction: str, meaning: Callable[..., np.ndarray]) -> None
     x = bytes_of(2, 6)
     y = np.where(np.arange(6) % 3, bytes_of(2, 6, seed=1), x)
     network = read(function(body, f"%x: {given}, %y: {given}", floats))
-    (made,) = opened(network).run(None, {"x": x, "y": y})
+    (made,) = open_session(network).run(None, {"x": x, "y": y})
     one, other = ((value - 3.0) * 0.5 for value in (x, y))
     np.testing.assert_array_equal(made, np.where(meaning(one, other), 2 * one, other))
 
 
-def test_integers_that_are_repeated_are_compared_as_numbers() -> None:
-    """Beside a quantised value, so that the model is read."""
-    floats, wholes, given = "tensor<2x6xf32>", "tensor<2x6xi8>", quantised("2x6")
+def test_broadcast_integers_are_compared_as_numbers() -> None:
+    """A quantised value next to them makes the model readable."""
+    floats, wholes, given = "tensor<2x6xf32>", "tensor<2x6xi8>", quantised_type("2x6")
     body = f"""
     %0 = stablehlo.uniform_dequantize %q : ({given}) -> {floats}
     %1 = stablehlo.broadcast_in_dim %y, dims = [1] : (tensor<6xi8>) -> {wholes}
@@ -211,7 +211,7 @@ def test_integers_that_are_repeated_are_compared_as_numbers() -> None:
     %r = stablehlo.select %2, %3, %0 : tensor<2x6xi1>, {floats}"""
     network = read(function(body, f"%q: {given}, %x: {wholes}, %y: tensor<6xi8>", floats))
     q, x, y = bytes_of(2, 6), bytes_of(2, 6, seed=1), bytes_of(6, seed=2)
-    (made,) = opened(network).run(None, {"q": q, "x": x, "y": y})
+    (made,) = open_session(network).run(None, {"q": q, "x": x, "y": y})
     real = (q - 3.0) * 0.5
     np.testing.assert_array_equal(made, np.where(x < y, 2 * real, real))
 
@@ -230,9 +230,9 @@ INTEGERS: dict[str, tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]] 
 
 
 @pytest.mark.parametrize("name", INTEGERS)
-def test_integers_that_are_repeated_stay_integers(name: str) -> None:
+def test_broadcast_integers_stay_integers(name: str) -> None:
     operation, meaning = INTEGERS[name]
-    floats, wholes, given = "tensor<2x6xf32>", "tensor<2x6xi32>", quantised("2x6")
+    floats, wholes, given = "tensor<2x6xf32>", "tensor<2x6xi32>", quantised_type("2x6")
     body = f"""
     %0 = stablehlo.uniform_dequantize %q : ({given}) -> {floats}
     %1 = stablehlo.broadcast_in_dim %y, dims = [1] : (tensor<6xi32>) -> {wholes}
@@ -246,13 +246,13 @@ def test_integers_that_are_repeated_stay_integers(name: str) -> None:
     network = read(function(body, f"%q: {given}, %x: {wholes}, %y: tensor<6xi32>", floats))
     rng = np.random.default_rng(1)
     q, x, y = bytes_of(2, 6), *(rng.integers(-9, 10, shape).astype(np.int32) for shape in ((2, 6), 6))
-    (made,) = opened(network).run(None, {"q": q, "x": x, "y": y})
+    (made,) = open_session(network).run(None, {"q": q, "x": x, "y": y})
     np.testing.assert_array_equal(made, (q - 3.0) * 0.5 + meaning(x, y))
 
 
 @pytest.mark.parametrize(("combined", "start"), [("add", 0), ("maximum", -(1 << 31)), ("multiply", 1)])
-def test_integers_that_are_repeated_are_reduced_as_integers(combined: str, start: int) -> None:
-    floats, wholes, given = "tensor<6xf32>", "tensor<2x6xi32>", quantised("6")
+def test_broadcast_integers_are_reduced_as_integers(combined: str, start: int) -> None:
+    floats, wholes, given = "tensor<6xf32>", "tensor<2x6xi32>", quantised_type("6")
     body = f"""
     %0 = stablehlo.uniform_dequantize %q : ({given}) -> {floats}
     %1 = stablehlo.broadcast_in_dim %y, dims = [1] : (tensor<6xi32>) -> {wholes}
@@ -262,7 +262,7 @@ def test_integers_that_are_repeated_are_reduced_as_integers(combined: str, start
     %r = stablehlo.add %0, %3 : {floats}"""
     network = read(function(body, f"%q: {given}, %y: tensor<6xi32>", floats))
     q, y = bytes_of(6), np.random.default_rng(1).integers(-9, 10, 6).astype(np.int32)
-    (made,) = opened(network).run(None, {"q": q, "y": y})
+    (made,) = open_session(network).run(None, {"q": q, "y": y})
     wanted = {"add": 2 * y, "maximum": y, "multiply": y * y}[combined]
     np.testing.assert_array_equal(made, (q - 3.0) * 0.5 + wanted)
 
@@ -279,8 +279,8 @@ ELEMENTS = {
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_quantised_elements(name: str) -> None:
     operation, meaning = ELEMENTS[name]
-    given = quantised("1x4x16x4", 0.0625, -7)
-    result = quantised("1x4x16x4", 0.25, 1)
+    given = quantised_type("1x4x16x4", 0.0625, -7)
+    result = quantised_type("1x4x16x4", 0.25, 1)
     types = ", ".join([given] * operation.count("%"))
     text = function(f"    %r = {operation} : ({types}) -> {result}", f"%x: {given}, %y: {given}", result)
     x, y = bytes_of(1, 4, 16, 4), bytes_of(1, 4, 16, 4, seed=1)
@@ -306,12 +306,12 @@ MOVES = {
 
 
 @pytest.mark.parametrize("name", MOVES)
-def test_moves_of_what_is_stored(name: str) -> None:
+def test_moves_of_stored_elements(name: str) -> None:
     operation, shape, meaning = MOVES[name]
-    given = quantised("1x4x6x2")
+    given = quantised_type("1x4x6x2")
     types = ", ".join([given] * operation.count("%"))
     text = function(
-        f"    %r = {operation} : ({types}) -> {quantised(shape)}", f"%x: {given}", quantised(shape)
+        f"    %r = {operation} : ({types}) -> {quantised_type(shape)}", f"%x: {given}", quantised_type(shape)
     )
     x = bytes_of(1, 4, 6, 2)
     (made,) = run_graph(import_model(text), {"x": x}).values()
@@ -319,7 +319,7 @@ def test_moves_of_what_is_stored(name: str) -> None:
 
 
 def test_pools() -> None:
-    given, shape = quantised("1x4x6x2"), "1x2x3x2"
+    given, shape = quantised_type("1x4x6x2"), "1x2x3x2"
     scalar = "tensor<!quant.uniform<i8:f32, 0.5:3>>"
     body = f"""
     %c = stablehlo.constant() {{value = dense<-128> : tensor<i8>}} : () -> {scalar}
@@ -327,9 +327,9 @@ def test_pools() -> None:
     ^bb0(%a: {scalar}, %b: {scalar}):
       %0 = stablehlo.maximum %a, %b : {scalar}
       stablehlo.return %0 : {scalar}
-    }}) : ({given}, {scalar}) -> {quantised(shape)}"""
+    }}) : ({given}, {scalar}) -> {quantised_type(shape)}"""
     x = bytes_of(1, 4, 6, 2)
-    made = ran(function(body, f"%x: {given}", quantised(shape)), x=x)
+    made = run_text(function(body, f"%x: {given}", quantised_type(shape)), x=x)
     np.testing.assert_array_equal(made, x.reshape(1, 2, 2, 3, 2, 2).max((2, 4)))
 
 
@@ -367,15 +367,15 @@ def test_chains_that_quantise(name: str) -> None:
     zero = {"divide": 7, "reciprocal": -7, "clamped first": 7}[name]
     assert network.constants[quantise.inputs[2]] == zero
     x = np.array([[-100.0, 0.125, 0.375, 100.0]], np.float32)
-    session = opened(network)
+    session = open_session(network)
     shift = 7 if name == "clamped first" else 0
     wanted = np.clip(np.rint(x * 4) + zero, -100 + shift, 90 + shift)
     np.testing.assert_array_equal(session.run(None, {"x": x})[0], wanted)
 
 
 @pytest.mark.parametrize("name", ["divide", "reciprocal"])
-def test_chains_without_rounding_are_none(name: str) -> None:
-    """Conversion cuts off: that is no quantisation, and such a model is not quantised."""
+def test_chains_without_rounding_are_refused(name: str) -> None:
+    """Conversion truncates, which is not quantisation, so the model is not quantised."""
     lines = [line for line in CHAINS[name] if "round" not in line]
     lines[1] = lines[1].replace("%1", "%0")
     with pytest.raises(CompileError, match="not quantised"):
@@ -383,21 +383,21 @@ def test_chains_without_rounding_are_none(name: str) -> None:
 
 
 REFUSED = {
-    "unknown": ("%r = stablehlo.cholesky %x : tensor<1x4xf32>", r"line 8: stablehlo.cholesky is none that weft reads"),
+    "unknown": ("%r = stablehlo.cholesky %x : tensor<1x4xf32>", r"line 8: stablehlo.cholesky is not supported"),
     "operands": ("%r = stablehlo.add %x : tensor<1x4xf32>", r"has 1 operands; it takes 2$"),
     "no operands": ('%r = "stablehlo.concatenate"() {dim = 0 : i64} : () -> tensor<1x4xf32>',
                     r"has 0 operands; it takes 1 or more$"),
     "many operands": ("%r = tosa.mul %x, %x, %x, %x : (tensor<1x4xf32>, tensor<1x4xf32>, tensor<1x4xf32>, "
                       "tensor<1x4xf32>) -> tensor<1x4xf32>", r"has 4 operands; it takes 2 to 3$"),
-    "shape": ("%r = stablehlo.reshape %x : (tensor<1x4xf32>) -> tensor<1x5xf32>", "which has other elements"),
+    "shape": ("%r = stablehlo.reshape %x : (tensor<1x4xf32>) -> tensor<1x5xf32>", "which has a different number of elements"),
     "results": ("%q:2 = stablehlo.abs %x : (tensor<1x4xf32>) -> (tensor<1x4xf32>, tensor<1x4xf32>)\n"
                 "    %r = stablehlo.abs %q#0 : tensor<1x4xf32>", "line 8: stablehlo.abs has 2 results"),
     "axes": ("%r = stablehlo.transpose %x, dims = [0, 5] : (tensor<1x4xf32>) -> tensor<1x4xf32>", "has permutation"),
     "slice": ("%r = stablehlo.slice %x [0:1, 2:9] : (tensor<1x4xf32>) -> tensor<1x7xf32>", "takes 2:9:1 of an axis of 4"),
-    "type": ("%r = stablehlo.convert %x : (tensor<1x4xf32>) -> tensor<1x4xcomplex<f32>>", "none that weft reads"),
+    "type": ("%r = stablehlo.convert %x : (tensor<1x4xf32>) -> tensor<1x4xcomplex<f32>>", "not supported"),
     "contradiction": ("%q = stablehlo.convert %x : (tensor<1x4xf32>) -> tensor<1x4xi8>\n    %f = stablehlo.convert %q : "
                       "(tensor<1x4xi8>) -> tensor<1x4xf32>\n    %r = stablehlo.abs %f : (tensor<1x4xf32>) -> tensor<1x5xf32>",
-                      "what the text says is float32 of shape 1x5"),
+                      "the text declares float32 of shape 1x5"),
     "window": ("%r = stablehlo.convolution(%x, %x) dim_numbers = [b, f]x[i, o]->[b, f], window = {} : "
                "(tensor<1x4xf32>, tensor<1x4xf32>) -> tensor<1x4xf32>", "has 0 axes of the image"),
     "reduce": ("%r = stablehlo.reduce(%x init: %l) applies stablehlo.and across dimensions = [0] : "
@@ -408,7 +408,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(name: str) -> None:
+def test_refusals(name: str) -> None:
     line, why = REFUSED[name]
     with pytest.raises(CompileError, match=why):
         read(chain(line, result=line.rpartition(" ")[2]))
@@ -416,6 +416,6 @@ def test_what_is_refused(name: str) -> None:
 
 def test_sums_of_another_scale_are_refused() -> None:
     sums = "tensor<2x3x!quant.uniform<i32:f32, 0.3>>"
-    body = f"    %r = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0] : ({quantised('2x6')}, {quantised('6x3')}) -> {sums}"
+    body = f"    %r = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0] : ({quantised_type('2x6')}, {quantised_type('6x3')}) -> {sums}"
     with pytest.raises(CompileError, match="whose scale is not the product"):
-        read(function(body, f"%x: {quantised('2x6')}, %y: {quantised('6x3')}", sums))
+        read(function(body, f"%x: {quantised_type('2x6')}, %y: {quantised_type('6x3')}", sums))

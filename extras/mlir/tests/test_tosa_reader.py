@@ -1,4 +1,4 @@
-"""TOSA that was not printed here: the bytes of the specification, wherever they are made."""
+"""Foreign TOSA text: the bytes of the specification, on the device or on the host."""
 # ruff: noqa: E501  # operations are printed in one line
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Text:
 
 
 def check(text: bytes, *shapes: tuple[int, ...], seed: int = 0) -> dict[str, str]:
-    """Compare what is read with the specification, byte for byte; what runs on the host."""
+    """Compare a read model with the specification, byte for byte; return the operators on the host."""
     rng = np.random.default_rng(seed)
     given = [rng.integers(-128, 128, shape).astype(np.int8) for shape in shapes]
     graph = import_model(text)
@@ -84,8 +84,8 @@ def check(text: bytes, *shapes: tuple[int, ...], seed: int = 0) -> dict[str, str
     return on_host(graph)
 
 
-def convolved(seed: int, bits: int, rounding: str, clamp: bool = False) -> bytes:
-    """A convolution with multipliers of so many bits, and what follows it."""
+def convolution_text(seed: int, bits: int, rounding: str, clamp: bool = False) -> bytes:
+    """Return a convolution with multipliers of `bits` bits, and the operations after it."""
     rng, text = np.random.default_rng(seed), Text("tensor<1x6x6x3xi8>")
     weights = text.constant(rng.integers(-127, 128, (4, 3, 3, 3)).astype(np.int8))
     bias = text.constant(rng.integers(-3000, 3000, 4).astype(np.int32))
@@ -107,7 +107,7 @@ def convolved(seed: int, bits: int, rounding: str, clamp: bool = False) -> bytes
 
 @pytest.mark.parametrize("seed", range(3))
 def test_multipliers_of_24_bits_run_on_the_device(seed: int) -> None:
-    text = convolved(seed, 24, "SINGLE_ROUND", clamp=True)
+    text = convolution_text(seed, 24, "SINGLE_ROUND", clamp=True)
     assert check(text, (1, 6, 6, 3)) == {}
     (op,) = device_ops(import_model(text))
     assert isinstance(op, Conv)
@@ -117,15 +117,15 @@ def test_multipliers_of_24_bits_run_on_the_device(seed: int) -> None:
 @pytest.mark.parametrize("rounding", ["SINGLE_ROUND", "DOUBLE_ROUND"])
 @pytest.mark.parametrize("seed", range(4))
 def test_multipliers_of_31_bits_keep_their_bytes(seed: int, rounding: str) -> None:
-    """On the device where a mantissa makes the same bytes, on the host otherwise; there the rounding has a name."""
-    hosted = check(convolved(seed, 31, rounding), (1, 6, 6, 3))
+    """On the device where a mantissa gives equal bytes, else on the host, whose rounding has its own name."""
+    hosted = check(convolution_text(seed, 31, rounding), (1, 6, 6, 3))
     assert not hosted or any("exact_rounding_of_tosa" in name for name in hosted)
 
 
 @pytest.mark.parametrize("multiplier", [1 << 30, 1 << 29, 1431655765, 1999999999])
 @pytest.mark.parametrize("rounding", ["SINGLE_ROUND", "DOUBLE_ROUND"])
 def test_rescale_of_bytes_runs_on_the_device(multiplier: int, rounding: str) -> None:
-    """As a requantisation, or as a table of what TOSA makes of every byte."""
+    """As a requantisation, or as a table with TOSA's result for every byte."""
     text = Text("tensor<1x2x8x16xi8>")
     made = text.rescale("%x0", [multiplier], [31], (-7, 9), "tensor<1x2x8x16xi8>", rounding)
     source = text.text(made)
@@ -146,7 +146,7 @@ def test_tables_and_clamps() -> None:
     [("2, 2", "2, 2", "0, 0, 0, 0", 2), ("3, 3", "1, 1", "1, 1, 1, 1", 4), ("4, 4", "1, 1", "0, 0, 0, 0", 1)],
 )
 def test_pools_run_on_the_device(window: tuple[str, str, str, int]) -> None:
-    """Means have a scale with which the device divides as TOSA does, also where padding leaves windows smaller."""
+    """A scale exists with which the device divides as TOSA does, even where padding leaves windows smaller."""
     kernel, stride, pad, size = window
     text = Text("tensor<1x4x4x6xi8>")
     result = f"tensor<1x{size}x{size}x6xi8>"
@@ -169,7 +169,7 @@ def test_pools_with_padding_on_some_sides() -> None:
 
 
 @pytest.mark.parametrize("zero", [-128, -3, 0, 127])
-def test_ranges_of_sums_are_reached_and_not_left(zero: int) -> None:
+def test_ranges_of_sums_are_tight(zero: int) -> None:
     rng = np.random.default_rng(zero + 128)
     weights, bias = rng.integers(-255, 256, (4, 5)), rng.integers(-1000, 1000, 4)
     low, high = sums_range(weights, bias, "int8", zero)
@@ -203,7 +203,7 @@ def test_movement() -> None:
 
 
 def test_sums_of_two_bytes_keep_their_bytes() -> None:
-    """As converters write a sum: both at a common scale of 20 more bits, and back. The host adds, as TOSA does."""
+    """Converters write a sum at a common scale with 20 more bits. The host adds, as TOSA does."""
     text = Text("tensor<1x2x8x16xi8>", "tensor<1x2x8x16xi8>")
     wide = "tensor<1x2x8x16xi32>"
     parts = [
@@ -227,7 +227,7 @@ func.func @main(%x: tensor<1x4x4x2xi8>) -> tensor<1x3xi8> {
   return %4 : tensor<1x3xi8>
 }
 """
-"""As versions before 1.0 print it: zero points, scales and shapes are attributes."""
+"""A text of versions before 1.0: zero points, scales and shapes are attributes."""
 
 
 def test_older_texts() -> None:
@@ -270,7 +270,7 @@ def test_rows_by_weights_of_older_texts() -> None:
 
 
 REFUSED = {
-    "operation": (r"tosa\.conv2d", "tosa.fft2d", "line 6: tosa.fft2d is none that weft reads"),
+    "operation": (r"tosa\.conv2d", "tosa.fft2d", "line 6: tosa.fft2d is not supported"),
     "rounding": ("SINGLE_ROUND", "NO_ROUND", "has rounding_mode 'NO_ROUND'"),
     "stride": (r"stride = array<i64: 1, 1>", "stride = array<i64: 0, 1>", "below 1"),
     "pads": (r"pad = array<i64: 1, 1, 1, 1>", "pad = array<i64: 1, 1>", "there must be 4"),
@@ -284,16 +284,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(name: str) -> None:
+def test_refusals(name: str) -> None:
     pattern, replacement, why = REFUSED[name]
-    text = re.sub(pattern, replacement, convolved(0, 24, "SINGLE_ROUND").decode())
+    text = re.sub(pattern, replacement, convolution_text(0, 24, "SINGLE_ROUND").decode())
     with pytest.raises(CompileError, match=why):
         read(text.encode())
 
 
 @pytest.mark.parametrize("by", [0, 1, 31, 32, -1])
 def test_shifts_to_the_right(by: int) -> None:
-    """By all of the bits of an int32 but one, at most."""
+    """An int32 can be shifted by 0 to 31 places."""
     text = Text("tensor<1x2x3x4xi8>")
     wide = text.rescale("%x0", [1 << 30], [30 - 20], (5, 0), "tensor<1x2x3x4xi32>", "SINGLE_ROUND")
     count = text.constant(np.full((1, 1, 1, 1), by, np.int32))

@@ -1,8 +1,11 @@
-"""Gradients of expressions: one rule for each kind of micro-operation, applied backwards from what is given.
+"""Gradients of expressions: one rule per kind of micro-operation, applied backwards from given gradients.
 
-A read at computed places becomes another read: a place ``(c + a x + b y) / q`` that an index s of the operand has is
-solved for one of its axes, ``x = (q s - c - b y) / a``, and what several y give is added up. So the gradient of a
-convolution by its input is again a sum of products over windows, and that of a read is never a scatter.
+A read at computed places becomes another read. The place ``(c + a x + b y) / q`` of an operand's index s is solved
+for one axis, ``x = (q s - c - b y) / a``, and the gradient is summed over y. So the gradient of a convolution by its
+input is again a sum of products over windows, and no gradient is a scatter.
+
+Reads move through sums and products: ``sum_o (a[h, o] * b[o, y])`` read at ``h = s - y`` becomes ``sum_o (a[s - y, o]
+* b[o, y])``, a sum of products of windows. Otherwise the read would need the outer product.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from weft.compiler.ir.graph import CompileError
 from weft.extras.training.gradient.expression import (
+    FUNCTIONS,
     Axis,
     Expression,
     Map,
@@ -19,81 +23,144 @@ from weft.extras.training.gradient.expression import (
     Reindex,
     Reshape,
     Source,
-    add_up,
     apply,
-    ordered,
-    spread,
+    broadcast_to,
+    sum_over,
+    topological_order,
 )
-from weft.extras.training.gradient.functions import FUNCTIONS
-from weft.extras.training.gradient.reindexing import reindexed
+
+Places = Mapping[Axis, Place]
+
+
+def reindex(item: Expression, axes: Iterable[Axis], places: Places, *, free: bool = False) -> Expression:
+    """Return an expression read at `places` of its axes, with the axes of `axes` that it depends on.
+
+    Outside the axis it is 0, or with `free` anything. An expression without an axis that is read twice becomes a plain
+    `Reindex`.
+    """
+    axes = tuple(dict.fromkeys(axes))
+    if all(places[axis] == Place.of(axis) for axis in item.axes):
+        return item
+    twice = _reads_axis_twice(item, places)
+    if twice and isinstance(item, Reduce) and item.kind == "add":
+        inner = {**places, **{axis: Place.of(axis) for axis in item.over}}
+        return Reduce("add", reindex(item.operand, (*axes, *item.over), inner, free=free), item.over)
+    if twice and isinstance(item, Map) and (free or item.function == "mul"):
+        return _reindex_map(item, axes, places, free=free)
+    if twice and free and isinstance(item, Reindex):
+        inside = {axis: _compose(place, places) for axis, place in item.places.items()}
+        composed = {axis: place for axis, place in inside.items() if place is not None}
+        if len(composed) == len(inside):
+            return reindex(item.operand, axes, composed, free=True)
+    own = {axis: places[axis] for axis in item.axes}
+    terms = {axis for place in own.values() for axis, _ in place.terms}
+    return Reindex(item, tuple(axis for axis in axes if axis in terms), own)
+
+
+def _reads_axis_twice(item: Expression, places: Places) -> bool:
+    """Return whether one axis would determine two coordinates of an expression."""
+    used = [axis for own in item.axes for axis, _ in places[own].terms]
+    return len(set(used)) < len(used)
+
+
+def _reindex_map(item: Map, axes: tuple[Axis, ...], places: Places, *, free: bool) -> Expression:
+    """Read the operands of a map. A product is 0 where one factor is, so the other factors are free there."""
+    partial = {axis for axis in item.axes if not places[axis].always(axis.size)}
+    strict = (
+        None
+        if free
+        else next((at for at, operand in enumerate(item.operands) if partial <= {*operand.axes}), None)
+    )
+    operands = [
+        reindex(operand, axes, places, free=free or (strict is not None and at != strict))
+        for at, operand in enumerate(item.operands)
+    ]
+    return Map(item.function, tuple(operands))
+
+
+def _compose(place: Place, places: Places) -> Place | None:
+    """Return a place whose axes are places themselves, or None if it has no such form."""
+    if place.floor or place.divisor != 1:
+        return None
+    terms: dict[Axis, int] = {}
+    constant = place.constant
+    for axis, factor in place.terms:
+        inner = places.get(axis, Place.of(axis))
+        if inner.floor or factor % inner.divisor:
+            return None
+        by = factor // inner.divisor
+        constant += by * inner.constant
+        for term, own in inner.terms:
+            terms[term] = terms.get(term, 0) + by * own
+    return Place(tuple((axis, factor) for axis, factor in terms.items() if factor), constant)
 
 
 class GradientError(CompileError):
-    """An operator without a gradient: which one, and why."""
+    """Error for an operator without a gradient."""
 
 
 def gradients(
-    given: Iterable[tuple[Expression, Expression]], wanted: Iterable[Source]
+    seeds: Iterable[tuple[Expression, Expression]], wanted: Iterable[Source]
 ) -> list[Expression | None]:
-    """The gradients by sources of the sum of products of expressions with given gradients of the same axes.
+    """Return the gradients by `wanted` of the sum of products of expressions and their given gradients.
 
-    None for a source that nothing depends on. Where a maximum is reached by several elements, each has the gradient.
-    A gradient may lack axes of its source: it is the same along them.
+    The gradient is None if no expression depends on the source. If several elements reach a maximum, each gets the
+    gradient. A gradient may lack axes of its source, along which it repeats.
 
     Raises
     ------
     GradientError
         If an expression reads two axes of an operand at one place.
     """
-    wanted, pairs = list(wanted), list(given)
-    needed = _depending([item for item, _ in pairs], wanted)
-    found: dict[int, Expression] = {}
+    wanted, pairs = list(wanted), list(seeds)
+    needed = _dependents([item for item, _ in pairs], wanted)
+    by_id: dict[int, Expression] = {}
     for item, gradient in pairs:
-        _add(found, item, gradient)
-    for item in reversed(ordered(item for item, _ in pairs)):
-        whole = found.get(id(item))
+        _add(by_id, item, gradient)
+    for item in reversed(topological_order(item for item, _ in pairs)):
+        whole = by_id.get(id(item))
         if whole is None or id(item) not in needed:
             continue
-        for operand, part in _parts(item, whole, needed):
-            _add(found, operand, part)
-    return [found.get(id(item)) for item in wanted]
+        for operand, part in _operand_gradients(item, whole, needed):
+            _add(by_id, operand, part)
+    return [by_id.get(id(item)) for item in wanted]
 
 
-def _add(found: dict[int, Expression], item: Expression, gradient: Expression) -> None:
-    known = found.get(id(item))
-    found[id(item)] = gradient if known is None else apply("add", known, gradient)
+def _add(gradients_by_id: dict[int, Expression], item: Expression, gradient: Expression) -> None:
+    known = gradients_by_id.get(id(item))
+    gradients_by_id[id(item)] = gradient if known is None else apply("add", known, gradient)
 
 
-def _depending(outputs: list[Expression], wanted: list[Source]) -> set[int]:
-    """Which expressions depend on what is wanted."""
+def _dependents(outputs: list[Expression], wanted: list[Source]) -> set[int]:
+    """Return the ids of expressions that depend on `wanted`."""
     needed = {id(item) for item in wanted}
-    for item in ordered(outputs):
+    for item in topological_order(outputs):
         if any(id(operand) in needed for operand in item.operands):
             needed.add(id(item))
     return needed
 
 
-def _parts(
+def _operand_gradients(
     item: Expression, gradient: Expression, needed: set[int]
 ) -> Iterable[tuple[Expression, Expression]]:
-    """Operands of an expression and what each has of the expression's gradient."""
+    """Yield the operands of an expression with their parts of its gradient."""
     match item:
         case Map():
             partials = FUNCTIONS[item.function].partials(item, *item.operands)
             for operand, partial in zip(item.operands, partials, strict=True):
                 if partial is not None and id(operand) in needed:
                     part = _product(gradient, partial)
-                    yield operand, add_up(part, (axis for axis in item.axes if axis not in operand.axes))
+                    yield operand, sum_over(part, (axis for axis in item.axes if axis not in operand.axes))
         case Reduce(kind="add"):
             yield item.operand, gradient
-        case Reduce() if isinstance(item.operand, Reindex) and _tiles(item.operand, item.over):
-            yield item.operand.operand, _of_tiles(item, item.operand, gradient)
+        case Reduce() if isinstance(item.operand, Reindex) and _find_tiles(item.operand, item.over):
+            yield item.operand.operand, _gradient_of_tiles(item, item.operand, gradient)
         case Reduce():
             yield item.operand, apply("mul", gradient, apply("is_zero", apply("sub", item, item.operand)))
         case Reindex():
-            yield item.operand, read_back(item, gradient)
+            yield item.operand, gradient_of_read(item, gradient)
         case Reshape():
-            whole = spread(gradient, item.axes)
+            whole = broadcast_to(gradient, item.axes)
             yield item.operand, Reshape(whole, item.operand.axes)
 
 
@@ -103,12 +170,13 @@ def _product(gradient: Expression, partial: Expression) -> Expression:
     return apply("mul", gradient, partial)
 
 
-def _tiles(read: Reindex, over: Iterable[Axis]) -> dict[Axis, tuple[Axis, Axis]] | None:
-    """For each axis of the operand that windows without overlap or gap cut: the axis of windows, and that inside one.
+def _find_tiles(read: Reindex, over: Iterable[Axis]) -> dict[Axis, tuple[Axis, Axis]] | None:
+    """Return, for each axis of the operand that is split into adjacent windows, the axis of windows and the axis
+    inside.
 
-    None if some axis of `over` is not inside such windows, or if another axis of the operand is not read as it is.
+    None if an axis of `over` is not inside such windows, or if another axis of the operand is read at computed places.
     """
-    found: dict[Axis, tuple[Axis, Axis]] = {}
+    tiles: dict[Axis, tuple[Axis, Axis]] = {}
     for axis, place in read.places.items():
         if place.is_axis(axis.size) is not None:
             continue
@@ -118,21 +186,21 @@ def _tiles(read: Reindex, over: Iterable[Axis]) -> dict[Axis, tuple[Axis, Axis]]
         (outer, step), (inner, one) = pair
         if one != 1 or step != inner.size or step * outer.size != axis.size or inner not in over:
             return None
-        found[axis] = outer, inner
-    return found if {inner for _, inner in found.values()} == set(over) else None
+        tiles[axis] = outer, inner
+    return tiles if {inner for _, inner in tiles.values()} == set(over) else None
 
 
-def _of_tiles(item: Reduce, read: Reindex, gradient: Expression) -> Expression:
-    """The gradient of a maximum over windows that lie side by side: each element knows its window."""
-    tiles = _tiles(read, item.over)
+def _gradient_of_tiles(item: Reduce, read: Reindex, gradient: Expression) -> Expression:
+    """Return the gradient of a maximum over adjacent windows: each element lies in exactly one window."""
+    tiles = _find_tiles(read, item.over)
     assert tiles is not None
     back = {
         tiles[axis][0] if axis in tiles else place.terms[0][0]: _tile_place(axis, tiles)
         for axis, place in read.places.items()
     }
     axes = read.operand.axes
-    spread = [Reindex(value, axes, {axis: back[axis] for axis in value.axes}) for value in (gradient, item)]
-    return apply("mul", spread[0], apply("is_zero", apply("sub", spread[1], read.operand)))
+    values = [Reindex(value, axes, {axis: back[axis] for axis in value.axes}) for value in (gradient, item)]
+    return apply("mul", values[0], apply("is_zero", apply("sub", values[1], read.operand)))
 
 
 def _tile_place(axis: Axis, tiles: Mapping[Axis, tuple[Axis, Axis]]) -> Place:
@@ -141,38 +209,38 @@ def _tile_place(axis: Axis, tiles: Mapping[Axis, tuple[Axis, Axis]]) -> Place:
     return Place(((axis, 1),), 0, tiles[axis][1].size, floor=True)
 
 
-def read_back(item: Reindex, gradient: Expression) -> Expression:
-    """What the operand of a read has of the gradient of the result.
+def gradient_of_read(item: Reindex, gradient: Expression) -> Expression:
+    """Return the gradient of a read's operand.
 
     Raises
     ------
     GradientError
-        If one axis of the result decides about two places.
+        If one axis of the result determines two coordinates.
     """
     back: dict[Axis, Place] = {}
     rest: dict[Axis, None] = dict.fromkeys(item.axes)
     for axis, place in item.places.items():
         if place.floor:
-            gradient, found = _of_floor(axis, place, gradient)
+            gradient, solved = _gradient_of_repeat(axis, place, gradient)
             rest.pop(place.terms[0][0])
         else:
-            found = _solved(axis, place, set(back))
-        back[found[0]] = found[1]
-        rest.pop(found[0], None)
+            solved = _solve(axis, place, set(back))
+        back[solved[0]] = solved[1]
+        rest.pop(solved[0], None)
     missing = tuple(
         axis for axis, place in back.items() if axis not in gradient.axes and not place.always(axis.size)
     )
-    gradient = spread(gradient, (*gradient.axes, *missing))
+    gradient = broadcast_to(gradient, (*gradient.axes, *missing))
     places = {axis: back.get(axis, Place.of(axis)) for axis in gradient.axes}
     axes = (*item.operand.axes, *rest)
-    read = reindexed(gradient, axes, places)
-    return add_up(read, rest)
+    read = reindex(gradient, axes, places)
+    return sum_over(read, rest)
 
 
-def _solved(axis: Axis, place: Place, taken: set[Axis]) -> tuple[Axis, Place]:
-    """The axis of the result that a place is solved for, the one with most elements, and its place by `axis`.
+def _solve(axis: Axis, place: Place, taken: set[Axis]) -> tuple[Axis, Place]:
+    """Solve a place for the largest axis of the result; return that axis, and its place by `axis`.
 
-    For a constant place it is a new axis of one element.
+    A constant place gets a new axis of one element.
     """
     if not place.terms:
         return Axis(1, axis.label), Place(((axis, place.divisor),), -place.constant)
@@ -184,8 +252,10 @@ def _solved(axis: Axis, place: Place, taken: set[Axis]) -> tuple[Axis, Place]:
     return solved, Place(((axis, sign * place.divisor), *others), -sign * place.constant, abs(factor))
 
 
-def _of_floor(axis: Axis, place: Place, gradient: Expression) -> tuple[Expression, tuple[Axis, Place]]:
-    """The gradient of elements that were repeated side by side, added up for each of them."""
+def _gradient_of_repeat(
+    axis: Axis, place: Place, gradient: Expression
+) -> tuple[Expression, tuple[Axis, Place]]:
+    """Return the gradient of repeated elements, summed over the repetitions."""
     ((term, _),) = place.terms
     if place.constant or term.size != axis.size * place.divisor:
         raise GradientError(f"{axis.size} elements are repeated as {term.size}")

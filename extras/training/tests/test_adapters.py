@@ -1,4 +1,4 @@
-"""Low-rank adapters: the network is at first what it was, and weights with what was trained compute the same."""
+"""Low-rank adapters: they do not change the network at first, and merged weights compute the same results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import read
 from weft.extras.training.gradient.adapters import with_adapters
 from weft.extras.training.gradient.derivative import GradientError
-from weft.extras.training.layers import layers_of
+from weft.extras.training.trainer import layers_of
 
 NETS = [lambda rng: trained_nets.perceptron(rng, (7, 9, 4))] + [
     lambda rng, kind=kind: trained_nets.convolutional(rng, kind) for kind in (0, 2, 3)
@@ -29,7 +29,7 @@ def outputs(network: Network, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", range(len(NETS)))
-def test_adapted_and_merged(kind: int) -> None:
+def test_merged_adapters(kind: int) -> None:
     rng = np.random.default_rng([81, kind])
     model = NETS[kind](rng)
     network = read(model)
@@ -44,7 +44,7 @@ def test_adapted_and_merged(kind: int) -> None:
         for name in adapter.constants
     }
     moved = dataclasses.replace(adapted, constants={**adapted.constants, **values})
-    merged = {adapter.name: adapter.merged(network.constants[adapter.name], values) for adapter in adapters}
+    merged = {adapter.name: adapter.merge(network.constants[adapter.name], values) for adapter in adapters}
     plain = dataclasses.replace(network, constants={**network.constants, **merged})
     assert np.abs(outputs(plain, x) - outputs(network, x)).max() > 0.01
     np.testing.assert_allclose(outputs(moved, x), outputs(plain, x), atol=1e-4, rtol=1e-4)
@@ -61,13 +61,13 @@ def test_products_without_transposing() -> None:
         name: rng.normal(size=adapted.constants[name].shape).astype(np.float32) for name in adapter.constants
     }
     moved = dataclasses.replace(adapted, constants={**adapted.constants, **values})
-    merged = {adapter.name: adapter.merged(network.constants[adapter.name], values)}
+    merged = {adapter.name: adapter.merge(network.constants[adapter.name], values)}
     x, _ = trained_nets.samples(model, 4)
     plain = dataclasses.replace(network, constants=merged)
     np.testing.assert_allclose(outputs(moved, x), outputs(plain, x), atol=1e-4)
 
 
-def test_groups_take_none() -> None:
+def test_grouped_convolutions_are_refused() -> None:
     network = read(trained_nets.convolutional(np.random.default_rng(83), 1))
     layers = [(node, names[0]) for node, names in layers_of(network)]
     with pytest.raises(GradientError, match="takes no adapter: convolutions without groups and products"):

@@ -1,4 +1,4 @@
-"""Meanings of operators against ONNX Runtime, and their gradients against differences and PyTorch."""
+"""Expressions of operators against ONNX Runtime, and their gradients against differences and PyTorch."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import pytest
 from support.gradient_cases import CASES, Case, gradients_of, meant
 from support.ort_sessions import plain_session
 
-from weft.extras.training.gradient.derivative import _tiles, gradients
+from weft.extras.training.gradient.derivative import _find_tiles, gradients
 from weft.extras.training.gradient.expression import (
     Axis,
     Expression,
     Reduce,
     Reindex,
     Source,
-    add_up,
     apply,
+    broadcast_to,
     evaluate,
-    spread,
+    sum_over,
 )
 
 
 def _differences(
     outputs: list[Expression], given: dict[str, np.ndarray], seeds: list[np.ndarray], name: str
 ) -> np.ndarray:
-    """Central differences of the sum of products of outputs and seeds."""
+    """Return central differences of the sum of products of outputs and seeds."""
     gradient, step = np.zeros(given[name].shape), 1e-6
     for at in np.ndindex(gradient.shape):
         ends = []
@@ -41,7 +41,7 @@ def _differences(
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_gradients_are_those_of_differences(case: Case) -> None:
+def test_gradients_match_differences(case: Case) -> None:
     rng = np.random.default_rng(1)
     _, outputs = meant(case)
     given, seeds, found = gradients_of(case, rng)
@@ -52,7 +52,7 @@ def test_gradients_are_those_of_differences(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_meanings_are_those_of_onnx(case: Case) -> None:
+def test_meanings_match_onnx_runtime(case: Case) -> None:
     given = case.inputs(np.random.default_rng(2))
     _, outputs = meant(case)
     session = plain_session(case.model())
@@ -63,7 +63,7 @@ def test_meanings_are_those_of_onnx(case: Case) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_gradients_are_those_of_pytorch(case: Case) -> None:
+def test_gradients_match_pytorch(case: Case) -> None:
     import torch
 
     given, seeds, found = gradients_of(case, np.random.default_rng(3))
@@ -75,17 +75,19 @@ def test_gradients_are_those_of_pytorch(case: Case) -> None:
         np.testing.assert_allclose(gradient, wanted.numpy(), rtol=1e-7, atol=1e-9)
 
 
-def test_what_repeats_is_added_up_for_each_repetition() -> None:
-    """Sums of sums: a gradient that is the same along an axis counts for each element of it."""
+def test_gradients_count_repetitions() -> None:
+    """A gradient that repeats along an axis counts once per element of the axis."""
     a, b = Axis(3), Axis(4)
     x, bias = Source("x", (a, b)), Source("b", (b,))
-    total = add_up(apply("add", x, bias), (a, b))
+    reduce_over = sum_over(apply("add", x, bias), (a, b))
     seed = Source("seed", ())
-    found = gradients([(total, seed)], [x, bias])
+    found = gradients([(reduce_over, seed)], [x, bias])
     given = {"x": np.zeros((3, 4)), "b": np.zeros(4), "seed": np.array(5.0)}
     assert [item is not None for item in found] == [True, True]
     whole = [
-        spread(item, source.axes) for item, source in zip(found, (x, bias), strict=True) if item is not None
+        broadcast_to(item, source.axes)
+        for item, source in zip(found, (x, bias), strict=True)
+        if item is not None
     ]
     by_x, by_bias = evaluate(whole, given)
     np.testing.assert_array_equal(by_x, np.full((3, 4), 5.0))
@@ -96,15 +98,15 @@ POOLS = [case for case in CASES if case.op in ("MaxPool", "AveragePool")]
 
 
 @pytest.mark.parametrize("case", POOLS, ids=repr)
-def test_windows_that_lie_side_by_side_are_seen(case: Case) -> None:
-    """There, each element knows its window; elsewhere it is in several, or in none."""
+def test_adjacent_windows_are_found(case: Case) -> None:
+    """In adjacent windows each element has one window; elsewhere it has several or none."""
     tiles = case.attributes.get("strides") == [2, 2] == case.attributes["kernel_shape"]
     tiles &= case.shapes == ((2, 3, 6, 4),)
     _, (value,) = meant(case)
     reduced = next(
         item for item in _parts(value) if isinstance(item, Reduce) and isinstance(item.operand, Reindex)
     )
-    found = _tiles(reduced.operand, reduced.over)
+    found = _find_tiles(reduced.operand, reduced.over)
     assert (found is not None) == tiles
     if found is not None:
         assert [(outer.size, inner.size) for outer, inner in found.values()] == [(3, 2), (2, 2)]

@@ -1,4 +1,4 @@
-"""Gradients as networks, evaluated by ONNX Runtime, against those of the expressions."""
+"""Gradient networks, run by ONNX Runtime, against gradients of the expressions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.ort_sessions import plain_session
 
 from weft.compiler.host.onnx_model import model_of
 from weft.compiler.onnx.reader import read
-from weft.extras.training.gradient import held
+from weft.extras.training.gradient import tensor
 from weft.extras.training.gradient.network import gradient_network
 
 
@@ -26,8 +26,8 @@ def test_networks_of_gradients(case: Case) -> None:
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
 
 
-def test_nodes_that_do_the_same_are_one_unless_they_have_a_name() -> None:
-    graph = held.Graph()
+def test_equal_nodes_are_shared_unless_named() -> None:
+    graph = tensor.Graph()
     one, again = (graph.node("Neg", ["x"]) for _ in range(2))
     assert one == again
     assert graph.node("Neg", ["y"]) != one

@@ -26,28 +26,28 @@ def trainer_of(model: onnx.ModelProto, config: Config, layers: int | None, batch
     return Trainer(model, config, Settings(epochs=2, batch=batch, rate=0.05), layers=layers)
 
 
-def prepared(
-    seed: int, kind: int, config: Config, *, deployed: bool, layers: int | None
+def prepare_trainer(
+    seed: int, kind: int, config: Config, *, quantised: bool, layers: int | None
 ) -> tuple[Trainer, list[dict]]:
-    """A trainer whose program is compiled, and some batches."""
+    """Return a trainer with a compiled program, and some batches."""
     rng = np.random.default_rng([41, seed, kind + 1])
     model = trained_nets.perceptron(rng, (11, 9, 5)) if kind < 0 else trained_nets.convolutional(rng, kind)
     x, labels = trained_nets.samples(model, 24, seed)
-    trainer = trainer_of(trained_nets.quantised(model) if deployed else model, config, layers, 8)
+    trainer = trainer_of(trained_nets.quantised(model) if quantised else model, config, layers, 8)
     trainer.prepare(0, {"x": x}, labels, rng)
     return trainer, [trainer.batch({"x": x}, labels, np.arange(8) + 8 * index) for index in range(3)]
 
 
 @pytest.mark.parametrize(
-    ("kind", "deployed", "layers"),
+    ("kind", "quantised", "layers"),
     mostly_long(
-        [(kind, deployed, layers) for kind in range(-1, 4) for deployed in (False, True) for layers in (1, 2, None)],
+        [(kind, quantised, layers) for kind in range(-1, 4) for quantised in (False, True) for layers in (1, 2, None)],
         0, 5, 7, 11, 15, 17, 21, 26,
     ),
 )  # fmt: skip
-def test_steps_are_those_of_onnx_runtime(kind: int, deployed: bool, layers: int | None) -> None:
-    """All of a step is on the device, and each operator's result, of what the device read, at most a step off."""
-    trainer, (given, *_) = prepared(1, kind, KERNEL["default"], deployed=deployed, layers=layers)
+def test_steps_match_onnx_runtime(kind: int, quantised: bool, layers: int | None) -> None:
+    """All of a step runs on the device. Each operator's result, from the device's operands, is at most one step off."""
+    trainer, (given, *_) = prepare_trainer(1, kind, KERNEL["default"], quantised=quantised, layers=layers)
     on_host = [why for _, _, place, why in trainer.program.assignment if place == "host"]
     assert all("boundary" in why or "output of the model" in why or "on the host" in why for why in on_host)
     assert len(on_host) <= 4 + 3 * len(trainer.state)
@@ -73,7 +73,7 @@ def test_steps_are_those_of_onnx_runtime(kind: int, deployed: bool, layers: int 
 
 
 def integers_of(model: onnx.ModelProto, trainer: Trainer) -> list[onnx.ValueInfoProto]:
-    """The results of all QuantizeLinear."""
+    """Return the results of all QuantizeLinear nodes."""
     kinds = {"int8": onnx.TensorProto.INT8, "int16": onnx.TensorProto.INT16, "uint8": onnx.TensorProto.UINT8}
     types = trainer.integers.types
     return [
@@ -85,7 +85,7 @@ def integers_of(model: onnx.ModelProto, trainer: Trainer) -> list[onnx.ValueInfo
 
 
 def with_integers(model: onnx.ModelProto, trainer: Trainer) -> onnx.ModelProto:
-    """The model with the results of all QuantizeLinear as outputs."""
+    """Return the model with the results of all QuantizeLinear nodes as outputs."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     made.graph.output.extend(integers_of(model, trainer))
@@ -93,7 +93,7 @@ def with_integers(model: onnx.ModelProto, trainer: Trainer) -> onnx.ModelProto:
 
 
 def one_by_one(model: onnx.ModelProto, trainer: Trainer) -> onnx.ModelProto:
-    """The model in which what reads integers is given them, and what makes them is an output."""
+    """Return the model cut at each QuantizeLinear: its result is an output, and its readers take an input."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     for item in integers_of(model, trainer):
@@ -108,7 +108,7 @@ def one_by_one(model: onnx.ModelProto, trainer: Trainer) -> onnx.ModelProto:
 
 
 def probabilities_of(model: onnx.ModelProto) -> str:
-    """The integers behind the softmax."""
+    """Return the name of the integers after the softmax."""
     (softmax,) = (node for node in model.graph.node if node.op_type == "Softmax")
     (link,) = (node for node in model.graph.node if softmax.output[0] in node.input)
     return link.output[0]
@@ -118,8 +118,8 @@ def probabilities_of(model: onnx.ModelProto) -> str:
     ("name", "kind"), mostly_long([("tiny", -1), ("tiny", 0), ("tiny", 2), ("default", 1)], 0)
 )
 def test_rtl(name: str, kind: int) -> None:
-    """Memory and states of the RTL are the golden interpreter's, under stalls."""
-    trainer, batches = prepared(2, kind, KERNEL[name], deployed=kind != 0, layers=None)
+    """Memory and states of the RTL equal the golden interpreter's, under stalls."""
+    trainer, batches = prepare_trainer(2, kind, KERNEL[name], quantised=kind != 0, layers=None)
     program = trainer.program
     for index, given in enumerate(batches[:2]):
         before = program.states
@@ -133,18 +133,18 @@ def test_rtl(name: str, kind: int) -> None:
 
 @pytest.mark.parametrize("name", mostly_long(["small", "ulx3s-85f", "tang-primer-20k", "large", "xlarge"], 1))
 def test_other_configurations(name: str) -> None:
-    """Where there is no kernel engine, the host updates what is kept with 16 bits: the same step, but for rounding."""
+    """Without a kernel engine, the host updates the 16-bit states: an equal step up to rounding."""
     config = configuration(name)
-    trainer, batches = prepared(3, 0, config, deployed=True, layers=None)
-    other, _ = prepared(3, 0, KERNEL["default"], deployed=True, layers=None)
+    trainer, batches = prepare_trainer(3, 0, config, quantised=True, layers=None)
+    other, _ = prepare_trainer(3, 0, KERNEL["default"], quantised=True, layers=None)
     for given in batches:
         found, expected = trainer.program.run(given), other.program.run(given)
         off = np.abs(found.outputs[PROBABILITIES] - expected.outputs[PROBABILITIES])
         assert off.max() < 0.1
 
 
-def test_gradients_that_are_0_are_on_the_device() -> None:
-    """No ReLU of this network is ever above 0: nothing but its last bias has a gradient."""
+def test_zero_gradients_stay_on_the_device() -> None:
+    """No ReLU of this network is ever above 0, so only the last bias has a gradient."""
     rng = np.random.default_rng(6)
     net = trained_nets.Net(rng, (1, 6))
     hidden = net.node("Gemm", ["x", net.weights(8, 6), net.constant(np.full(8, -50, np.float32))], transB=1)
@@ -165,7 +165,7 @@ def test_gradients_that_are_0_are_on_the_device() -> None:
 
 
 def test_large_logits_are_on_the_device() -> None:
-    """Their steps are no larger than the softmax takes; what is beyond saturates."""
+    """The scale of logits is limited to the softmax's; larger logits saturate."""
     rng = np.random.default_rng(7)
     net = trained_nets.Net(rng, (1, 6))
     weights = net.constant((rng.normal(size=(3, 6)) * 400).astype(np.float32))
@@ -177,8 +177,8 @@ def test_large_logits_are_on_the_device() -> None:
 
 
 def test_frozen_layers_keep_their_bytes() -> None:
-    """What is not trained is computed as the deployed model does."""
-    trainer, batches = prepared(4, 2, KERNEL["default"], deployed=True, layers=1)
+    """Frozen layers compute the bytes of the quantised model."""
+    trainer, batches = prepare_trainer(4, 2, KERNEL["default"], quantised=True, layers=1)
     quantised = trainer.source
     logits = weft.compile(quantised, "default")
     given = batches[0]
@@ -190,8 +190,8 @@ def test_frozen_layers_keep_their_bytes() -> None:
 
 
 def test_a_step_is_certified() -> None:
-    """What is proven of other programs is of steps, too: for all inputs, weights and momenta."""
-    trainer, _ = prepared(5, -1, KERNEL["tiny"], deployed=False, layers=None)
+    """The program certificate also holds for training steps: for all inputs, weights and momenta."""
+    trainer, _ = prepare_trainer(5, -1, KERNEL["tiny"], quantised=False, layers=None)
     parts = list(zip(trainer.program.graphs, trainer.program.device_programs, strict=True))
     assert len(parts) == 1
     for segment, program in parts:

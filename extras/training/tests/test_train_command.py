@@ -1,4 +1,4 @@
-"""`weft train`: what it writes and tells, and that wrong input is one sentence and leaves nothing behind."""
+"""`weft train`: its output and report; wrong input gives one sentence and leaves no file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def train(*options: str, data: str = "data.npz", output: str = "trained.onnx") -
     return call("train", "model.onnx", "--data", data, "-o", output, "--batch", "10", *options)
 
 
-def test_what_it_writes_and_tells(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_and_output(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("--epochs", "4", "--rate", "0.1", "--all-layers", "--report", "report.json") == 0
     out, _ = capsys.readouterr()
     report = json.loads(Path("report.json").read_text())

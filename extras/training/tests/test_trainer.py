@@ -1,4 +1,4 @@
-"""Training on the golden interpreter: what it learns, what it writes, and what it refuses."""
+"""Training on the golden interpreter: accuracy, written models, and refusals."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from support.ort_sessions import plain_session
 
 import weft
 from weft.examples import digits
-from weft.extras.training.evaluation import accuracy
 from weft.extras.training.gradient.derivative import GradientError
+from weft.extras.training.interface import accuracy
 from weft.extras.training.settings import Settings
 
 MODEL = Path(digits.__file__).with_name("digits.onnx")
 CONFIG = weft.Config.load("default")
 
 
-def inverted() -> tuple[np.ndarray, np.ndarray]:
-    """The example's held-out digits, white on black become black on white: float32 (450, 1, 8, 8), and labels."""
+def inverted_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return the example's held-out digits with inverted colours, float32 (450, 1, 8, 8), and labels."""
     with np.load(MODEL.with_name("digits_test.npz")) as data:
         return 1 - data["images"].astype(np.float32) / 16, data["labels"].astype(np.int64)
 
 
 def test_fine_tuning_after_a_change_of_the_data() -> None:
-    """The last layer of the digits network, on 320 of its digits inverted, judged by the others."""
-    x, labels = inverted()
+    """The last layer of the digits network learns from 320 inverted digits; the others measure it."""
+    x, labels = inverted_digits()
     before = accuracy(MODEL, {"image": x[320:]}, labels[320:], CONFIG)
     made = weft.train(MODEL, {"image": x[:320]}, labels[:320], layers=1, epochs=5, rate=0.03)
     after = accuracy(made.model, {"image": x[320:]}, labels[320:], CONFIG)
@@ -43,9 +43,9 @@ def test_fine_tuning_after_a_change_of_the_data() -> None:
 
 
 @pytest.mark.long
-def test_all_layers_recover_what_was_lost() -> None:
-    """At least 90 % of the accuracy that an inversion costs."""
-    x, labels = inverted()
+def test_training_all_layers_recovers_accuracy() -> None:
+    """Training recovers at least 90 % of the accuracy that the inversion costs."""
+    x, labels = inverted_digits()
     whole = accuracy(MODEL, {"image": 1 - x[320:]}, labels[320:], CONFIG)
     lost = accuracy(MODEL, {"image": x[320:]}, labels[320:], CONFIG)
     made = weft.train(MODEL, {"image": x[:320]}, labels[:320], layers=None, epochs=30, rate=0.005)
@@ -58,7 +58,7 @@ def test_all_layers_recover_what_was_lost() -> None:
 
 @pytest.mark.parametrize("kind", [-1, pytest.param(1, marks=pytest.mark.long)])
 def test_from_random_weights(kind: int) -> None:
-    """A network of real numbers learns classes that are apart; what was trained is written as real numbers."""
+    """A float network learns separable classes; trained constants are written as floats."""
     rng = np.random.default_rng([61, kind + 1])
     model = trained_nets.perceptron(rng, (9, 12, 4)) if kind < 0 else trained_nets.convolutional(rng, kind)
     x, labels = trained_nets.samples(model, 100)
@@ -73,7 +73,7 @@ KINDS = {
     "gated": (trained_nets.gated, 0), "depthwise": (trained_nets.depthwise, 0), "branches": (trained_nets.branches, 0),
     "transformer": (trained_nets.transformer, 60),
 }  # fmt: skip
-"""Networks, and how many nodes of a step the host has at most."""
+"""Networks, and the largest number of nodes of a step that run on the host."""
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ KINDS = {
     mostly_long([(name, quantised) for name in KINDS for quantised in (True, False)], 0),
 )
 def test_kinds_of_networks(name: str, quantised: bool) -> None:
-    """They learn classes that are apart, with all of a step on the device but what trains a normalisation."""
+    """Each network learns separable classes, and only training of normalisations runs on the host."""
     make, most = KINDS[name]
     model = make(np.random.default_rng(67))
     model = trained_nets.quantised(model) if quantised else model
@@ -93,7 +93,7 @@ def test_kinds_of_networks(name: str, quantised: bool) -> None:
     assert len([why for why in inside if "read on the host by" not in why]) <= most
 
 
-def test_what_is_not_trained_stays() -> None:
+def test_frozen_constants_stay() -> None:
     model = trained_nets.quantised(trained_nets.convolutional(np.random.default_rng(62), 2))
     x, labels = trained_nets.samples(model, 40)
     made = weft.train(model, {"x": x}, labels, layers=1, epochs=1, batch=10).model
@@ -108,7 +108,7 @@ def test_what_is_not_trained_stays() -> None:
 
 
 def test_adapters() -> None:
-    """Weights stay but for what two small matrices add to them, and all of a step is on the device."""
+    """Only the adapters are trained, and each step runs on the device."""
     model = trained_nets.quantised(trained_nets.perceptron(np.random.default_rng(66), (9, 12, 4)))
     x, labels = trained_nets.samples(model, 160)
     before = accuracy(model, {"x": x}, labels, CONFIG)
@@ -122,7 +122,7 @@ def test_adapters() -> None:
     assert all("boundary" in why or "output of the model" in why or "on the host" in why for why in on_host)
 
 
-def test_the_same_seed_gives_the_same_model() -> None:
+def test_seeds_are_reproducible() -> None:
     model = trained_nets.perceptron(np.random.default_rng(63), (6, 3))
     x, labels = trained_nets.samples(model, 40)
     made = [
@@ -158,7 +158,7 @@ def test_wrong_input() -> None:
 
 
 def test_gradients_of_a_model() -> None:
-    """`weft.grad`: of a quantised model, those of the real numbers that it stands for."""
+    """`weft.grad` differentiates a quantised model in real numbers."""
     model = trained_nets.quantised(trained_nets.perceptron(np.random.default_rng(65), (6, 5, 3)))
     made = weft.grad(model)
     session = plain_session(made)
@@ -167,12 +167,12 @@ def test_gradients_of_a_model() -> None:
     x, _ = trained_nets.samples(model, 1)
     seed = np.array([[1, -2, 0.5]], np.float32)
     (found,) = session.run(None, {"x": x, "y/gradient": seed})
-    # The real network of the model, moved a little along each input.
+    # Central differences of the real network.
     from weft.compiler.host.onnx_model import model_of
     from weft.compiler.onnx.reader import read
-    from weft.extras.training.gradient.deployed import in_real_numbers
+    from weft.extras.training.gradient.real_network import to_real_network
 
-    real = plain_session(model_of(in_real_numbers(read(model)).network))
+    real = plain_session(model_of(to_real_network(read(model)).network))
     for at in range(6):
         ends = []
         for side in (1e-2, -1e-2):
@@ -187,7 +187,7 @@ def test_gradients_of_a_model() -> None:
 
 
 def test_tflite() -> None:
-    """A TFLite classifier with integers at both ends: what is written is ONNX, and computes as it was trained."""
+    """A TFLite classifier with integer input and output: the result is ONNX with the trained accuracy."""
     model = tflite_networks.convolutions()
     rng = np.random.default_rng(68)
     labels = rng.integers(0, 4, 96)

@@ -1,4 +1,4 @@
-"""A training step in real numbers: its gradients against differences of the loss, and what it makes of them."""
+"""A training step in real numbers: gradients against differences of the loss, and updates."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from support.ort_sessions import plain_session
 
 from weft.compiler.host.onnx_model import model_of
 from weft.compiler.onnx.reader import read
-from weft.extras.training.gradient.batches import for_batch
 from weft.extras.training.gradient.derivative import GradientError
 from weft.extras.training.gradient.expression import evaluate
 from weft.extras.training.gradient.meaning import meanings
-from weft.extras.training.gradient.network import with_variables
+from weft.extras.training.gradient.network import for_batch, with_variables
 from weft.extras.training.gradient.training import MOMENTUM, PROBABILITIES, TARGET, Step, training_step
 
 BATCH = 5
@@ -35,20 +34,20 @@ def step_of(model: onnx.ModelProto, rate: float = 0.5, momentum: float = 0.75) -
     return training_step(for_batch(read(model), BATCH), names, rate=rate, momentum=momentum)
 
 
-def given(model: onnx.ModelProto, step: Step, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Inputs of a step: samples, and momenta that are not 0."""
+def step_inputs(model: onnx.ModelProto, step: Step, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return inputs of a step: samples, and non-zero momenta."""
     x, labels = trained_nets.samples(model, BATCH, 3)
     classes = step.network.types[TARGET].shape[1]
     feed = {"x": x, TARGET: np.eye(classes, dtype=np.float32)[labels]}
     values = constants_of(model)
     for variable in step.variables:
-        feed[variable.name] = variable.stored(values[variable.name])
+        feed[variable.name] = variable.to_state(values[variable.name])
         feed[MOMENTUM.format(variable.name)] = rng.normal(size=variable.state).astype(np.float32)
     return feed
 
 
 def losses(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> Callable[[dict[str, np.ndarray]], float]:
-    """The mean cross entropy, in float64, by constants that are changed."""
+    """Return the mean cross entropy, in float64, as a function of changed constants."""
     values = constants_of(model)
     network = with_variables(for_batch(read(model), BATCH), values)
     logits = meanings(network, values).values[network.outputs[0]]
@@ -67,14 +66,14 @@ def test_gradients_are_differences_of_the_loss(kind: int) -> None:
     rng = np.random.default_rng([31, kind])
     model = NETS[kind](rng)
     step = step_of(model)
-    feed = given(model, step, rng)
+    feed = step_inputs(model, step, rng)
     session = plain_session(model_of(step.network))
     made = dict(zip([item.name for item in session.get_outputs()], session.run(None, feed), strict=True))
     values, loss = constants_of(model), losses(model, feed)
     for variable in step.variables:
         own = MOMENTUM.format(variable.name)
         after = made[step.states[own]]
-        gradient = variable.restored((after - 0.75 * feed[own]) / BATCH)
+        gradient = variable.from_state((after - 0.75 * feed[own]) / BATCH)
         np.testing.assert_allclose(
             made[step.states[variable.name]], feed[variable.name] - 0.5 / BATCH * after, atol=1e-5
         )
@@ -84,10 +83,10 @@ def test_gradients_are_differences_of_the_loss(kind: int) -> None:
         assert slope == pytest.approx(float((gradient * direction).sum()), rel=1e-3, abs=1e-4), variable.name
 
 
-def test_probabilities_are_those_of_the_model() -> None:
+def test_probabilities_match_the_model() -> None:
     model = NETS[1](np.random.default_rng(5))
     step = step_of(model)
-    feed = given(model, step, np.random.default_rng(6))
+    feed = step_inputs(model, step, np.random.default_rng(6))
     session = plain_session(model_of(step.network))
     found = session.run([PROBABILITIES], feed)[0]
     plain = plain_session(model)
@@ -96,7 +95,7 @@ def test_probabilities_are_those_of_the_model() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_what_has_no_gradient() -> None:
+def test_operators_without_gradient() -> None:
     rng = np.random.default_rng(7)
     model = trained_nets.perceptron(rng, (4, 3))
     network = for_batch(read(model), BATCH)
@@ -109,12 +108,12 @@ def test_what_has_no_gradient() -> None:
         training_step(for_batch(read(odd), BATCH), ["constant0"], rate=0.1, momentum=0.0)
 
 
-def test_what_is_ahead_of_what_is_trained_needs_no_gradient() -> None:
+def test_operators_before_trained_ones_need_no_gradient() -> None:
     net = trained_nets.Net(np.random.default_rng(8), (1, 6))
     rounded = net.node("Round", ["x"])
     model = net.model(net.node("Gemm", [rounded, net.weights(3, 6)], transB=1), 3)
     step = training_step(for_batch(read(model), BATCH), ["constant0"], rate=0.1, momentum=0.0)
-    feed = given(model, step, np.random.default_rng(9))
+    feed = step_inputs(model, step, np.random.default_rng(9))
     (found,) = plain_session(model_of(step.network)).run(["constant0/next"], feed)
     logits = np.rint(feed["x"]) @ feed["constant0"].T
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)

@@ -1,1 +1,1 @@
-"""What operators mean in real numbers, a module for each kind, found by `weft.extras.training.gradient.meaning`."""
+"""Expressions of operators, one module per kind; `weft.extras.training.gradient.meaning` imports all modules here."""

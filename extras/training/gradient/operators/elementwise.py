@@ -1,11 +1,11 @@
-"""Operators that compute element by element, as micro-operations."""
+"""Elementwise operators as expressions."""
 
 from __future__ import annotations
 
 import math
 
-from weft.extras.training.gradient.context import FLOATS, Context, elementwise, handles
 from weft.extras.training.gradient.expression import Expression, apply, number
+from weft.extras.training.gradient.meaning import FLOATS, Context, elementwise, handles
 
 _SAME = {
     "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Erf": "erf", "Exp": "exp", "Log": "log", "Sqrt": "sqrt",
@@ -28,15 +28,15 @@ def _pair(context: Context) -> Expression:
 
 @handles(*_MANY)
 def _several(context: Context) -> Expression:
-    return _joined(context, _MANY[context.node.op])
+    return _apply_to_all(context, _MANY[context.node.op])
 
 
 @handles("Mean")
 def _mean_of(context: Context) -> Expression:
-    return apply("mul", _joined(context, "add"), 1 / len(context.inputs))
+    return apply("mul", _apply_to_all(context, "add"), 1 / len(context.inputs))
 
 
-def _joined(context: Context, function: str) -> Expression:
+def _apply_to_all(context: Context, function: str) -> Expression:
     result = context.x
     for index in range(1, len(context.inputs)):
         result = elementwise(function, result, context.operand(index))
@@ -58,7 +58,7 @@ def _cast(context: Context) -> Expression:
 
 @handles("Clip")
 def _clip(context: Context) -> Expression:
-    ends = (context.known(at, name) for at, name in ((1, "min"), (2, "max")))
+    ends = (context.constant_input(at, name) for at, name in ((1, "min"), (2, "max")))
     low, high = (None if end is None else end.reshape(()) for end in ends)
     result = context.x
     if low is not None and float(low) == 0.0:
@@ -130,7 +130,7 @@ def _mish(context: Context) -> Expression:
 
 @handles("Pow")
 def _power(context: Context) -> Expression:
-    exponent = context.known(1)
+    exponent = context.constant_input(1)
     if exponent is None or exponent.size != 1:
         raise context.refuse("where the exponent is not one number")
     value, x = float(exponent.reshape(())), context.x

@@ -1,4 +1,4 @@
-"""Operators that move elements, as micro-operations."""
+"""Operators that move elements, as expressions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from weft.extras.training.gradient.context import Context, axes_of, handles, permuted, reshaped
 from weft.extras.training.gradient.expression import Axis, Expression, Place, Reindex, apply
+from weft.extras.training.gradient.meaning import Context, axes_of, handles, permute, reshape
 
 
 @handles("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -15,27 +15,27 @@ def _reshape(context: Context) -> Expression:
     x, op = context.x, context.node.op
     shape = list(x.shape)
     if op == "Reshape":
-        wanted, keeps = context.whole(1), not context.get("allowzero", 0)
+        wanted, keeps = context.integers(1), not context.get("allowzero", 0)
         sizes = [shape[at] if size == 0 and keeps else size for at, size in enumerate(wanted)]
         if -1 in sizes:
             sizes[sizes.index(-1)] = math.prod(shape) // -math.prod(sizes)
-        return reshaped(x, sizes)
+        return reshape(x, sizes)
     if op == "Flatten":
         at = context.get("axis", 1) % (len(shape) + 1)
-        return reshaped(x, (math.prod(shape[:at]), math.prod(shape[at:])))
-    chosen = context.whole(1, "axes")
+        return reshape(x, (math.prod(shape[:at]), math.prod(shape[at:])))
+    chosen = context.integers(1, "axes")
     if op == "Squeeze":
         gone = [at % len(shape) for at in chosen] or [at for at, size in enumerate(shape) if size == 1]
-        return reshaped(x, [size for at, size in enumerate(shape) if at not in gone])
+        return reshape(x, [size for at, size in enumerate(shape) if at not in gone])
     rank = len(shape) + len(chosen)
     new = sorted(at % rank for at in chosen)
     for at in new:
         shape.insert(at, 1)
-    return reshaped(x, shape)
+    return reshape(x, shape)
 
 
-def _moved(x: Expression, at: int, size: int, place: tuple[int, int]) -> Expression:
-    """Axis number `at` with `size` elements in its place, of which i is ``first + i * step`` of what was."""
+def _slice_axis(x: Expression, at: int, size: int, place: tuple[int, int]) -> Expression:
+    """Return axis number `at` with `size` elements: element i is ``first + i * step`` of the operand."""
     axes = list(x.axes)
     axes[at] = Axis(size, axes[at].label)
     first, step = place
@@ -46,13 +46,13 @@ def _moved(x: Expression, at: int, size: int, place: tuple[int, int]) -> Express
 
 @handles("Slice")
 def _slice(context: Context) -> Expression:
-    x, starts, ends = context.x, context.whole(1, "starts"), context.whole(2, "ends")
-    chosen = context.whole(3, "axes") or list(range(len(starts)))
-    steps = context.whole(4, "steps") or [1] * len(starts)
+    x, starts, ends = context.x, context.integers(1, "starts"), context.integers(2, "ends")
+    chosen = context.integers(3, "axes") or list(range(len(starts)))
+    steps = context.integers(4, "steps") or [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, chosen, steps, strict=True):
         at = axis % len(x.axes)
-        found = range(*slice(start, end, step).indices(x.axes[at].size))
-        x = _moved(x, at, len(found), (found.start, step))
+        indices = range(*slice(start, end, step).indices(x.axes[at].size))
+        x = _slice_axis(x, at, len(indices), (indices.start, step))
     return x
 
 
@@ -62,9 +62,9 @@ def _split(context: Context) -> list[Expression]:
     at = context.get("axis", 0) % len(x.axes)
     size = x.axes[at].size
     most = -(-size // count)
-    sizes = context.whole(1, "split") or [min(most, size - most * index) for index in range(count)]
+    sizes = context.integers(1, "split") or [min(most, size - most * index) for index in range(count)]
     firsts = np.cumsum([0, *sizes[:-1]])
-    return [_moved(x, at, part, (int(first), 1)) for first, part in zip(firsts, sizes, strict=True)]
+    return [_slice_axis(x, at, part, (int(first), 1)) for first, part in zip(firsts, sizes, strict=True)]
 
 
 @handles("Concat")
@@ -73,44 +73,44 @@ def _concat(context: Context) -> Expression:
     at = context.get("axis", 0) % len(parts[0].axes)
     axes = list(parts[0].axes)
     axes[at] = Axis(sum(part.axes[at].size for part in parts), axes[at].label)
-    first, made = 0, []
+    first, moved = 0, []
     for part in parts:
         places = {own: Place.of(axis) for own, axis in zip(part.axes, axes, strict=True)}
         places[part.axes[at]] = Place(((axes[at], 1),), -first)
-        made.append(Reindex(part, tuple(axes), places))
+        moved.append(Reindex(part, tuple(axes), places))
         first += part.axes[at].size
-    result: Expression = made[0]
-    for part in made[1:]:
+    result: Expression = moved[0]
+    for part in moved[1:]:
         result = apply("add", result, part)
     return result
 
 
 @handles("Pad")
 def _pad(context: Context) -> Expression:
-    pads, value, x = context.whole(1, "pads"), context.known(2, "value"), context.x
+    pads, value, x = context.integers(1, "pads"), context.constant_input(2, "value"), context.x
     if context.get("mode", "constant") != "constant":
         raise context.refuse(f"with mode {context.get('mode')!r}")
     if value is not None and value.size and float(value) != 0.0:
         raise context.refuse(f"with the value {float(value)}")
     rank = len(x.axes)
-    chosen = context.whole(3) or list(range(rank))
+    chosen = context.integers(3) or list(range(rank))
     for index, axis in enumerate(chosen):
-        before, behind = pads[index], pads[index + len(chosen)]
+        before, after = pads[index], pads[index + len(chosen)]
         at = axis % rank
-        if before or behind:
-            x = _moved(x, at, x.axes[at].size + before + behind, (-before, 1))
+        if before or after:
+            x = _slice_axis(x, at, x.axes[at].size + before + after, (-before, 1))
     return x
 
 
 @handles("Expand", "Tile")
 def _expand(context: Context) -> Expression:
-    x, given = context.x, context.whole(1)
+    x, wanted = context.x, context.integers(1)
     if context.node.op == "Tile":
-        if any(repeat > 1 and axis.size > 1 for repeat, axis in zip(given, x.axes, strict=True)):
+        if any(repeat > 1 and axis.size > 1 for repeat, axis in zip(wanted, x.axes, strict=True)):
             raise context.refuse("where it repeats more than one element")
-        sizes = [axis.size * repeat for axis, repeat in zip(x.axes, given, strict=True)]
+        sizes = [axis.size * repeat for axis, repeat in zip(x.axes, wanted, strict=True)]
     else:
-        sizes = list(np.broadcast_shapes(x.shape, tuple(given)))
+        sizes = list(np.broadcast_shapes(x.shape, tuple(wanted)))
     axes = axes_of(sizes)
     own = axes[len(axes) - len(x.axes) :]
     places = {
@@ -142,4 +142,4 @@ def _resize(context: Context) -> Expression:
 @handles("Transpose")
 def _transpose(context: Context) -> Expression:
     rank = len(context.x.axes)
-    return permuted(context.x, context.get("perm", tuple(reversed(range(rank)))))
+    return permute(context.x, context.get("perm", tuple(reversed(range(rank)))))

@@ -1,4 +1,4 @@
-"""Trained models as they are written: scales that several values share are changed where they belong."""
+"""Updates of quantised models: a scale that several values share changes only where it must."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from weft.compiler.onnx.reader import read
-from weft.extras.training.gradient.deployed import in_real_numbers
-from weft.extras.training.written import with_weights
+from weft.extras.training.gradient.real_network import to_real_network
+from weft.extras.training.model_update import update_weights
 
 
-def shared() -> onnx.ModelProto:
-    """A product whose input, weights and result have one scale and one zero point, by the same names."""
+def model_with_shared_scale() -> onnx.ModelProto:
+    """Return a model whose input, weights and result share one scale and one zero point, by name."""
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["x/q"]),
         helper.make_node("DequantizeLinear", ["x/q", "scale", "zero"], ["x/d"]),
@@ -31,10 +31,10 @@ def shared() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def test_what_is_shared_stays_with_what_is_not_trained() -> None:
-    model = shared()
+def test_shared_scales_change_only_where_trained() -> None:
+    model = model_with_shared_scale()
     weights = np.array([[2.54, -1.0], [0.5, 1.27]], np.float32)
-    made = with_weights(model, in_real_numbers(read(model)), {"w/d": weights}, {"sum": (-6.35, 2.0)})
+    made = update_weights(model, to_real_network(read(model)), {"w/d": weights}, {"sum": (-6.35, 2.0)})
     onnx.checker.check_model(made, full_check=True)
     values = {item.name: numpy_helper.to_array(item) for item in made.graph.initializer}
     read_by = {node.output[0]: [values.get(name) for name in node.input] for node in made.graph.node}
@@ -42,8 +42,8 @@ def test_what_is_shared_stays_with_what_is_not_trained() -> None:
         np.testing.assert_allclose(read_by[name][1], scale, rtol=1e-6, err_msg=name)
         assert read_by[name][2] == 0
     np.testing.assert_array_equal(read_by["w/d"][0], [[127, -50], [25, 64]])
-    # Of the result alone the range has changed.
-    wide = with_weights(model, in_real_numbers(read(model)), {"w/d": weights}, {"sum": (-12.7, 2.0)})
+    # Only the result's range has changed.
+    wide = update_weights(model, to_real_network(read(model)), {"w/d": weights}, {"sum": (-12.7, 2.0)})
     values = {item.name: numpy_helper.to_array(item) for item in wide.graph.initializer}
     scales = {
         node.output[0]: float(values[node.input[1]]) for node in wide.graph.node if "Linear" in node.op_type
@@ -51,4 +51,4 @@ def test_what_is_shared_stays_with_what_is_not_trained() -> None:
     assert {name: round(scale, 6) for name, scale in scales.items()} == {
         "x/q": 0.05, "x/d": 0.05, "w/d": 0.02, "y/q": 0.1, "y": 0.1,
     }  # fmt: skip
-    assert "w/trained0" not in values  # which nobody shared
+    assert "w/trained0" not in values  # the weights have a single reader, so they change in place

@@ -1,4 +1,4 @@
-"""A quantised network in real numbers: without QuantizeLinear and DequantizeLinear, which are told beside it."""
+"""A quantised network as a network of real numbers, without QuantizeLinear and DequantizeLinear nodes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from weft.compiler.ir.network import LINKS, Network, Node, Type
 MOVING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice")
 """Operators that move elements."""
 _SAME = (*MOVING, "MaxPool", "AveragePool", "GlobalAveragePool")
-"""Operators whose results are not negative if what they read is not."""
+"""Operators whose results are not negative if their operand is not."""
 _NOT_NEGATIVE = ("Relu", "Sigmoid", "Softmax", "MaxPool")
-"""Operators whose results need no further ReLU, behind one or by themselves."""
+"""Operators whose results are never negative."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How real numbers are integers: scales, zero points, their type, and the axis along which there are several."""
+    """Quantisation of a value: scales, zero points, their type, and the axis if there are several."""
 
     scale: np.ndarray
     zero: np.ndarray
@@ -37,7 +37,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Stored:
-    """A constant as the network has it: by which name, and how it is real numbers; `output` is what it is then."""
+    """A constant of the quantised network; `output` is its name in real numbers."""
 
     name: str
     values: np.ndarray
@@ -48,7 +48,7 @@ class Stored:
 
     @property
     def real(self) -> np.ndarray:
-        """float32, of the same shape."""
+        """The constant in real numbers, float32 of the same shape."""
         shape = [1] * self.values.ndim
         if not self.kind.one:
             shape[self.kind.axis] = self.kind.scale.size
@@ -58,23 +58,23 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Deployed:
+class RealNetwork:
     """A quantised network in real numbers.
 
     Attributes
     ----------
     network : Network
-        Inputs and outputs are those of the quantised one, if they are real numbers there.
+        The network of real numbers. Float inputs and outputs have the names of the quantised network.
     stored : dict
-        Constants that the quantised network has as integers, by their names in real numbers.
+        Integer constants of the quantised network, by their names in `network`.
     kinds : dict
-        How values of `network` are integers.
+        Quantisation of values of `network`, by name.
     links : dict
-        By the same names, the QuantizeLinear of the value in the quantised network.
+        QuantizeLinear nodes of these values in the quantised network, by name.
     integers : dict
-        How inputs that are integers in the quantised network are real numbers in `network`.
+        Quantisation of inputs that are integers in the quantised network.
     ends : dict
-        Outputs of the quantised network that have another name in `network`: that name.
+        Outputs of the quantised network that have another name in `network`, and that name.
     """
 
     network: Network
@@ -84,8 +84,8 @@ class Deployed:
     integers: dict[str, Kind] = field(default_factory=dict)
     ends: dict[str, str] = field(default_factory=dict)
 
-    def named(self) -> Network:
-        """The network of real numbers whose outputs have the names that they have in the quantised one."""
+    def with_original_names(self) -> Network:
+        """Return the network with the output names of the quantised network."""
         nodes = tuple(Node("Identity", (own,), (name,), name=name) for name, own in self.ends.items())
         back = {own: name for name, own in self.ends.items()}
         kinds = {back.get(name, name): kind for name, kind in self.network.types.items()}
@@ -95,12 +95,12 @@ class Deployed:
         )
 
 
-def in_real_numbers(network: Network) -> Deployed:
-    """The network of real numbers of which a quantised one is the integers.
+def to_real_network(network: Network) -> RealNetwork:
+    """Return the network of real numbers that a quantised network approximates.
 
-    Where the lowest integer stands for 0 there is a ReLU. Other values are taken to be in the range of their integers.
+    If the least integer stands for 0, a ReLU is added. Other values are assumed to lie in the range of their integers.
     """
-    return _Reader(network).deployed()
+    return _Reader(network).real_network()
 
 
 class _Reader:
@@ -108,11 +108,11 @@ class _Reader:
         self.source = network
         self.alias: dict[str, str] = {}
         self.constants = dict(network.constants)
-        self.found = Deployed(network)
+        self.found = RealNetwork(network)
         self.nodes: list[Node] = []
         self.made: dict[str, Node] = {}
 
-    def deployed(self) -> Deployed:
+    def real_network(self) -> RealNetwork:
         for node in self.source.nodes:
             if node.operator in LINKS and self._link(node):
                 continue
@@ -145,7 +145,7 @@ class _Reader:
             self.made[name] = node
 
     def _link(self, node: Node) -> bool:
-        """Read a QuantizeLinear or DequantizeLinear; False if it stays, as its scale is computed."""
+        """Remove a QuantizeLinear or DequantizeLinear; return False if it stays because its scale is computed."""
         scale, zero = (self.source.constants.get(node.input(at)) for at in (1, 2))
         if scale is None:
             return False
@@ -166,17 +166,17 @@ class _Reader:
                 self.found.integers[root] = self.found.kinds[root] = kind
             self.alias[output] = self.alias.get(name, name)
         else:
-            self.alias[output] = self._rounded(self.alias.get(name, name), kind, node)
+            self.alias[output] = self._round(self.alias.get(name, name), kind, node)
         return True
 
     def _root(self, name: str) -> str:
-        """The value whose elements are moved to become another one."""
+        """Return the value before operators that move elements."""
         while name in self.made and self.made[name].operator in MOVING:
             name = self.made[name].inputs[0]
         return name
 
-    def _rounded(self, name: str, kind: Kind, node: Node) -> str:
-        """The value that integers stand for; with a ReLU behind it if they are not below 0."""
+    def _round(self, name: str, kind: Kind, node: Node) -> str:
+        """Return the value that integers stand for, after a ReLU if they cannot be negative."""
         lowest = bool((kind.zero == np.iinfo(kind.zero.dtype).min).all())
         if lowest and name in self.made and not self._not_negative(name):
             output = f"{name}/relu"
@@ -199,16 +199,16 @@ class _Reader:
 
 
 def _used(network: Network) -> Network:
-    """Without constants that no node reads."""
+    """Return the network without constants that no node reads."""
     read = {name for node in network.nodes for name in node.reads} | set(network.outputs)
-    kept = {name: value for name, value in network.constants.items() if name in read}
-    return dataclasses.replace(network, constants=kept)
+    constants = {name: value for name, value in network.constants.items() if name in read}
+    return dataclasses.replace(network, constants=constants)
 
 
-def depending(nodes: Iterable[Node], names: Iterable[str]) -> set[str]:
-    """Values that depend on some, these included."""
-    found = set(names)
+def dependents(nodes: Iterable[Node], names: Iterable[str]) -> set[str]:
+    """Return the values that depend on `names`, which are included."""
+    values = set(names)
     for node in nodes:
-        if found.intersection(node.reads):
-            found.update(node.outputs)
-    return found
+        if values.intersection(node.reads):
+            values.update(node.outputs)
+    return values

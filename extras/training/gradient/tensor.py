@@ -1,4 +1,4 @@
-"""Values of a network whose dimensions are axes of expressions, and how one is brought into another order."""
+"""Values of a network whose dimensions are axes of expressions, and nodes that rearrange them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from weft.compiler.ir.network import Node
 from weft.extras.training.gradient.expression import Axis
 
 Dims = tuple[tuple[Axis, ...], ...]
-"""The axes of each dimension, merged in row-major order; a dimension without axes has one element."""
+"""Axes of each dimension, merged in row-major order; a dimension without axes has one element."""
 IMAGE = (0, 2, 3, 1)
-"""How dimensions (n, c, h, w) follow each other in the device's memory."""
+"""Order of the dimensions (n, c, h, w) in the device's memory."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """A value of a network by its name, and the axes of its dimensions. Along axes that it lacks it repeats."""
+class Tensor:
+    """A value of a network, by name, and the axes of its dimensions. It repeats along axes that it lacks."""
 
     name: str
     dims: Dims
@@ -36,13 +36,13 @@ class Held:
 
     @property
     def memory(self) -> tuple[Axis, ...]:
-        """The axes in the order that they have in the device's memory, as far as dimensions tell."""
+        """Axes in the order of the device's memory, as far as dimensions determine it."""
         order = IMAGE if len(self.dims) == len(IMAGE) else range(len(self.dims))
         return tuple(itertools.chain.from_iterable(self.dims[at] for at in order))
 
-    def renamed(self, names: Mapping[Axis, tuple[Axis, ...]]) -> Held:
-        """The same value with others in the place of some axes."""
-        return Held(
+    def rename(self, names: Mapping[Axis, tuple[Axis, ...]]) -> Tensor:
+        """Return the value with some axes replaced."""
+        return Tensor(
             self.name,
             tuple(
                 tuple(itertools.chain.from_iterable(names.get(axis, (axis,)) for axis in dim))
@@ -51,21 +51,21 @@ class Held:
         )
 
 
-def singles(axes: Iterable[Axis]) -> Dims:
-    """A dimension for each axis."""
+def one_dim_per_axis(axes: Iterable[Axis]) -> Dims:
+    """Return dimensions of one axis each."""
     return tuple((axis,) for axis in axes)
 
 
-def apart(axes: Sequence[Axis]) -> Dims:
-    """A dimension for each axis, given in the order of the device's memory."""
+def one_dim_per_memory_axis(axes: Sequence[Axis]) -> Dims:
+    """Return dimensions of one axis each, for axes in the order of the device's memory."""
     if len(axes) != len(IMAGE):
-        return singles(axes)
-    return singles(axes[IMAGE.index(at)] for at in range(len(IMAGE)))
+        return one_dim_per_axis(axes)
+    return one_dim_per_axis(axes[IMAGE.index(at)] for at in range(len(IMAGE)))
 
 
 @dataclass
 class Graph:
-    """Nodes of a network as they are made."""
+    """Nodes of a network under construction."""
 
     prefix: str = "gradient"
     nodes: list[Node] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Graph:
     _known: dict[Any, str] = field(default_factory=dict)
 
     def constant(self, value: np.ndarray) -> str:
-        """A constant's name; equal ones have one."""
+        """Return the name of a constant; equal constants share one."""
         for name, known in self.constants.items():
             if (
                 known.dtype == value.dtype
@@ -86,7 +86,7 @@ class Graph:
         return name
 
     def node(self, operator: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
-        """The name of what a node makes; one that is there already is taken, if it needs no name of its own."""
+        """Add a node and return its result; reuse an equal node unless `output` names the result."""
         key = operator, tuple(inputs), tuple(sorted(attributes.items()))
         if not output and key in self._known:
             return self._known[key]
@@ -98,35 +98,35 @@ class Graph:
     def integers(self, values: Iterable[int]) -> str:
         return self.constant(np.array(list(values), np.int64))
 
-    def reshape(self, held: Held, dims: Dims) -> Held:
-        """The same elements in the same order with other dimensions."""
-        if held.dims == dims:
-            return held
-        wanted = Held(held.name, dims)
-        if wanted.sizes == held.sizes:
+    def reshape(self, tensor: Tensor, dims: Dims) -> Tensor:
+        """Return the elements in the same order with other dimensions."""
+        if tensor.dims == dims:
+            return tensor
+        wanted = Tensor(tensor.name, dims)
+        if wanted.sizes == tensor.sizes:
             return wanted
-        return Held(self.node("Reshape", [held.name, self.integers(wanted.sizes)]), dims)
+        return Tensor(self.node("Reshape", [tensor.name, self.integers(wanted.sizes)]), dims)
 
-    def arrange(self, held: Held, dims: Dims) -> Held:
-        """A value with the same axes in other dimensions."""
+    def arrange(self, tensor: Tensor, dims: Dims) -> Tensor:
+        """Return a value with its axes in other dimensions, transposed if needed."""
         target = tuple(itertools.chain.from_iterable(dims))
-        if held.axes == target:
-            return self.reshape(held, dims)
-        atoms = _atoms(held, target)
+        if tensor.axes == target:
+            return self.reshape(tensor, dims)
+        atoms = _atoms(tensor, target)
         at = {atom[0]: index for index, atom in enumerate(atoms)}
-        split = self.reshape(held, atoms)
+        split = self.reshape(tensor, atoms)
         order = [at[axis] for axis in target if axis in at]
-        moved = Held(
+        moved = Tensor(
             self.node("Transpose", [split.name], perm=tuple(order)), tuple(atoms[index] for index in order)
         )
         return self.reshape(moved, dims)
 
 
-def _atoms(held: Held, target: Sequence[Axis]) -> Dims:
-    """The value's axes in runs that stay together in `target`, and never reach over two of its dimensions."""
+def _atoms(tensor: Tensor, target: Sequence[Axis]) -> Dims:
+    """Return runs of axes that stay adjacent in `target`, each within one dimension of the value."""
     follows = dict(itertools.pairwise(target))
     atoms: list[list[Axis]] = []
-    for dim in held.dims:
+    for dim in tensor.dims:
         for index, axis in enumerate(dim):
             if index and follows.get(dim[index - 1]) is axis:
                 atoms[-1].append(axis)

@@ -1,4 +1,4 @@
-"""A quantised model with other weights: integers and scales of what was trained, and ranges of what depends on it."""
+"""Update of a quantised model: integers and scales of trained constants, and of activations that depend on them."""
 
 from __future__ import annotations
 
@@ -9,73 +9,76 @@ import onnx
 from onnx import numpy_helper
 
 from weft.compiler.ir.network import Node
-from weft.extras.training.gradient.deployed import MOVING, Deployed, Kind, Stored, depending
 from weft.extras.training.gradient.quantised import Range
+from weft.extras.training.gradient.real_network import MOVING, Kind, RealNetwork, Stored, dependents
 
 _LEAST = 1e-9
 _BIAS = 2
-"""The input of a layer that is its bias."""
+"""Index of a layer's bias input."""
 
 
-def with_weights(
-    model: onnx.ModelProto, deployed: Deployed, trained: Mapping[str, np.ndarray], ranges: Mapping[str, Range]
+def update_weights(
+    model: onnx.ModelProto,
+    real_network: RealNetwork,
+    trained: Mapping[str, np.ndarray],
+    ranges: Mapping[str, Range],
 ) -> onnx.ModelProto:
-    """The model with trained constants in the place of its own, and scales that fit these.
+    """Return the model with trained constants, and scales that fit them.
 
-    `ranges` are those of values in real numbers that depend on what was trained.
+    `ranges` has the ranges of real values that depend on trained constants.
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    changes = _Changes(made)
-    scales = _kinds(deployed, trained, ranges, changes)
+    updated = onnx.ModelProto()
+    updated.CopyFrom(model)
+    changes = _Changes(updated)
+    scales = _activation_scales(real_network, trained, ranges, changes)
     for name, value in trained.items():
-        stored = deployed.stored.get(name)
+        stored = real_network.stored.get(name)
         if stored is None:
             changes.replace(name, value.astype(np.float32))
         elif stored.values.dtype != np.int32:
-            scale = scales[name] = _scale(stored, value)
-            changes.set(name, 0, _integers(stored, value, scale))
+            scale = scales[name] = _weight_scale(stored, value)
+            changes.set(name, 0, _quantise(stored, value, scale))
             changes.set(name, 1, scale)
-    for node in deployed.network.nodes:
-        _bias(node, deployed, trained, scales, changes)
+    for node in real_network.network.nodes:
+        _update_bias(node, real_network, trained, scales, changes)
     changes.apply()
-    return made
+    return updated
 
 
 class _Changes:
-    """Constants that inputs of nodes get, by what a node makes and the number of the input."""
+    """New constants for inputs of nodes, by the node's output and the input's index."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
-        self.made = {name: node for node in self.graph.node for name in node.output}
+        self.producers = {name: node for node in self.graph.node for name in node.output}
         self.outputs = {item.name for item in self.graph.output}
         self._slots: dict[tuple[str, int], np.ndarray] = {}
 
     def set(self, output: str, slot: int, value: np.ndarray) -> None:
-        if slot < len(self.made[output].input) and self.made[output].input[slot]:
+        if slot < len(self.producers[output].input) and self.producers[output].input[slot]:
             self._slots[output, slot] = value
 
     def replace(self, name: str, value: np.ndarray) -> None:
-        """Give a constant another value wherever it is read."""
+        """Replace a constant for all its readers."""
         for node in self.graph.node:
             for slot, read in enumerate(node.input):
                 if read == name:
                     self.set(node.output[0], slot, value)
 
     def readers(self, whole: str) -> list[str]:
-        """What DequantizeLinear makes of some integers, moved or not."""
-        found = []
+        """Return the results of DequantizeLinear nodes that read these integers, also after reshapes and transposes."""
+        outputs = []
         for node in self.graph.node:
             if node.op_type == "DequantizeLinear":
                 root = node.input[0]
-                while root in self.made and self.made[root].op_type in MOVING:
-                    root = self.made[root].input[0]
+                while root in self.producers and self.producers[root].op_type in MOVING:
+                    root = self.producers[root].input[0]
                 if root == whole:
-                    found.append(node.output[0])
-        return found
+                    outputs.append(node.output[0])
+        return outputs
 
     def apply(self) -> None:
-        """Change constants that nobody else reads, and add others; what is not read any more goes."""
+        """Change constants whose readers all change, add new ones for the others, and remove unused ones."""
         known = {item.name: item for item in self.graph.initializer}
         uses: dict[str, list[tuple[str, int]]] = {}
         for node in self.graph.node:
@@ -94,25 +97,25 @@ class _Changes:
                 numpy_helper.from_array(values[data], fresh) for data, fresh in names.items()
             )
             for output, slot in changed:
-                self.made[output].input[slot] = names[self._slots[output, slot].tobytes()]
+                self.producers[output].input[slot] = names[self._slots[output, slot].tobytes()]
         read = {name for node in self.graph.node for name in node.input} | self.outputs
         for item in [item for item in self.graph.initializer if item.name not in read]:
             self.graph.initializer.remove(item)
 
 
-def _scale(stored: Stored, value: np.ndarray) -> np.ndarray:
-    """The least scales for which all weights are integers of their type."""
+def _weight_scale(stored: Stored, value: np.ndarray) -> np.ndarray:
+    """Return the smallest scales with which all weights fit their integer type."""
     limits, zero = np.iinfo(stored.values.dtype), stored.kind.zero.astype(np.int64)
     room = np.maximum(np.minimum(limits.max - zero, zero - limits.min), 1)
     if stored.kind.one:
         most = np.abs(value).max()
     else:
         most = np.abs(value).max(axis=tuple(at for at in range(value.ndim) if at != stored.kind.axis))
-    found = np.maximum(most, _LEAST) / room.reshape(np.shape(most) if room.size > 1 else ())
-    return found.astype(np.float32).reshape(stored.kind.scale.shape)
+    scale = np.maximum(most, _LEAST) / room.reshape(np.shape(most) if room.size > 1 else ())
+    return scale.astype(np.float32).reshape(stored.kind.scale.shape)
 
 
-def _integers(stored: Stored, value: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def _quantise(stored: Stored, value: np.ndarray, scale: np.ndarray) -> np.ndarray:
     shape = [1] * value.ndim
     if scale.size > 1:
         shape[stored.kind.axis] = scale.size
@@ -123,13 +126,13 @@ def _integers(stored: Stored, value: np.ndarray, scale: np.ndarray) -> np.ndarra
     return np.clip(whole, limits.min, limits.max).astype(stored.values.dtype)
 
 
-def _bias(
-    node: Node, deployed: Deployed, trained: Mapping[str, np.ndarray], scales: Mapping[str, np.ndarray],
+def _update_bias(
+    node: Node, real_network: RealNetwork, trained: Mapping[str, np.ndarray], scales: Mapping[str, np.ndarray],
     changes: _Changes,
 ) -> None:  # fmt: skip
-    """A bias has the product of the scales of its layer's input and weights."""
-    bias, weight = deployed.stored.get(node.input(_BIAS)), deployed.stored.get(node.input(1))
-    kind = deployed.kinds.get(node.input(0))
+    """Give a bias the product of the scales of its layer's input and weights."""
+    bias, weight = real_network.stored.get(node.input(_BIAS)), real_network.stored.get(node.input(1))
+    kind = real_network.kinds.get(node.input(0))
     if bias is None or weight is None or kind is None:
         return
     if not {node.input(0), node.input(1), node.input(_BIAS)} & {*trained, *scales}:
@@ -141,37 +144,43 @@ def _bias(
         np.float32
     )
     scale = scale.reshape(bias.kind.scale.shape)
-    changes.set(bias.output, 0, _integers(bias, trained.get(bias.output, bias.real), scale))
+    changes.set(bias.output, 0, _quantise(bias, trained.get(bias.output, bias.real), scale))
     changes.set(bias.output, 1, scale)
 
 
-def _kinds(
-    deployed: Deployed, trained: Mapping[str, np.ndarray], ranges: Mapping[str, Range], changes: _Changes
+def _activation_scales(
+    real_network: RealNetwork,
+    trained: Mapping[str, np.ndarray],
+    ranges: Mapping[str, Range],
+    changes: _Changes,
 ) -> dict[str, np.ndarray]:
-    """Scales of values that depend on what was trained, which are changed. Values that share theirs keep sharing."""
-    moving = depending(deployed.network.nodes, trained)
+    """Change the scales of values that depend on trained constants; return them.
+
+    Values that share a scale keep sharing it.
+    """
+    moving = dependents(real_network.network.nodes, trained)
     groups: dict[tuple[str, str], list[str]] = {}
-    for name, link in deployed.links.items():
-        if name in moving and name in ranges and deployed.kinds[name].one:
+    for name, link in real_network.links.items():
+        if name in moving and name in ranges and real_network.kinds[name].one:
             groups.setdefault((link.input(1), link.input(2)), []).append(name)
     scales: dict[str, np.ndarray] = {}
     for names in groups.values():
-        if any(deployed.links[name].outputs[0] in changes.outputs for name in names):
-            continue  # who reads integers knows their scale
+        if any(real_network.links[name].outputs[0] in changes.outputs for name in names):
+            continue  # readers of an integer output of the model know its scale
         low = min(0.0, *(ranges[name][0] for name in names))
         high = max(0.0, *(ranges[name][1] for name in names))
-        scale, zero = _of_range(deployed.kinds[names[0]], low, high)
+        scale, zero = _range_parameters(real_network.kinds[names[0]], low, high)
         for name in names:
             scales[name] = scale
-            whole = deployed.links[name].outputs[0]
+            whole = real_network.links[name].outputs[0]
             for output in (whole, *changes.readers(whole)):
                 changes.set(output, 1, scale)
                 changes.set(output, 2, zero)
     return scales
 
 
-def _of_range(kind: Kind, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """A scale and a zero point of the same sort: in the middle if it was there, else where the range says."""
+def _range_parameters(kind: Kind, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return scale and zero point of a range, symmetric if the old zero point was in the middle."""
     limits = np.iinfo(kind.zero.dtype)
     middle = 0 if limits.min < 0 else (int(limits.max) + 1) // 2
     if int(kind.zero.reshape(())) == middle:

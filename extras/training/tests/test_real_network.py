@@ -1,4 +1,4 @@
-"""Quantised networks in real numbers, and networks for several samples, by ONNX Runtime."""
+"""Quantised networks as real networks, and networks for batches, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import weft
 from weft.compiler.host.onnx_model import model_of
 from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import read
-from weft.extras.training.gradient.batches import for_batch
-from weft.extras.training.gradient.deployed import in_real_numbers
 from weft.extras.training.gradient.derivative import GradientError
+from weft.extras.training.gradient.network import for_batch
+from weft.extras.training.gradient.real_network import to_real_network
 
 
 @pytest.mark.parametrize("kind", range(4))
 def test_real_numbers_are_near_the_integers(kind: int) -> None:
     model = trained_nets.quantised(trained_nets.convolutional(np.random.default_rng([51, kind]), kind))
-    found = in_real_numbers(read(model))
+    found = to_real_network(read(model))
     assert not any("Linear" in node.op for node in found.network.nodes)
     real = plain_session(model_of(resolve(found.network).network))
     whole = plain_session(model)
@@ -28,14 +28,14 @@ def test_real_numbers_are_near_the_integers(kind: int) -> None:
     for sample in x:
         off = real.run(None, {"x": sample[None]})[0] - whole.run(None, {"x": sample[None]})[0]
         assert np.abs(off).max() < 8 * step
-    # Without the ReLU that is in the integers' range, or without weights, they would be far off.
+    # Without the ReLU implied by the zero point, or without weights, the outputs would be far off.
     assert sum(node.op == "Relu" for node in found.network.nodes) == 2
     assert len(found.stored) >= 4
 
 
-def test_relu_is_not_said_twice() -> None:
+def test_relu_is_not_repeated() -> None:
     model = weft.quantise(float_nets.residual(), float_nets.samples(float_nets.residual(), 4)).model
-    nodes = in_real_numbers(read(model)).network.nodes
+    nodes = to_real_network(read(model)).network.nodes
     made = {node.outputs[0]: node for node in nodes}
     for node in nodes:
         if node.op == "Relu":
@@ -43,7 +43,7 @@ def test_relu_is_not_said_twice() -> None:
 
 
 @pytest.mark.parametrize("kind", range(4))
-def test_several_samples_are_each_by_itself(kind: int) -> None:
+def test_batches_keep_samples_apart(kind: int) -> None:
     model = trained_nets.convolutional(np.random.default_rng([52, kind]), kind)
     many = plain_session(model_of(for_batch(read(model), 3)))
     one = plain_session(model)
@@ -52,21 +52,21 @@ def test_several_samples_are_each_by_itself(kind: int) -> None:
     np.testing.assert_allclose(many.run(None, {"x": x})[0], rows, atol=1e-5)
 
 
-def test_samples_that_are_rows() -> None:
-    """What ONNX Runtime's quantiser makes of a product with a bias: samples and their rows merged, and apart again."""
+def test_samples_merged_with_rows() -> None:
+    """ONNX Runtime's quantiser merges samples and rows around a product with a bias."""
     rng = np.random.default_rng(54)
     net = trained_nets.Net(rng, (1, 6, 4))
     rows = net.node("Reshape", ["x", net.constant(np.array([6, 4]))])
     rows = net.node("Gemm", [rows, net.weights(5, 4), net.bias(5)], transB=1)
-    apart = net.node("Reshape", [rows, net.constant(np.array([1, 6, 5]))])
-    model = net.model(net.node("Flatten", [apart]), 30)
+    one_dim_per_memory_axis = net.node("Reshape", [rows, net.constant(np.array([1, 6, 5]))])
+    model = net.model(net.node("Flatten", [one_dim_per_memory_axis]), 30)
     many, one = plain_session(model_of(for_batch(read(model), 3))), plain_session(model)
     x, _ = trained_nets.samples(model, 3)
     expected = np.concatenate([one.run(None, {"x": sample[None]})[0] for sample in x])
     np.testing.assert_allclose(many.run(None, {"x": x})[0], expected, atol=1e-5)
 
 
-def test_batches_that_do_not_fit() -> None:
+def test_invalid_batches() -> None:
     rng = np.random.default_rng(53)
     net = trained_nets.Net(rng, (1, 6))
     turned = net.node("Reshape", [net.node("Transpose", ["x"], perm=[1, 0]), net.constant(np.array([-1, 6]))])
