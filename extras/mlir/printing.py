@@ -118,7 +118,9 @@ class Body:
             value: Ssa = values[term.name]
             return value
         if isinstance(term, forms.Number):
-            numbers = np.asarray(values.get(term.name, forms.CONSTANTS.get(term.name)), term.dtype).reshape(-1)
+            numbers = np.asarray(values.get(term.name, forms.CONSTANTS.get(term.name)), term.dtype).reshape(
+                -1
+            )
             return self.constant(numbers if term.listed else numbers.reshape(1, 1, 1, -1))
         if id(term) not in results:
             parts = [self._form(part, values, results) for part in term.args]

@@ -54,9 +54,7 @@ def test_recognition(head: bytes, wanted: bool) -> None:
 def test_files_by_suffix(tmp_path: Path) -> None:
     path = tmp_path / f"model{FORMAT.suffix.upper()}"
     path.write_bytes(b"nonsense\n")
-    with pytest.raises(
-        CompileError, match=rf"^{re.escape(str(path))}, line 1: nonsense is not supported"
-    ):
+    with pytest.raises(CompileError, match=rf"^{re.escape(str(path))}, line 1: nonsense is not supported"):
         import_model(path)
     path.write_bytes(IDENTITY)
     assert import_model(path).inputs == import_model(IDENTITY).inputs == {"x": ("int8", (4,))}

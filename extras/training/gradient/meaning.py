@@ -34,7 +34,7 @@ FLOATS = ("float16", "float32", "float64", "bfloat16")
 """Types of real numbers."""
 Handler = Callable[["Context"], "Expression | Sequence[Expression]"]
 HANDLERS: dict[str, Handler] = {}
-"""Functions that return an operator's expression, by operator name, with the domain in front if it is not ONNX's own."""
+"""Functions that return an operator's expression, by operator; names of foreign domains have their domain in front."""
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:

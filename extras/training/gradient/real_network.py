@@ -177,7 +177,8 @@ class _Reader:
 
     def _round(self, name: str, kind: Kind, node: Node) -> str:
         """Return the value that integers stand for, after a ReLU if they cannot be negative."""
-        lowest = bool((kind.zero == np.iinfo(kind.zero.dtype).min).all())
+        # Exporters drop a ReLU whose clamp the quantisation already does.
+    lowest = bool((kind.zero == np.iinfo(kind.zero.dtype).min).all())
         if lowest and name in self.made and not self._not_negative(name):
             output = f"{name}/relu"
             self._add(Node("Relu", (name,), (output,), name=output))
