@@ -72,7 +72,6 @@ def add_headroom(
     """Widen measured ranges: forward values by `headroom`, weights by 2, momenta to four gradients.
 
     Weights that are 0 get the range that some steps can reach.
-
     """
     # The step divides the rate by the number of samples, so the mean gradient moves the weights.
     rows = (step.network.types[PROBABILITIES].sizes or (1,))[0]

@@ -101,7 +101,6 @@ class Settings:
     """Parameters of training: `rate` is divided by 3 after 60 % of the epochs, and again after 85 %.
 
     If `adapter` is above 0, low-rank adapters of that rank are trained instead of the weights.
-
     """
 
     epochs: int = 10

@@ -258,7 +258,7 @@ class _Quantiser:
         if output in self.next_states:
             scale, zero = scale_of_range(self.ranges[self.next_states[output]], "int16")
             return scale, zero, "int16"
-        # Comparisons with 0 need equal scales on both sides, and no rounding of their difference.
+        # A difference that is compared with 0 keeps its operand's scale, so that only equal numbers give 0.
         if node.op in _MOVING or self._compares(node):
             first = self.quantised_values[self._origin(node.inputs[0])]
             return first.scale, first.zero, first.dtype
