@@ -106,7 +106,7 @@ class _Inliner:
         )
 
     def _run(self, block: Block, arguments: Sequence[Value], depth: int) -> list[Value]:
-        """Convert a block whose arguments have the values `given`; return the values that it returns."""
+        """Convert a block whose arguments have the values `arguments`; return the values that it returns."""
         known: dict[SSAValue, Value] = dict(zip(block.args, arguments, strict=True))
         for op in block.ops:
             self.count += 1

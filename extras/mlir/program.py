@@ -37,8 +37,6 @@ class Quantisation:
 
     There is one scale and zero point per tensor, or one pair for each index of `axis`. Stored numbers lie in [low,
     high]. `scales` are float32 and `zeros` int64, of shape (1,) or (size of the axis,).
-
-    `scales` are float32 and `zeros` int64, of shape (1,) or (elements along the axis,).
     """
 
     scales: np.ndarray

@@ -20,8 +20,8 @@ from weft.extras.mlir.program import Op, Program, Quantisation, Value, import_wi
 
 OPERATORS: tuple[Record, ...] = tuple(
     record
-    for found in pkgutil.iter_modules(operators.__path__)
-    for record in importlib.import_module(f"{operators.__name__}.{found.name}").OPERATORS
+    for module in pkgutil.iter_modules(operators.__path__)
+    for record in importlib.import_module(f"{operators.__name__}.{module.name}").OPERATORS
 )
 NAMES = {name: record for record in OPERATORS for name in record.names}
 _LARGEST_FOLDED = 1 << 20

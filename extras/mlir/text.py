@@ -239,7 +239,7 @@ class Reader(Parser):
         super().__init__(context, "", what)
         self._parser_state = ParserState(_Lexer(Input(text, what)))
         self._starts = [0]
-        self._starts.extend(found.end() for found in re.finditer("\n", text))
+        self._starts.extend(match.end() for match in re.finditer("\n", text))
         self._forms: dict[str, type[Operation]] = {}
         self.lines: dict[Operation, int] = {}
         self.resources: dict[str, str] = {}

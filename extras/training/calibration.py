@@ -72,9 +72,8 @@ def add_headroom(
     """Widen measured ranges: forward values by `headroom`, weights by 2, momenta to four gradients.
 
     Weights that are 0 get the range that some steps can reach.
-
-    Weights that are 0 have room for some steps.
     """
+    # The step divides the rate by the number of samples, so the mean gradient moves the weights.
     rows = (step.network.types[PROBABILITIES].sizes or (1,))[0]
     backward = _backward(step.network)
     widened = {

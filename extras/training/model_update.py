@@ -89,6 +89,7 @@ class _Changes:
             values = {self._slots[place].tobytes(): self._slots[place] for place in changed}
             if not changed:
                 continue
+            # Other readers of a shared constant keep the old value.
             if len(changed) == len(places) and len(values) == 1 and name in known:
                 known[name].CopyFrom(numpy_helper.from_array(next(iter(values.values())), name))
                 continue

@@ -204,7 +204,7 @@ class Trainer:
         if wrong.any():
             at = int(np.argmax(wrong))
             raise InputError(
-                f"label {int(labels[at])} of sample {at} is no class of the model, which has {self.classes}"
+                f"label {int(labels[at])} of sample {at} is not a class of the model, which has {self.classes}"
             )
 
     def _dequantise(self, name: str, value: np.ndarray) -> np.ndarray:
@@ -238,6 +238,7 @@ class Trainer:
             measured = {name: later[name] if item == (0, 0) else item for name, item in measured.items()}
         ranges = add_headroom(measured, self.step, self.state, _HEADROOM)
         self.integers = quantise_step(self.step, ranges, self.real_network)
+        # Ranges are constants of the program, so each epoch has a program of its own.
         self.progress(f"epoch {epoch + 1}: compiling")
         self.program = api.compile(model_of(self.integers), self.config, states=self.step.states)
         self._load(ranges)

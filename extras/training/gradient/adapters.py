@@ -82,8 +82,8 @@ def _adapter(
         pointwise = {"kernel_shape": tuple(1 for _ in inner[1:])}
         both = (dict(node.attributes), pointwise)
         return Adapter(name, True), [
-            Node("Conv", (given, matrix), (output,), attributes, name=output)
-            for given, matrix, output, attributes in zip(
+            Node("Conv", (operand, matrix), (output,), attributes, name=output)
+            for operand, matrix, output, attributes in zip(
                 (source, between), (first, second), (between, end), both, strict=True
             )
         ]

@@ -65,6 +65,7 @@ def _reads_axis_twice(item: Expression, places: Places) -> bool:
 
 def _reindex_map(item: Map, axes: tuple[Axis, ...], places: Places, *, free: bool) -> Expression:
     """Read the operands of a map. A product is 0 where one factor is, so the other factors are free there."""
+    # One factor with all axes that can leave their range makes the product 0 there.
     partial = {axis for axis in item.axes if not places[axis].always(axis.size)}
     strict = (
         None
@@ -114,6 +115,7 @@ def gradients(
     """
     wanted, pairs = list(wanted), list(seeds)
     needed = _dependents([item for item, _ in pairs], wanted)
+    # Reverse topological order: an expression's gradient is complete before it is passed to its operands.
     by_id: dict[int, Expression] = {}
     for item, gradient in pairs:
         _add(by_id, item, gradient)
@@ -247,6 +249,7 @@ def _solve(axis: Axis, place: Place, taken: set[Axis]) -> tuple[Axis, Place]:
     if any(term in taken for term, _ in place.terms):
         raise GradientError(f"one axis of {max(t.size for t, _ in place.terms)} elements is read as two")
     solved, factor = max(place.terms, key=lambda term: term[0].size)
+    # Divisors are positive: a negative factor moves its sign into the terms.
     sign = 1 if factor > 0 else -1
     others = tuple((other, -sign * by) for other, by in place.terms if other is not solved)
     return solved, Place(((axis, sign * place.divisor), *others), -sign * place.constant, abs(factor))

@@ -91,7 +91,7 @@ def emit_read(graph: Graph, item: Reindex, tensor: Tensor) -> Tensor:
         axis for place in computed.values() for axis, _ in place.terms
     ]
     if len(set(used)) < len(used):
-        raise GradientError("one axis is read as two")
+        raise GradientError("one axis determines two coordinates")
     if not computed:
         return tensor.rename(names)
     dims = tuple(itertools.chain.from_iterable(_split_dim(dim, computed) for dim in tensor.dims))
@@ -240,6 +240,7 @@ def _slice(
     starts = [window.first(at) + before[window.dim] for window in windows]
     ends = [start + (window.count - 1) * window.step + (1 if window.step > 0 else -1)
             for start, window in zip(starts, windows, strict=True)]  # fmt: skip
+    # A negative end would count from the back; a slice with negative steps to the first element needs -inf.
     ends = [_LEAST if end < 0 else end for end in ends]
     chosen, steps = [window.dim for window in windows], [window.step for window in windows]
     return graph.node("Slice", [name, *(graph.integers(items) for items in (starts, ends, chosen, steps))])
@@ -261,6 +262,7 @@ class Emission:
 
     def emit(self, expression: Expression) -> Tensor:
         """Return the tensor of an expression, emitted if needed. It may lack axes along which it repeats."""
+        # A stack instead of recursion: gradients of deep networks exceed Python's recursion limit.
         stack = [expression]
         while stack:
             item = stack[-1]
@@ -287,6 +289,7 @@ class Emission:
         return self.graph.node("Expand", [arranged.name, self.graph.integers(expression.shape)])
 
     def _read(self, item: Expression) -> tuple[Expression, ...]:
+        # A contraction reads the factors; the product itself is never stored.
         product = _product_of(item)
         return product.operands if product is not None else item.operands
 
@@ -348,6 +351,7 @@ class Emission:
         if inside:
             size = math.prod(axis.size for axis in inside)
             rest = tuple(axis for axis in tensor.memory if axis not in inside)
+            # Ones go to the side where the summed axes are contiguous, which saves a transpose.
             if tensor.memory[-len(inside) :] == inside:
                 ones = self.graph.constant(np.ones((size, 1), np.float32))
                 tensor = self.graph.arrange(tensor, (rest, inside))
@@ -380,6 +384,7 @@ class Emission:
             self._sum(tensor, [axis for axis in over if axis in tensor.axes and axis not in shared])
             for tensor in (a, b)
         )
+        # The device reads the left matrix by rows: the contracted axis should be its innermost.
         if _is_contiguous(b, shared) and not _is_contiguous(a, shared):
             a, b = b, a
         order = tuple(axis for axis in max((a, b), key=_size).memory if axis in shared)

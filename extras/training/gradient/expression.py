@@ -313,7 +313,7 @@ def topological_order(expressions: Iterable[Expression]) -> list[Expression]:
     stack = [(item, False) for item in reversed(list(expressions))]
     while stack:
         item, visited = stack.pop()
-        if visited:
+        if visited:  # all operands are done
             order[id(item)] = item
         elif id(item) not in done:
             done.add(id(item))

@@ -149,6 +149,7 @@ def for_batch(network: Network, count: int) -> Network:
 
 def _widen_reshape(node: Node, constants: dict[str, np.ndarray], count: int) -> Node:
     """Return a Reshape for `count` samples: they are the outermost axis, so only the first size grows."""
+    # A size of -1 or 0 adapts by itself.
     if node.op != "Reshape" or node.inputs[1] not in constants:
         return node
     wanted = constants[node.inputs[1]]

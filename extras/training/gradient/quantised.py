@@ -68,9 +68,8 @@ def quantise_step(
 ) -> Network:
     """Return the network of a step in integers, for the ranges of its inputs and of all node results.
 
-    What of a quantised network is not trained stays as it is: bytes of values that do not depend on what is trained
-    are those of `deployed`. Inputs and outputs are in real numbers; inputs that are states are kept as integers from
-    run to run (`weft.compiler.onnx.states`).
+    Values that do not depend on trained constants keep the bytes of the quantised network behind `real_network`.
+    Inputs and outputs are real numbers; states are kept as integers between runs (`weft.compiler.onnx.states`).
     """
     return _Quantiser(step, ranges, real_network).network()
 
@@ -113,7 +112,7 @@ class _Quantiser:
         if name in self.wide:
             return *scale_of_range(self.ranges[name], "int16"), "int16"
         if name == TARGET:
-            return 1 / 127, 0, "int8"
+            return 1 / 127, 0, "int8"  # one-hot rows: 0 and 1 are exact
         return (
             self._unpack(self.kinds[name])
             if name in self.kinds
@@ -259,13 +258,14 @@ class _Quantiser:
         if output in self.next_states:
             scale, zero = scale_of_range(self.ranges[self.next_states[output]], "int16")
             return scale, zero, "int16"
+        # A difference that is compared with 0 keeps its operand's scale, so that only equal numbers give 0.
         if node.op in _MOVING or self._compares(node):
             first = self.quantised_values[self._origin(node.inputs[0])]
             return first.scale, first.zero, first.dtype
         if self._is_sign(node):
             return 1.0, 0, "int8"
         if output == PROBABILITIES:
-            return 1 / 256, -128, "int8"
+            return 1 / 256, -128, "int8"  # the device's softmax has 256 steps from 0
         if output in self._narrow_names():
             return *scale_of_range(self.ranges[node.inputs[0]]), "int8"
         scale, zero = scale_of_range(self.ranges[output])

@@ -108,7 +108,7 @@ class _Reader:
         self.source = network
         self.alias: dict[str, str] = {}
         self.constants = dict(network.constants)
-        self.found = RealNetwork(network)
+        self.result = RealNetwork(network)
         self.nodes: list[Node] = []
         self.made: dict[str, Node] = {}
 
@@ -123,11 +123,11 @@ class _Reader:
             self.source, nodes=tuple(self.nodes), constants=self.constants,
             outputs=tuple(ends.get(name, name) for name in self.source.outputs), types=self._types(ends),
         )  # fmt: skip
-        return dataclasses.replace(self.found, network=_used(network), ends=ends)
+        return dataclasses.replace(self.result, network=_used(network), ends=ends)
 
     def _types(self, ends: Mapping[str, str]) -> dict[str, Type]:
         kinds = {name: self.source.types[name] for name in self.source.inputs if name in self.source.types}
-        for name in self.found.integers:
+        for name in self.result.integers:
             kinds[name] = Type("float32", kinds[name].shape)
         for name in self.source.outputs:
             if name in self.source.types:
@@ -158,12 +158,12 @@ class _Reader:
             stored = Stored(
                 name, values, dataclasses.replace(kind, axis=axis), output, node.input(1), node.input(2)
             )
-            self.found.stored[output] = stored
+            self.result.stored[output] = stored
             self.constants[output] = stored.real
         elif node.operator == "DequantizeLinear":
             root = self._root(name)
             if root in self.source.inputs and kind.one:
-                self.found.integers[root] = self.found.kinds[root] = kind
+                self.result.integers[root] = self.result.kinds[root] = kind
             self.alias[output] = self.alias.get(name, name)
         else:
             self.alias[output] = self._round(self.alias.get(name, name), kind, node)
@@ -177,14 +177,15 @@ class _Reader:
 
     def _round(self, name: str, kind: Kind, node: Node) -> str:
         """Return the value that integers stand for, after a ReLU if they cannot be negative."""
+        # Exporters drop a ReLU whose clamp the quantisation already does.
         lowest = bool((kind.zero == np.iinfo(kind.zero.dtype).min).all())
         if lowest and name in self.made and not self._not_negative(name):
             output = f"{name}/relu"
             self._add(Node("Relu", (name,), (output,), name=output))
             name = output
-        if name not in self.found.kinds:
-            self.found.kinds[name] = kind
-            self.found.links[name] = node
+        if name not in self.result.kinds:
+            self.result.kinds[name] = kind
+            self.result.links[name] = node
         return name
 
     def _not_negative(self, name: str) -> bool:

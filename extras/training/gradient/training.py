@@ -239,5 +239,6 @@ def _layout(axes: tuple[Axis, ...]) -> tuple[tuple[int, ...], Dims]:
     """Return the axis order and the dimensions of a state: weights of a convolution are a row per output."""
     if len(axes) < _IMAGE_RANK - 1:
         return tuple(range(len(axes))), one_dim_per_axis(axes)
+    # Channels last, as in the device's memory.
     order = (0, *range(2, len(axes)), 1)
     return order, ((axes[0],), tuple(axes[at] for at in order[1:]))

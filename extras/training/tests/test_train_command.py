@@ -62,7 +62,7 @@ def test_report_and_output(capsys: pytest.CaptureFixture[str]) -> None:
             "unlabelled.npz",
             "unlabelled.npz has no array 'labels' with the class of each sample; it has 'x'",
         ),
-        ((), "wrong.npz", "is no class of the model, which has 3"),
+        ((), "wrong.npz", "is not a class of the model, which has 3"),
         (("--layer", "nothing"), "data.npz", "the model has no layer 'nothing' to train; it has"),
         (("--batch", "61"), "data.npz", "there are 60 samples, fewer than the 61 of a batch"),
         (("--port", "/dev/null"), "data.npz", "--port and --on golden do not go together"),

@@ -142,7 +142,7 @@ def test_wrong_input() -> None:
     model = trained_nets.perceptron(np.random.default_rng(64), (6, 5, 3))
     x, labels = trained_nets.samples(model, 16)
     for wrong, options, message in (
-        (labels + 1, {}, r"label 3 of sample \d+ is no class of the model, which has 3"),
+        (labels + 1, {}, r"label 3 of sample \d+ is not a class of the model, which has 3"),
         (labels[:-1], {}, "there are 15 labels for 16 samples"),
         (labels + 0.5, {}, r"labels must be integers, one for each sample, not float64 of shape \(16,\)"),
         (labels, {"batch": 17}, "there are 16 samples, fewer than the 17 of a batch"),
