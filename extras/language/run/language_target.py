@@ -92,7 +92,7 @@ class Running:
 
     @property
     def compares_with_golden(self) -> bool:
-        """Whether the golden interpreter computes the same steps for comparison."""
+        """True if the golden interpreter repeats every step for comparison."""
         return self.on is Target.RTL or self.compare
 
     def load(self, path: Path, **options: Any) -> Model:
