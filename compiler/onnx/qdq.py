@@ -203,7 +203,7 @@ class Scores:
     values: tuple[str, ...]
     pairs: tuple[Pair, ...] = ()
     weight_pairs: tuple[Pair, ...] = ()
-    finish_op: Pair | None = None
+    quantised: Pair | None = None
     key_mask: Activation | None = None
     softmax: str = ""
 
