@@ -245,7 +245,7 @@ class _Parser:
         if scales.size not in (1, count):
             raise CompileError(
                 f"{tensor.label} of shape {'x'.join(map(str, tensor.shape))} has {scales.size} scales along dimension "
-                f"{axis}; it must have one scale, or one per element of that dimension"
+                f"{axis}; it must have 1, or 1 per element there"
             )
         if zeros.size not in (0, 1, scales.size):
             raise CompileError(f"{tensor.label} has {scales.size} scales, but {zeros.size} zero points")

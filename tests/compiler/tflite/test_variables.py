@@ -95,7 +95,7 @@ def test_a_variable_that_is_never_assigned_is_a_constant() -> None:
 
 
 UNKNOWN = "is read before anything is assigned to it; start it in a subgraph that CALL_ONCE calls"
-OTHER = "holds int8 of shape 1x4x6, but is assigned int8 of shape 1x24; weft reads variables of one type and shape"
+OTHER = "holds int8 of shape 1x4x6, but is assigned int8 of shape 1x24; weft supports variables of one type and shape"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ class Small:
 def test_what_no_handle_names() -> None:
     small = Small().with_handle()
     small.m.operator("READ_VARIABLE", [small.x], [small.y], "ReadVariable")
-    said = "takes tensor 0 ('x') for a variable, which no VAR_HANDLE makes"
+    said = "takes tensor 0 ('x') for a variable, but no VAR_HANDLE creates it"
     assert fails(small.written()) == f"operator 1 (READ_VARIABLE), which makes tensor 1 ('y'), {said}"
 
 
@@ -140,7 +140,7 @@ def test_a_handle_is_no_value() -> None:
 def test_a_handle_that_comes_too_late() -> None:
     small = Small()
     small.m.operator("READ_VARIABLE", [small.handle], [small.y], "ReadVariable")
-    assert "reads tensor 2 ('handle'), which no operator in front of it makes" in fails(small.written())
+    assert "reads tensor 2 ('handle'), which no earlier operator writes" in fails(small.written())
 
 
 def test_a_start_behind_the_use() -> None:
@@ -163,7 +163,7 @@ def test_subgraphs_that_are_not_there_or_not_called(called: int, count: int) -> 
     small.m.operator("CALL_ONCE", [], [], "CallOnce", InitSubgraphIndex=called)
     small.m.operator("RELU", [small.x], [small.y])
     assert fails(small.written(*[Model()] * (count - 1))) == (
-        f"the file has {count} subgraphs; weft reads the first, and all others must be called by its CALL_ONCE"
+        f"the file has {count} subgraphs; weft reads the first, whose CALL_ONCE operators must call all others"
     )
 
 
