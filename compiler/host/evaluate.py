@@ -293,6 +293,7 @@ def _prepare_parts(network: Network, run: tuple[Node, ...], by_runtime: bool) ->
     part = _part(network, run)
     session = _session(part) if by_runtime else None
     if by_runtime and session is None and len(run) > 1:
+        # Bisect until each part is supported by one of the two.
         middle = len(run) // 2
         return [*_prepare_parts(network, run[:middle], True), *_prepare_parts(network, run[middle:], True)]
     return [(part.inputs, part.outputs, session or _reference(part))]

@@ -64,6 +64,7 @@ def run_host(segment: HostSegment, values: dict[str, np.ndarray]) -> dict[str, n
         known = segment.network.type_of(name)
         assert known is not None
         dtype, shape = dtype_of(known.dtype), known.shape
+        # Strings have several numpy types.
         textual = value.dtype.kind in "OSU" and dtype.kind in "OSU"
         if value.shape != shape or not (value.dtype == dtype or textual):
             raise CompileError(

@@ -65,6 +65,7 @@ def arrange(tensor: Tensor, shape: tuple[int, ...], indices: Indices) -> Arrange
         row_major_layout,
         _layouts_like(tensor, shape),
     )
+    # The cheapest layout first: unchanged bytes cost nothing.
     for kind in sorted(kinds, key=lambda kind: layout_cost(tensor, kind(shape))):
         arranged, groups = to_layout(tensor, kind(shape)), _groups(kind(shape), shape, indices)
         if arranged is not None and groups is not None:

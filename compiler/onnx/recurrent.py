@@ -305,8 +305,8 @@ class _Cell:
         scale = self._cell_scale
         next_cell = self.to_16_bits(self.emit("Mul", i, new), scale)
         if cell:
-            kept = self.to_16_bits(self.emit("Mul", f, cell), scale)
-            next_cell = self.to_16_bits(self.emit("Add", kept, next_cell), scale)
+            remembered = self.to_16_bits(self.emit("Mul", f, cell), scale)
+            next_cell = self.to_16_bits(self.emit("Add", remembered, next_cell), scale)
         seen = self.to_16_bits(self.emit("Tanh", next_cell), _UNIT)
         return self.to_16_bits(self.emit("Mul", o, seen), _UNIT), next_cell
 
@@ -329,13 +329,14 @@ class _Cell:
                 added = self.expansion.constant(f"{self.node.name}/bias", state_bias[2].astype(np.float32))
                 candidate = self._sum(candidate, self.to_16_bits(self.emit("Mul", r, added), self._sum_scale))
         elif hidden:
-            kept = self.to_16_bits(self.emit("Mul", r, hidden), self._state_scale)
-            candidate = self._gate_sums(candidate, direction, range(2, 3), state_bias, kept)
+            gated = self.to_16_bits(self.emit("Mul", r, hidden), self._state_scale)
+            candidate = self._gate_sums(candidate, direction, range(2, 3), state_bias, gated)
         new = self.to_16_bits(self.emit("Tanh", candidate), _UNIT)
         scale = self._state_scale
         if not hidden:
-            kept = self.to_16_bits(self.emit("Mul", z, new), _UNIT)
-            return self.to_16_bits(self.emit("Sub", new, kept), scale), ""
+            gated = self.to_16_bits(self.emit("Mul", z, new), _UNIT)
+            return self.to_16_bits(self.emit("Sub", new, gated), scale), ""
+        # new + z * (hidden - new), as new - z * (new - hidden): difference and change need twice the range.
         if hidden in self.known:
             difference = self.emit("Add", new, self._constant(-self.known[hidden], scale))
         else:

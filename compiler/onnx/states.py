@@ -143,6 +143,7 @@ def _add_state(network: Network, source: str, target: str) -> Network:
     declared = network.types.get(target)
     if declared is not None and declared.sizes is not None and declared != kind:
         raise _differ(source, target, (kind.dtype, kind.sizes), (declared.dtype, declared.sizes))
+    # A dequantised output: the state is its integers, and a new DequantizeLinear computes the input.
     link = producer(network.nodes, target)
     zero = None if link is None else _zero_of(network, link)
     if link is None or zero is None or kind.dtype != "float32":

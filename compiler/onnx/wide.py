@@ -197,6 +197,7 @@ def _pad_planes(op: Pad) -> tuple[DeviceOp, ...]:
 
 def _embedding(op: Embedding, wide: bool) -> tuple[DeviceOp, ...]:
     """Return an embedding for each plane, with the table's bytes of that plane."""
+    # The rows are quantised at compile time, so each plane is a plain table of bytes.
     upper, lower = split_planes(op.quantise(*LIMITS))
     plain = op.replace(scale=np.ones((1, 1)), y_zero=0, low=-128, high=127, dst=upper_plane(op.dst))
     return plain.replace(values=upper), plain.replace(values=lower, dst=plain.dst.planes[1])

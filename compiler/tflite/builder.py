@@ -160,6 +160,7 @@ class Builder:
         if value in self._constants:
             self._add_constant(target, self._constants[value].transpose(perm))
             return
+        # Compose with an earlier Transpose, so that none follows another.
         source, before = self._moves.get(value, (value, tuple(range(len(perm)))))
         combined = tuple(before[axis] for axis in perm)
         self._moves[target] = source, combined

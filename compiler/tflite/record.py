@@ -101,15 +101,13 @@ def _check_tensor(context: Context, index: int, *, state: bool) -> None:
         return
     tensor = tensors[index]
     if tensor.variable and not state:
-        raise context.refuse(
-            f"reads or makes {tensor.label}, a variable; only {', '.join(STATEFUL)} keep such"
-        )
+        raise context.refuse(f"reads or writes {tensor.label}, a variable; only {', '.join(STATEFUL)} may")
     if state and not tensor.variable:
         raise context.refuse(f"keeps {tensor.label} from run to run, which must be a variable")
     if state and tensor.data is not None:
         raise context.refuse(f"keeps {tensor.label}, which has contents; variables start with zeros")
     if state and context.builder.variables.is_assigned(index):
-        raise context.refuse(f"keeps {tensor.label}, as an operator in front of it does")
+        raise context.refuse(f"keeps {tensor.label}, as an earlier operator does")
     if tensor.dtype == _HANDLE and NAMES[context.operator.name].handles:
         return
     if tensor.dtype not in DTYPES:

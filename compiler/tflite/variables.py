@@ -73,21 +73,21 @@ class Variables:
         return key in self._known and bool(self._known[key].value)
 
     def start(self, subgraph: int) -> None:
-        """Give variables what a subgraph assigns to them, which runs ahead of the first run only.
+        """Assign initial values from a subgraph that runs once, before the first run.
 
         Raises
         ------
         CompileError
-            If one of them is used ahead of that, or the subgraph is none that runs then.
+            If a variable is used before, or the subgraph itself runs in a CALL_ONCE.
         """
         if subgraph not in self._contents:
             raise CompileError(
-                f"CALL_ONCE in a subgraph calls subgraph {subgraph}; weft reads such in the first only"
+                f"CALL_ONCE in a subgraph calls subgraph {subgraph}; only the first subgraph may have CALL_ONCE"
             )
         for key, initial in self._contents[subgraph].items():
             variable = self._variable(key)
             if variable.read or variable.value:
-                raise CompileError(f"{variable.label} is used in front of the CALL_ONCE that starts it")
+                raise CompileError(f"{variable.label} is used before the CALL_ONCE that starts it")
             variable.initial, variable.type = initial, type_of(initial)
 
     def read(self, key: Key) -> str:

@@ -252,6 +252,7 @@ def function_table(context: NodeContext) -> Recipe:
         assert isinstance(lines, WideFunction)
         ops = (lines.replace(src=root.view(), dst=view),)
     elif quant.bits > 8:
+        # Upper and lower bytes of 16-bit results have a table each.
         stored = function.entries.stored_values.astype(np.int16)
         ops = tuple(
             Rescale(context.node.name, root.view(), plane, lookup=bytes_.astype(np.int8))
@@ -313,8 +314,7 @@ def _fit_lines(real: Entries, rounded: Entries, quant: Quant) -> tuple[Lines, in
 
 
 def _choose_function(context: NodeContext) -> Function | None:
-    """Return the function that becomes a table at a QuantizeLinear; None if there is none or it is only a
-    requantisation.
+    """Return the function that becomes a table at a QuantizeLinear; None if a requantisation suffices.
 
     The nearest root is best, because older tensors need not stay. An older root is better if nothing else reads the
     nearer one.

@@ -256,7 +256,7 @@ def _solutions(context: NodeContext) -> Iterator[_Solution]:
     assert b is not None
     (*lead, rows, depth), columns = context.shape(0), context.shape(1)[-1]
     counts = list(_counts(context))
-    if math.prod(context.shape(1)[:-2]) == 1:
+    if math.prod(context.shape(1)[:-2]) == 1:  # one second matrix: all first matrices are rows of one
         rows, counts = rows * math.prod(lead), [((1, 1), (1, 1), (1, 1))]
     firsts, seconds = [Operand(a, "ihsd", rows, depth)], [Operand(b, "ihds", columns, depth)]
     if context.model.config.softmax:  # only then LOAD can transpose

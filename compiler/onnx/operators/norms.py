@@ -337,7 +337,7 @@ def response(context: NodeContext) -> Pending:
 
     def join(to: Quant, value: str, bounds: tuple[int, int]) -> tuple[DeviceOp, ...]:
         squares, sums = (wide_buffer(f"{value}/{part}", shape) for part in ("squares", "sums"))
-        zero = LIMITS[0]
+        zero = LIMITS[0]  # squares are not negative: the whole 16-bit range is theirs
         return (
             WideElements(
                 name=f"{name}/squares", a=src, b=src, dst=squares, kind="product", a_zero=quant.zero, b_zero=quant.zero,

@@ -239,6 +239,7 @@ def pad_value(context: NodeContext) -> str | None:
     if math.isnan(value):
         return "it is NaN"
     quant, model = symbol.quant, context.model
+    # A fill value that the scale cannot represent is still exact if only quantised values are read.
     exact = np.float32((quant.level(value) - quant.zero) * quant.scale) == np.float32(value)
     users = model.users(context.node.outputs[0])
     next_parameters = [parameters(model, node, model.dtypes[node.outputs[0]]) if node.op == "QuantizeLinear" else None

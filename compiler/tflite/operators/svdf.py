@@ -91,6 +91,7 @@ class _Form:
         bits = max(int(np.maximum(self.weights, ~self.weights).max(initial=0)).bit_length() - 7, 0)
         if not bits:
             return self._convolve(image, self.weights.astype(np.int8), 0, unit, biased=True)
+        # 16-bit weights exceed the device's weights: split them into upper bits and non-negative lower bits.
         upper, lower = (
             (self.weights >> bits).astype(np.int8),
             (self.weights & (1 << bits) - 1).astype(np.uint8),
@@ -160,7 +161,5 @@ def _scale(tensor: Tensor) -> float:
 
 
 OPERATORS = (
-    Record(
-        ("SVDF",), (5, 5), "MatMul, Concat with what is kept, and Conv of each unit", svdf, states=(_STATE,)
-    ),
+    Record(("SVDF",), (5, 5), "MatMul, Concat with the state, and Conv of each unit", svdf, states=(_STATE,)),
 )

@@ -44,9 +44,9 @@ def _variable(context: Context) -> Key:
 
 VARIABLES_OPERATORS = (
     Record(("VAR_HANDLE",), (0, 0), "nothing", handle, handles=True),
-    Record(("READ_VARIABLE",), (1, 1), "what the run before assigned", read, handles=True),
-    Record(("ASSIGN_VARIABLE",), (2, 2), "what the next run reads", assign, handles=True),
-    Record(("CALL_ONCE",), (0, 0), "what the first run reads", call_once),
+    Record(("READ_VARIABLE",), (1, 1), "the value that the previous run assigned", read, handles=True),
+    Record(("ASSIGN_VARIABLE",), (2, 2), "the value that the next run reads", assign, handles=True),
+    Record(("CALL_ONCE",), (0, 0), "the value that the first run reads", call_once),
 )
 
 

@@ -152,9 +152,7 @@ def test_a_start_behind_the_use() -> None:
     small.first.operator("VAR_HANDLE", [], [again], "VarHandle", SharedName="v")
     value = small.first.tensor((1, 4), scale=0.1, data=np.zeros((1, 4), np.int8))
     small.first.operator("ASSIGN_VARIABLE", [again, value], [], "AssignVariable")
-    assert (
-        fails(small.written(small.first)) == "variable 'v' is used in front of the CALL_ONCE that starts it"
-    )
+    assert fails(small.written(small.first)) == "variable 'v' is used before the CALL_ONCE that starts it"
 
 
 @pytest.mark.parametrize(("called", "count"), [(0, 1), (1, 1), (2, 2), (1, 3), (-1, 2)])
@@ -187,7 +185,7 @@ def variable(**changes: object) -> tuple[Model, int, int, int]:
 def test_variables_that_operators_read_or_make_which_keep_none() -> None:
     m, x, y, v = variable()
     m.operator("ADD", [x, v], [y], "Add")
-    said = "reads or makes tensor 2 ('v'), a variable; only UNIDIRECTIONAL_SEQUENCE_LSTM, SVDF keep such"
+    said = "reads or writes tensor 2 ('v'), a variable; only UNIDIRECTIONAL_SEQUENCE_LSTM, SVDF may"
     assert fails(m.write([x], [y])).endswith(said)
     m, x, y, v = variable()
     m.operator("RELU", [x], [v])
@@ -215,7 +213,7 @@ def test_a_variable_with_contents() -> None:
 
 
 def test_a_variable_of_two_operators() -> None:
-    said = "which makes tensor 3 ('y'), keeps tensor 1 ('v'), as an operator in front of it does"
+    said = "which makes tensor 3 ('y'), keeps tensor 1 ('v'), as an earlier operator does"
     assert fails(two(None)) == f"operator 1 (SVDF), {said}"
 
 
