@@ -356,7 +356,9 @@ def test_what_operators_make_is_checked_before_the_next_one() -> None:
     wide = small.model.tensor((1, 4, 4, 40), "int8", 0.1, 3, name="wide")
     small.model.operator("TANH", [small.x], [wide])
     ends = [small.constant(*item) for item in ([0, 0, 0, 38], [1, 4, 4, 2])]
-    assert_at = "node 'tanh_0.quantise' (QuantizeLinear) makes int8 of shape 1x4x4x2 for what the file says is int8 of "
+    assert_at = (
+        "node 'tanh_0.quantise' (QuantizeLinear) returns int8 of shape 1x4x4x2, but the file says int8 of "
+    )
     small.model.operator("SLICE", [wide, *ends], [small.y], "Slice")
     assert fails(small.model.write([small.x], [small.y])) == f"{assert_at}shape 1x4x4x40"
 
@@ -436,14 +438,14 @@ def test_shapes_and_types_that_are_not_what_operators_make() -> None:
     small = Small()
     small.model.tensors[small.y].shape = (1, 4, 5, 2)
     assert small.fails("TANH") == (
-        "node 'tanh_0.quantise' (QuantizeLinear) makes int8 of shape 1x4x4x2 for what the file says is int8 of shape "
+        "node 'tanh_0.quantise' (QuantizeLinear) returns int8 of shape 1x4x4x2, but the file says int8 of shape "
         "1x4x5x2"
     )
     small = Small()
     small.model.tensors[small.y].dtype = "int32"
     small.model.tensors[small.y].scale = ()
     assert small.fails("TANH") == (
-        "node 'tanh_0.identity' (Identity) makes float32 of shape 1x4x4x2 for what the file says is int32 of shape "
+        "node 'tanh_0.identity' (Identity) returns float32 of shape 1x4x4x2, but the file says int32 of shape "
         "1x4x4x2"
     )
     small = Small()

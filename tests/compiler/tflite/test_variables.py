@@ -171,7 +171,7 @@ def test_a_call_in_a_called_subgraph() -> None:
     small.m.operator("RELU", [small.x], [small.y])
     small.first.operator("CALL_ONCE", [], [], "CallOnce", InitSubgraphIndex=1)
     assert fails(small.written(small.first)) == (
-        "CALL_ONCE in a subgraph calls subgraph 1; weft reads such in the first only"
+        "CALL_ONCE in a subgraph calls subgraph 1; only the first subgraph may have CALL_ONCE"
     )
 
 
