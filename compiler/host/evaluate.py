@@ -63,7 +63,6 @@ def exact_products(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _has_product(graph: GraphProto) -> bool:
-    """Return whether a graph, or a body in it, has an operator of `_PAIRS`."""
     return any(
         (node.domain, node.op_type) in _PAIRS or any(map(_has_product, _bodies(node))) for node in graph.node
     )
@@ -140,7 +139,6 @@ class _Rewriter:
                 self.converted[name] = node.input[place]
 
     def _add_128(self, name: str, result: str) -> Iterator[NodeProto]:
-        """Yield nodes that add 128 to an int8 value and return uint8."""
         wide, sum_ = self._name(name), self._name(name)
         half = self._constant(np.array(128, np.int32), "half")
         yield helper.make_node("Cast", [name], [wide], to=TensorProto.INT32)
@@ -161,7 +159,6 @@ class _Rewriter:
 
 
 def _bodies(node: NodeProto) -> Iterator[GraphProto]:
-    """Yield branches and loop bodies of a node."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
@@ -248,7 +245,6 @@ class Evaluator:
 
 
 def _by_runtime(node: Node, network: Network) -> bool:
-    """Return whether ONNX Runtime should compute a node."""
     if node.domain not in STANDARD:
         return True
     if runtime() is None or node.operator in _OURS or _deviates(node, network):

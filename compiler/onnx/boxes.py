@@ -188,7 +188,6 @@ def results(context: NodeContext, movements: Sequence[Movement]) -> Results:
 
 
 def _rename(ops: Sequence[DeviceOp], name: str, buffer: str) -> Iterator[DeviceOp]:
-    """Yield the operators with unique names, writing `buffer`."""
     for index, op in enumerate(ops):
         dst = dataclasses.replace(op.dst, buffer=dataclasses.replace(op.dst.buffer, name=buffer))
         yield op.replace(name=name if len(ops) == 1 else f"{name}.{index}", dst=dst)

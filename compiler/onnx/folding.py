@@ -190,7 +190,6 @@ def resolve(network: Network, sure: Mapping[str, Type] | None = None) -> Known:
 
 
 def _with_unique_names(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Return the nodes with unique names and their positions as `index`."""
     taken: set[str] = set()
     named = []
     for index, node in enumerate(nodes):

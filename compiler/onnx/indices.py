@@ -157,7 +157,6 @@ def source_coordinates(context: NodeContext) -> list[np.ndarray] | None:
 
 
 def _as_network(context: NodeContext) -> Network:
-    """Return the node as a network of floats."""
     node = dataclasses.replace(context.node, inputs=("x", *context.node.inputs[1:]), outputs=("y",))
     known = context.model.constants
     return Network(

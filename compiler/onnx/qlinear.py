@@ -145,8 +145,6 @@ def _around(
 def _elementwise_form(
     operator: str, operands: Sequence[Triple | int], ends: tuple[int, int], *attributes: str
 ) -> Form:
-    """Return the form of an operator that keeps some of the node's attributes."""
-
     def form(expansion: Expansion, node: Node) -> list[Node]:
         shared = {name: node.attributes[name] for name in attributes if name in node.attributes}
         return _around(expansion, node, operands, ends, lambda names: [(operator, names, shared)])
@@ -233,8 +231,6 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 
 def _fused_form(operator: str) -> Form:
-    """Return the form of a Conv or Gemm with an addition and an activation."""
-
     def form(expansion: Expansion, node: Node) -> list[Node]:
         ours = ("activation", "activation_params", "activation_alpha", "activation_beta", "activation_gamma")
         shared = {name: value for name, value in node.attributes.items() if name not in ours}

@@ -266,7 +266,6 @@ class _Cell:
         return self.to_16_bits(part, scale)
 
     def _constant(self, values: np.ndarray, scale: float) -> str:
-        """Return a constant in 16 bits."""
         stored = np.clip(np.rint(values / scale), -(1 << 15), (1 << 15) - 1).astype(np.int16)
         name = f"{self.node.name}/state"
         parameters = (stored, np.array(scale, np.float32), np.array(0, np.int16))
@@ -280,12 +279,10 @@ class _Cell:
 
     @property
     def _cell_scale(self) -> float:
-        """Scale of an LSTM's cells."""
         return scale_of(self.ranges.cell)
 
     @property
     def _sum_scale(self) -> float:
-        """Scale of sums of gates."""
         return scale_of(self.ranges.sums)
 
     @property
@@ -358,7 +355,6 @@ class _Cell:
         return self.to_16_bits(self.emit("Add", a, b), self._sum_scale)
 
     def _gates(self, value: str, first: int, last: int) -> str:
-        """Return the columns of some gates."""
         return self._part(value, 1, first * self.size, last * self.size)
 
     def _product(
@@ -409,7 +405,6 @@ class _Cell:
         )
 
     def _shape(self, value: str) -> tuple[int, ...] | None:
-        """Return the shape of a new value; None if it is unknown."""
         return self.types[value].sizes if value in self.types else None
 
     # Nodes.

@@ -47,7 +47,6 @@ def _find_place(graph: Graph, state: State) -> tuple[DeviceSegment, Transfer, Tr
 
 
 def _equal_format(source: Transfer, target: Transfer) -> bool:
-    """Return whether the buffers of two values have equal layout and type."""
     layouts = [
         Layout(item.shape, item.perm or tuple(range(len(item.shape))), item.nhwc) for item in (source, target)
     ]

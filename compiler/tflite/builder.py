@@ -286,7 +286,6 @@ class Builder:
 
 
 def _floats(stored: np.ndarray, quantisation: Quantisation, axis: int | None) -> np.ndarray:
-    """Return the real numbers of a constant."""
     shape = [-1 if axis == other else 1 for other in range(stored.ndim)]
     scales, zeros = quantisation.scales.reshape(shape), quantisation.zeros.reshape(shape)
     return ((stored - zeros) * scales.astype(np.float64)).astype(np.float32)

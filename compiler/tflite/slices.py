@@ -63,13 +63,14 @@ def slices_of(context: Context) -> list[Range]:
             shrink = bool(masks["ShrinkAxis"] >> at & 1)
             masked = (bool(masks["Begin"] >> at & 1), bool(masks["End"] >> at & 1))
             ranges.append(
-                _one(context, first, size) if shrink else _range(context, (first, last, step), size, masked)
+                _single_element(context, first, size)
+                if shrink
+                else _range(context, (first, last, step), size, masked)
             )
     return ranges + [(0, size, 1) for size in tensor.shape[len(ranges) :]]
 
 
-def _one(context: Context, place: int, size: int) -> Range:
-    """Return the range of the single element of a dropped axis."""
+def _single_element(context: Context, place: int, size: int) -> Range:
     if not -size <= place < size:
         raise context.refuse(f"takes element {place} of {size}")
     return place % size, place % size + 1, 1

@@ -44,7 +44,7 @@ def multipliable(context: NodeContext) -> str | None:
     return None if constant_factor(context) is not None else channel_operands(context)
 
 
-def _two(context: NodeContext) -> bool:
+def _both_activations(context: NodeContext) -> bool:
     return all(isinstance(symbol, Activation) for symbol in pair_operands(context)) and not scales_rows(
         context
     )
@@ -91,7 +91,7 @@ def multiply(context: NodeContext) -> Symbol:
 
 
 MULTIPLY_OPERATORS = (
-    Operator(("Mul",), (pairs, multipliers), product, applies=_two),
+    Operator(("Mul",), (pairs, multipliers), product, applies=_both_activations),
     Operator(("Div",), (divisible, same_order), multiply),
     Operator(("Mul",), (multipliable, same_order), multiply),
 )

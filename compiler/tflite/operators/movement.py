@@ -85,7 +85,9 @@ def unpack(context: Context) -> None:
     axis = context.axis(int(context.option("Axis")), "axis", rank)
     same = _all_same_encoding(context, 0)
     value = context.raw() if same else context.real()
-    for index, part in enumerate(context.parts(value, _sizes(context, context.tensor().shape[axis]), axis)):
+    for index, part in enumerate(
+        context.parts(value, _equal_parts(context, context.tensor().shape[axis]), axis)
+    ):
         (context.store_reshaped if same else context.finish_reshaped)(part, index=index)
 
 
@@ -113,7 +115,7 @@ def _split(context: Context, data: int, axes: int, shapes: list[tuple[int, ...]]
             raise context.refuse(
                 f"makes {context.output(index).label} of another number of dimensions than its input"
             )
-    sizes = _sizes(context, tensor.shape[axis]) if shapes is None else [shape[axis] for shape in shapes]
+    sizes = _equal_parts(context, tensor.shape[axis]) if shapes is None else [shape[axis] for shape in shapes]
     if _all_same_encoding(context, data):
         parts = context.array(sizes)
         return context.emit_results(
@@ -131,8 +133,7 @@ def _all_same_encoding(context: Context, data: int) -> bool:
     )
 
 
-def _sizes(context: Context, size: int) -> list[int]:
-    """Return the sizes of equal parts of an axis."""
+def _equal_parts(context: Context, size: int) -> list[int]:
     count = len(context.operator.outputs)
     if not count or size % count:
         raise context.refuse(f"makes {count} parts of {size} elements")
@@ -165,7 +166,6 @@ def pad(context: Context) -> None:
 
 
 def _pads(context: Context) -> list[tuple[int, int]]:
-    """Return the numbers of elements before and after each axis."""
     rank, pads_value = context.tensor().rank, context.numbers(1, "pads")
     if pads_value.size != 2 * rank or pads_value.min(initial=0) < 0:
         raise context.refuse(

@@ -156,7 +156,7 @@ def fully_connected(context: Context) -> None:
     count = math.prod(data.shape)
     if not inputs or count % inputs:
         raise context.refuse(f"takes rows of {inputs} elements; {data.label} has {count:,}")
-    value = _rows(context, (count // inputs, inputs))
+    value = _as_matrix(context, (count // inputs, inputs))
     result = context.emit("Gemm", value, weights(context, 1, (0, 1)), *bias(context, 2, 0, 1), transB=1)
     result = context.activate(result)
     if context.output().shape == (count // inputs, outputs):
@@ -164,8 +164,7 @@ def fully_connected(context: Context) -> None:
     return context.finish_reshaped(result)
 
 
-def _rows(context: Context, shape: tuple[int, int]) -> str:
-    """Return the first input as a matrix."""
+def _as_matrix(context: Context, shape: tuple[int, int]) -> str:
     tensor = context.tensor()
     if tensor.shape == shape:
         return context.real()

@@ -58,7 +58,6 @@ def lstm(context: Context) -> None:
 
 
 def _check_form(context: Context) -> None:
-    """Raise `CompileError` for unsupported forms."""
     if not context.has(_INPUTS["an input gate"]):
         raise context.refuse("has no input gate of its own, which weft does not read")
     for part, index in list(_INPUTS.items())[1:]:

@@ -162,7 +162,6 @@ def _value(context: Context) -> tuple[str, bool]:
 def _finish_transposed(
     context: Context, value: str, same: bool, cut: Sequence[int], perm: Sequence[int]
 ) -> None:
-    """Write the result: a value in shape `cut`, transposed."""
     value = context.builder.transpose(context.reshape(value, cut), perm, context.name)
     (context.store_reshaped if same else context.finish_reshaped)(value)
 
