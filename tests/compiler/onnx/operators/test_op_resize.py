@@ -175,7 +175,7 @@ def test_first_and_last_places_by_themselves(numerators: list[int], unit: int, b
     if found is not None:
         made = np.full(len(given), -1)
         for run in found:
-            made[run.target : run.target + run.many * run.apart : run.apart] = (
-                run.source + run.by * np.arange(run.many)
+            made[run.target : run.target + run.length * run.target_step : run.target_step] = (
+                run.source + run.step * np.arange(run.length)
             )
         assert made.tolist() == numerators
