@@ -292,7 +292,7 @@ def keys_fit(context: NodeContext) -> str | None:
 
 
 def rows_fit(context: NodeContext) -> str | None:
-    """Attention takes heads of at most 32767 elements, and rows of at most 65535, so that sums and pitches fit."""
+    """Attention takes heads of at most 32767 elements, and rows of 65535, so that sums and pitches fit."""
     problem = problem_of(context)
     for operand in (problem.q, problem.k, problem.v):
         if operand.size > MAX_HEAD_SIZE:
