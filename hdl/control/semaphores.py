@@ -169,20 +169,18 @@ class Dispatcher(wiring.Component):
             values = Cat(part.values[number] for number in self._named)
             pieces.append(("stored_values", arrived, values, Value.cast(self.values)))
         for name, enable, source, target in pieces:
+            held_name = name.replace("part", "held").replace("stored", "held")
+            held = Signal(len(source), name=held_name, reset_less=self._depth > 1)
+            m.d.comb += target.eq(held)
             if self._depth == 1:
-                held = Signal(len(source), name=name.replace("part", "held").replace("stored", "held"))
                 with m.If(enable):
                     m.d.sync += held.eq(source)
-                m.d.comb += target.eq(held)
                 continue
             m.submodules[name] = ram = Memory(shape=len(source), depth=self._depth, init=[])
             store = ram.write_port()
             fetch = ram.read_port(domain="comb")
             m.d.comb += [store.en.eq(enable), store.addr.eq(write_at), store.data.eq(source)]
-            held = Signal(
-                len(source), name=name.replace("part", "held").replace("stored", "held"), reset_less=True
-            )
-            m.d.comb += [fetch.addr.eq(read_at), target.eq(held)]
+            m.d.comb += fetch.addr.eq(read_at)
             with m.If(taken):
                 m.d.sync += held.eq(fetch.data)
 

@@ -108,7 +108,7 @@ class DeframerBench(CutBench):
         bad = Signal(name="expected_bad")
         over = write.en & full
         m.d.sync += bad.eq(~is_end & (bad | wrong | over | self.dut.error))
-        good = is_end & complete & ~bad & ~escaped & self.peek("crc.match", 1)
+        good = is_end & complete & ~bad & ~escaped & self.peek("crc32.match", 1)
         gone = dut.byte.valid & dut.byte.ready
         m.d.sync += [
             pending.eq(Mux(is_end, 0, pending + (write.en & ~full))),

@@ -110,7 +110,7 @@ class _OpenDispatcher(Dispatcher):
     def elaborate(self, platform: object) -> Module:
         m = super().elaborate(platform)
         width = len(self.fetched.payload.data)
-        stored = self._stored()
+        stored = self._stored_bits()
         for slot, held in zip(self.slots, self.held, strict=True):
             for index in range(WORD_BITS // width):
                 bits = [bit for bit in stored if bit // width == index]
@@ -118,7 +118,7 @@ class _OpenDispatcher(Dispatcher):
                     port = getattr(m.submodules, f"part{index}").read_port(domain="comb")
                     m.d.comb += [port.addr.eq(slot), Cat(held[bit] for bit in bits).eq(port.data)]
             if self._named:
-                port = m.submodules.values.read_port(domain="comb")
+                port = m.submodules.stored_values.read_port(domain="comb")
                 m.d.comb += [port.addr.eq(slot), held[WORD_BITS:].eq(port.data)]
         return m
 
@@ -202,7 +202,7 @@ class OrderBench(DispatcherBench):
         if len(shown) > 1:
             held[0] = Cat(held[0], dut.held[0][WORD_BITS:].bit_select(self.which, 1))
         # Of the opcode only bits are stored in which kinds differ.
-        stored = Const(sum(1 << bit for bit in dut._stored()), WORD_BITS).bit_select(self.place, 1)
+        stored = Const(sum(1 << bit for bit in dut._stored_bits()), WORD_BITS).bit_select(self.place, 1)
         word = Mux(stored, order.word, Cat(held[0][0], order.word[1:]))
         self.claim("in memory", ~order.watched | oldest | (held[0] == word))
         came = stored & (self.index > self.place // len(dut.fetched.payload.data))

@@ -173,7 +173,7 @@ class SequenceBench(Bench):
             inside = inside + granted
             first = granted if cycle == 0 else first
             if cycle:
-                self.claim(f"granted {cycle} cycles ago", self.peek(f"ends_{cycle}", 1) == granted)
+                self.claim(f"granted {cycle} cycles ago", self.peek(f"ends_{cycle - 1}", 1) == granted)
         layout = self.sequence.grant.shape()
         grant = layout(self.peek("grant", layout.size))
         noted = softmax & grant.granted & grant.last
