@@ -149,7 +149,7 @@ def _find_users(module: _Module, modules: Mapping[str, _Module]) -> None:
         elif line.startswith("    parameter \\MEMID"):
             cell = words[2].strip('"').replace("\\\\", "\\")
         elif line.startswith("    connect ") and kind.startswith(("\\", "$mem")):
-            wire = current.get(_whole_wire(line.split(maxsplit=2)[2], module))
+            wire = current.get(_whole_wire(line.split(maxsplit=2)[2], module) or "")
             if wire is None:
                 continue
             unit, port = modules.get(kind), words[1][1:]
