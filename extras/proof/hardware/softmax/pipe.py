@@ -197,11 +197,9 @@ class ConnectedBench(PipeBench):
             "the state of the row",
             implies(dut.dividing, self.peek("states.address", len(dut.row)) == dut.row),
         )
-        # The port has a register's name.
-        inside = {"index": "index#1"}
         for name in ("valid", "last", "index", "scores", "table_start", "table_fill", "table_byte"):
             value = Value.cast(getattr(dut, name))
-            port = self.peek(f"probabilities.{inside.get(name, name)}", len(value))
+            port = self.peek(f"probabilities.{name}", len(value))
             self.claim(f"{name} goes in", port == value)
         for name in ("p_valid", "p_index") if config.groups > 1 else ("p_valid",):
             value = Value.cast(getattr(dut, name))
