@@ -105,8 +105,9 @@ def registers() -> str:
 
 
 def _commented(members: type[enum.IntEnum] | type[enum.IntFlag]) -> list[tuple[str, int, str]]:
-    comments = dict(re.findall(r"^    (\w+) = \w+  # (.*)$", inspect.getsource(members), re.MULTILINE))
-    return [(member.name or "", int(member), comments.get(member.name or "", "")) for member in members]
+    # Every member needs a line of its own: a definition that spans lines raises KeyError, and loses no comment.
+    comments = dict(re.findall(r"^    (\w+) = \w+(?:  # (.*))?$", inspect.getsource(members), re.MULTILINE))
+    return [(member.name or "", int(member), comments[member.name or ""]) for member in members]
 
 
 def _number(members: type[enum.Enum], value: int) -> str:

@@ -19,12 +19,8 @@ around."""
 class FlashCommand(enum.IntEnum):
     """Commands, which are sent on the first data pad, most significant bit first."""
 
-    DUAL_READ = (
-        0x3B  # 24-bit address, 8 clocks, then two bits per clock on both pads for as long as the clock runs
-    )
-    RELEASE = (
-        0xAB  # wake from deep power-down, where an iCE40 leaves its flash after it has read the bitstream
-    )
+    DUAL_READ = 0x3B  # 24-bit address, 8 clocks, then two bits per clock on both pads until the clock stops
+    RELEASE = 0xAB  # wake from deep power-down, in which an iCE40 leaves its flash after the bitstream
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from weft.sim.device import Closable, Device, DeviceError
 POLL_SECONDS = 0.01
 """Seconds between reads of the status register, after some without a pause."""
 PATIENCE = 1_000_000
-"""Minimum cycles without progress after which a program counts as hung; see `hdl.control.counters.HangDetector`."""
+"""Minimum cycles without progress of a program that hangs; see `weft.hdl.control.counters.HangDetector`."""
 DIAGNOSIS_CYCLES = 10_000
 """Cycles over which a hung program is observed, to report what it waits for."""
 STOPPED_POLLS = 100

@@ -32,9 +32,7 @@ class Reg(enum.IntEnum):
     FAULT_ADDRESS = 0x18  # RO  byte address of the run's first failed burst
     FAULT = 0x1C  # RO  bits 0 to 2: `FaultUnit`; 4 and 5: AXI response; 8: FAULT_ADDRESS is known
     BASE = 0x20  # RW  `BASES` base registers, 4 bytes apart
-    WATCHDOG = (
-        0x40  # RW  bits 0 to 7: limit of time without progress, in units of `WATCHDOG_CYCLES`; 0: no limit
-    )
+    WATCHDOG = 0x40  # RW  bits 0 to 7: time limit without progress, in `WATCHDOG_CYCLES`; 0: none
     PARITY = 0x44  # RO  words with wrong parity read in the run, 8 bits per `ParityMemory`, saturating at 255
     LIST = 0x48  # RW  with `descriptors` only: DRAM byte address of a list, see `weft.hdl.isa.program_lists`
     LISTED = 0x4C  # RO  bits 0 to 23: finished programs of the last list; 31: the list is, or ended, at a descriptor

@@ -60,9 +60,7 @@ class Out(enum.IntEnum):
     COLUMN = 7
     PUSH = 8  # append a byte to the vector being assembled
     SCRATCHPAD_WRITE = 9  # write the vector to this address
-    BYTE_WRITE = (
-        10  # write the vector's first byte to the current column of this address, and rotate the vector
-    )
+    BYTE_WRITE = 10  # write the vector's first byte to the current column of this address, then rotate it
     SCRATCHPAD_READ = 11
     ACCUMULATOR_READ = 12
     ACCUMULATOR_WRITE = 13  # write the current column of the row at `C`, and go to the next column

@@ -46,14 +46,12 @@ class Form:
 
     @property
     def rotates_sums(self) -> bool:
-        """Whether one kernel rotates sums of queries and keys and requantises them. It has no operand left for
-        biases.
-        """
+        """True if one kernel rotates and requantises sums of queries and keys, which leaves no operand for biases."""
         return self.rotary and "qkv" not in self.biased
 
     @property
     def gates_sums(self) -> bool:
-        """Whether one kernel processes the sums of a gate and of its factor. It has no operand left for biases."""
+        """True if one kernel processes sums of a gate and of its factor, which leaves no operand for biases."""
         return self.gated and "inner" not in self.biased
 
 

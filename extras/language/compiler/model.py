@@ -229,5 +229,5 @@ class LanguageModel:
 
     @property
     def tied(self) -> bool:
-        """Whether the output layer shares the token embedding's weights."""
+        """True if the output layer shares the token embedding's weights."""
         return self.output.weight is self.token_embedding

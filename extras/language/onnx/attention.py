@@ -186,7 +186,7 @@ class _LayerCandidate:
 
     @property
     def fits(self) -> bool:
-        """Whether the cache holds values unchanged, which tells values from keys."""
+        """True if the cache holds values unchanged; a cache of keys does not."""
         value = self._random_values(1, self.heads.groups, 2, self.heads.value_length)
         parts = [np.zeros((1, count, 2, length), np.float32) for count, length in self._shapes()[:2]]
         (kept_value,) = self._compute([self._presents[1]], (*parts, value), 2, 0)

@@ -154,7 +154,7 @@ class Batch:
 
     @property
     def busy(self) -> bool:
-        """Whether some text has not ended."""
+        """True while any text is waiting or running."""
         return bool(self._waiting or self._running)
 
     def step(self) -> list[Request]:

@@ -70,7 +70,7 @@ class Running:
 
     @property
     def compares_with_golden(self) -> bool:
-        """Whether the golden interpreter computes the same steps for comparison."""
+        """True if the golden interpreter repeats every step for comparison."""
         return self.options.on == "rtl" or self.compare
 
     def load(self, path: Path, **options: Any) -> Model:

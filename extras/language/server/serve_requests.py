@@ -69,7 +69,7 @@ class GenerationRequest(msgspec.Struct):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with token counts."""
+        """True if a stream ends with token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 

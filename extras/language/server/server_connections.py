@@ -113,7 +113,7 @@ class Connection(H11Protocol):
 
     @property
     def _waits(self) -> bool:
-        """Whether no request is being answered. (The handler limits the time for a request's body.)"""
+        """True while no request is being answered; the handler limits the time for a request's body."""
         return self.cycle is None or self.cycle.response_complete
 
     def _close_in(self, seconds: float | None) -> None:

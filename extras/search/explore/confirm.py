@@ -92,7 +92,7 @@ class Synthesis:
 
     @property
     def good(self) -> bool:
-        """Whether LUTs and flip-flops are within `MAX_DEVIATION` of the estimate, and the board has all resources."""
+        """True if LUTs and flip-flops are within `MAX_DEVIATION` of the estimate, and the board has all resources."""
         return not self.lacking and all(abs(self.deviations[name]) <= MAX_DEVIATION for name in ("lut", "ff"))
 
     def to_dict(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Place:
 
     @property
     def sequential(self) -> bool:
-        """Whether programs run on the sequential core."""
+        """True if programs run on the sequential core."""
         return self.board is not None and self.board.core is CoreKind.SEQUENTIAL
 
     @property

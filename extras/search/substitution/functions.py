@@ -26,7 +26,7 @@ class Function:
 
     @property
     def is_monotone(self) -> bool:
-        """Whether the function is non-decreasing."""
+        """True if the function is non-decreasing."""
         values_by_name = dict(self.values)
         table = self.lookup
         return values_by_name.get("scale", 1.0) >= 0 and (table is None or is_monotonic(table))

@@ -172,5 +172,5 @@ def _check(term: Term, text: str) -> None:
 
 
 def is_weights(term: Term) -> bool:
-    """Whether a term is weights, not an image."""
+    """Return True if a term is weights, not an image."""
     return term.operator in (*WEIGHTS, *ON_WEIGHTS)

@@ -104,12 +104,12 @@ def test_tools_end_with_what_waits_for_them(tmp_path: Path) -> None:
     with contextlib.closing(Workers(1, _start_a_tool, DIED)) as pool:
         for name in range(3):
             pool.add(name, str(folder))
-        _within(lambda: any(path.read_text() for path in folder.iterdir()))
+        _wait_for(lambda: any(path.read_text() for path in folder.iterdir()))
         (process,) = pool.processes
         (path,) = folder.iterdir()
         tool = int(path.read_text())
         assert Path(f"/proc/{tool}").exists()
-    _within(lambda: not any(_alive(number) for number in (tool, process)))
+    _wait_for(lambda: not any(_alive(number) for number in (tool, process)))
     assert list(folder.iterdir()) == [path]
 
 
@@ -119,8 +119,9 @@ def _alive(process: int) -> bool:
     return False
 
 
-def _within(condition: Callable[[], bool], seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
+def _wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until `condition()`; fail after five minutes, more than even a busy machine needs."""
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
