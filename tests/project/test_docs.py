@@ -15,6 +15,7 @@ import onnx
 import pytest
 from support import float_nets, language_models, onnx_decoders, tflite_networks
 
+import weft
 from weft.examples import digits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,6 +143,12 @@ def test_each_extra_has_a_page_that_the_map_links() -> None:
     for extra in extras:
         for text in map_of_all:
             assert f"extras/{extra}/README.md" in text, extra
+
+
+def test_changelog_begins_with_this_version() -> None:
+    headings = re.findall(r"^## (.*)$", PAGES["CHANGELOG.md"].read_text(), re.MULTILINE)
+    assert headings[0] in (weft.__version__, "Unreleased")
+    assert weft.__version__ in headings
 
 
 def test_ellipses() -> None:

@@ -1,4 +1,4 @@
-"""What docs/extending.md tells to add to weft works as it is written there, and needs no more than that."""
+"""Recipes of docs/extending.md: applied to a copy of the sources, they work and need nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from support.documented import apply_diffs, copied, run_tests, write_file
 def test_an_instruction(tmp_path: Path) -> None:
     path = copied(tmp_path)
     apply_diffs(tmp_path, "An instruction or a field")
-    run_tests(tmp_path, path, write_file(tmp_path, "tests/sim/test_fill.py"))
+    plain = "tests/sim/golden/test_golden.py::test_plain_loops_know_every_instruction"
+    tests = [tmp_path / name for name in ("extras/proof/tests/test_value_device.py", plain)]
+    run_tests(tmp_path, path, write_file(tmp_path, "tests/sim/test_fill.py"), *tests)
 
 
 def test_an_operator(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from weft import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("hdl", "compiler", "sim", "boards", "examples", "extras")
 DATA = {".py", ".cpp", ".h", ".vlt", ".onnx", ".gguf", ".txt", ".npz", ".json", ".v", ".typed"}
@@ -152,6 +154,7 @@ def test_metadata(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = email.message_from_bytes(archive.read(name))
+    assert metadata["Version"] == __version__
     classifiers = metadata.get_all("Classifier") or []
     assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(classifiers)
     assert "FPGA" in (metadata["Keywords"] or "")

@@ -197,17 +197,17 @@ of {total}; none of them fails.
   network (weights, scales, zero points, shapes) were bound when compiling, since the device needs them then.
 - **device, wrapped**: the same for an operator that came in float or with 32-bit results: QuantizeLinear and
   DequantizeLinear were put around it. All inputs and results of such a case are 8-bit integers times one scale, 1
-  unless the table gives another, so that nothing is rounded; the results are compared for equality all the same.
+  unless the table gives another. Nothing is rounded, and results are compared for equality.
   ConvInteger and MatMulInteger become Conv and MatMul behind DequantizeLinear with their zero points, which is their
   definition.
-- **host**: weft compiled and ran the case, but placed the operator on the host, by ONNX Runtime or the onnx package:
-  that the result is right says nothing about the device. The reason is the compiler's.
+- **host**: weft compiled and ran the case, but placed the operator on the host, by ONNX Runtime or the onnx package.
+  Its right result says nothing about the device. The reason is the compiler's.
 - **skip**: weft does not compile the case, or no 8-bit form of it is exact: most cases come with random floats.
 
 The scale of a result is found as a quantiser would, by evaluating the case on the host; the integers that are compared,
 times that scale, are the device's. QLinearConv and QLinearMatMul are read as the Conv and MatMul between
 DequantizeLinear and QuantizeLinear that they stand for. A reshape or transpose alone stays on the host even where it is
-exact: on the device it moves no bytes, it is only how the operator behind it reads them.
+exact. On the device it moves no bytes: the next operator reads them in another order.
 """
 
 

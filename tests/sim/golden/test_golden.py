@@ -14,7 +14,20 @@ import pytest
 from support.plain_interpreter import Slow, signed
 from support.repeated import repeated
 
-from weft.hdl.isa import End, Instruction, Load, Lookup, Mm, Reduce, Store, Vec, encoding
+from weft.hdl.isa import (
+    INSTRUCTIONS,
+    End,
+    Instruction,
+    Kernel,
+    Load,
+    Lookup,
+    Microcode,
+    Mm,
+    Reduce,
+    Store,
+    Vec,
+    encoding,
+)
 from weft.hdl.isa.config import LOOKUP_ENTRIES, PRESETS, Config
 from weft.sim.device import Device, DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
@@ -170,6 +183,12 @@ def test_random_instructions_against_plain_loops(config: Config, opcode: str, se
         assert device.accumulator.tolist() == slow.accumulator, instruction
         assert device.memories.lookup.tolist() == slow.lookups, instruction
         assert device.read(0, MEMORY) == bytes(slow.dram), instruction
+
+
+def test_plain_loops_know_every_instruction() -> None:
+    kinds = [kind for kind in INSTRUCTIONS.values() if kind.QUEUE is not None]
+    others = (Kernel, Microcode)  # `support.kernel_model` executes kernels
+    assert [kind for kind in kinds if kind not in others and not hasattr(Slow, kind.__name__.lower())] == []
 
 
 def test_values_of_4_bits_begin_with_words_of_the_bus() -> None:
