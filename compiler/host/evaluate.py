@@ -1,7 +1,7 @@
-"""Evaluating ONNX operators on the host: with ONNX Runtime where it is installed, else with the onnx package.
+"""Evaluation of ONNX operators on the host, with ONNX Runtime if it is installed, else with the onnx package.
 
-The onnx package's reference implementation is wrong for a few operators. Some are mended in
-`weft.compiler.host.reference`; the others are refused where ONNX Runtime is not installed.
+The onnx package's reference implementation computes a few operators wrongly. `weft.compiler.host.reference` replaces
+some of them; without ONNX Runtime, weft refuses the others.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, num
 from onnx.reference import ReferenceEvaluator
 
 from weft.compiler.host.onnx_model import STANDARD, NetworkError, first_line, model_of
-from weft.compiler.host.reference import mistaken, replacements
+from weft.compiler.host.reference import is_wrong, replacements
 from weft.compiler.ir.network import Network, Node, Type
 from weft.compiler.ir.windows import span
 from weft.hdl.errors import WeftError
 
 
 class _Operand(NamedTuple):
-    """Places of an operand and of its zero point among a node's inputs."""
+    """Indices of an operand and of its zero point among a node's inputs."""
 
     value: int
     zero: int
@@ -43,33 +43,33 @@ _PAIRS: Mapping[tuple[str, str], tuple[_Operand | None, tuple[_Operand, ...]]] =
     ("com.microsoft", "DynamicQuantizeMatMul"): (None, (_Operand(1, 3),)),
     ("com.microsoft", "DynamicQuantizeLSTM"): (None, (_Operand(1, 9), _Operand(2, 11))),
 }
-"""By domain and operator: its first operand, None if it makes that of floats itself, as uint8, and its weights."""
+"""First operand and weights of each operator, by domain and name; no first operand if the operator quantises it to
+uint8.
+"""
 _ONLY_FIRST = ("ConvInteger", "MatMulInteger")
-"""Operators that have kernels for an int8 first operand and uint8 weights."""
+"""Operators with kernels for an int8 first operand and uint8 weights."""
 
 
 def exact_products(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with products of uint8 and int8 as products of two uint8; the same model if it has none.
+    """Return a model in which products of uint8 and int8 are products of two uint8; the given model if it has none.
 
-    The type of an operand is that of its zero point, if nothing else is said of it. One whose type is not known stays
-    as it is.
+    An operand has the type of its zero point, unless the model declares another. Operands of unknown type stay.
     """
-    if not _multiplies(model.graph):
+    if not _has_product(model.graph):
         return model  # without a copy, which weights make large
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     return changed if _Rewriter(changed.graph, {}, set()).run() else model
 
 
-def _multiplies(graph: GraphProto) -> bool:
-    """Whether there is an operator of `_PAIRS` in a graph or a body in it."""
+def _has_product(graph: GraphProto) -> bool:
     return any(
-        (node.domain, node.op_type) in _PAIRS or any(map(_multiplies, _bodies(node))) for node in graph.node
+        (node.domain, node.op_type) in _PAIRS or any(map(_has_product, _bodies(node))) for node in graph.node
     )
 
 
 class _Rewriter:
-    """A graph, with the types of values that the graphs around it have, and all names that are `used` by now."""
+    """Rewriter of one graph, with the types of enclosing graphs' values, and all names in `used`."""
 
     def __init__(self, graph: GraphProto, outer: Mapping[str, int], used: set[str]) -> None:
         self.graph = graph
@@ -81,64 +81,64 @@ class _Rewriter:
         self.types |= {name: tensor.data_type for name, tensor in self.constants.items()}
         self.used = used
         self.used.update(self.types, *((*node.input, *node.output) for node in graph.node))
-        self.made: dict[str, str] = {}
-        self.swapped = False
+        self.converted: dict[str, str] = {}
+        self.changed_node = False
 
     def run(self) -> bool:
-        """Whether something was changed."""
+        """Rewrite the graph, and return whether that changed it."""
         nodes, changed = [], False
         for node in self.graph.node:
-            inside = [_Rewriter(body, self.types, self.used).run() for body in _bodies(node)]  # all of them
-            self.swapped = False
+            # A list, not a generator: every body must be rewritten.
+            inside = [_Rewriter(body, self.types, self.used).run() for body in _bodies(node)]
+            self.changed_node = False
             nodes += [*self._before(node), node]
-            changed |= self.swapped or any(inside)
+            changed |= self.changed_node or any(inside)
         if changed:
             del self.graph.node[:]
             self.graph.node.extend(nodes)
         return changed
 
     def _before(self, node: NodeProto) -> Iterator[NodeProto]:
-        """Nodes that make operands unsigned, which `node` then reads."""
+        """Yield nodes that convert operands to uint8, and make `node` read their results."""
         if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):
-            made = self._type(node, 2) if node.op_type == "QuantizeLinear" else TensorProto.UINT8
-            self.types.setdefault(node.output[0], made or TensorProto.UINT8)
+            dtype = self._type(node, 2) if node.op_type == "QuantizeLinear" else TensorProto.UINT8
+            self.types.setdefault(node.output[0], dtype or TensorProto.UINT8)
         first, weights = _PAIRS.get((node.domain, node.op_type), (None, ()))
-        one = TensorProto.UINT8 if first is None else self._of(node, first)
+        one = TensorProto.UINT8 if first is None else self._operand_type(node, first)
         for operand in weights:
-            other = self._of(node, operand)
+            other = self._operand_type(node, operand)
             if (one, other) == (TensorProto.UINT8, TensorProto.INT8):
-                yield from self._unsigned(node, operand)
+                yield from self._convert(node, operand)
             elif (one, other) == (TensorProto.INT8, TensorProto.UINT8) and node.op_type in _ONLY_FIRST:
                 assert first is not None
-                yield from self._unsigned(node, first)
+                yield from self._convert(node, first)
 
-    def _of(self, node: NodeProto, operand: _Operand) -> int:
+    def _operand_type(self, node: NodeProto, operand: _Operand) -> int:
         return self._type(node, operand.value) or self._type(node, operand.zero)
 
     def _type(self, node: NodeProto, place: int) -> int:
         return self.types.get(node.input[place], 0) if place < len(node.input) else 0
 
-    def _unsigned(self, node: NodeProto, operand: _Operand) -> Iterator[NodeProto]:
-        self.swapped = True
+    def _convert(self, node: NodeProto, operand: _Operand) -> Iterator[NodeProto]:
+        self.changed_node = True
         for place in operand:
             while place >= len(node.input):
                 node.input.append("")
             name = node.input[place]
             if not name:
                 node.input[place] = self._constant(np.array(128, np.uint8), "zero point")
-            elif name in self.made:
-                node.input[place] = self.made[name]
+            elif name in self.converted:
+                node.input[place] = self.converted[name]
             elif name in self.constants:
                 values = numpy_helper.to_array(self.constants[name])
                 node.input[place] = self._constant(values.view(np.uint8) ^ np.uint8(0x80), name)
-                self.made[name] = node.input[place]
+                self.converted[name] = node.input[place]
             else:
                 node.input[place] = self._name(name)
-                yield from self._moved(name, node.input[place])
-                self.made[name] = node.input[place]
+                yield from self._add_128(name, node.input[place])
+                self.converted[name] = node.input[place]
 
-    def _moved(self, name: str, result: str) -> Iterator[NodeProto]:
-        """128 more than an int8, as uint8."""
+    def _add_128(self, name: str, result: str) -> Iterator[NodeProto]:
         wide, sum_ = self._name(name), self._name(name)
         half = self._constant(np.array(128, np.int32), "half")
         yield helper.make_node("Cast", [name], [wide], to=TensorProto.INT32)
@@ -151,7 +151,7 @@ class _Rewriter:
         return name
 
     def _name(self, like: str) -> str:
-        """A name that no graph of the model has."""
+        """Return a name that is unique in the whole model."""
         names = (f"{like}/unsigned{index}" for index in itertools.count())
         name = next(name for name in names if name not in self.used)
         self.used.add(name)
@@ -159,7 +159,6 @@ class _Rewriter:
 
 
 def _bodies(node: NodeProto) -> Iterator[GraphProto]:
-    """Branches, and bodies of loops."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
@@ -170,72 +169,74 @@ HOW_TO_INSTALL = "install ONNX Runtime (pip install 'weft[host]')"
 _NATIVE = frozenset({
     "float32", "float64", "float16", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
 })  # fmt: skip
-"""Types that ONNX Runtime takes from numpy and gives to it."""
+"""Types that ONNX Runtime exchanges with numpy."""
 _LARGEST = (np.iinfo(np.int32).max, np.iinfo(np.int64).max)
-"""Ends that ONNX Runtime's Slice takes for the first element, if it goes backwards."""
+"""Ends with which ONNX Runtime's Slice with negative steps includes the first element."""
 _SAFE = frozenset({
     "Cast", "DequantizeLinear", "Flatten", "Identity", "QuantizeLinear", "Reshape", "Squeeze", "Transpose", "Unsqueeze",
 })  # fmt: skip
-"""Operators that can always be evaluated: the onnx package has them too. Most models have no others on the host."""
+"""Operators that can always be evaluated, because the onnx package supports them. Most host segments have no others."""
 _OURS = ("MaxPool", "AveragePool", "LpPool", "LRN", "MaxUnpool")
-"""Operators that ONNX Runtime lets depart from ONNX: pools with dilations and auto_pad, LRN of even size, MaxUnpool."""
+"""Operators of which ONNX Runtime deviates from ONNX: pools with dilations and auto_pad, LRN of
+even size, MaxUnpool.
+"""
 
 Feeds = dict[str, np.ndarray]
 Run = Callable[[Feeds], list[Any]]
 
 
 class EvaluationError(WeftError, RuntimeError):
-    """An operator that cannot be evaluated on the host, or not for these values; one sentence."""
+    """An operator cannot be evaluated on the host, or not for these values. The message is one sentence."""
 
 
 @functools.cache
 def runtime() -> ModuleType | None:
-    """ONNX Runtime without its telemetry, None if it is not installed."""
+    """Return ONNX Runtime without its telemetry, or None if it is not installed."""
     try:
         import onnxruntime
     except ImportError:
         return None
-    # `weft` switches telemetry off before the library is loaded, which is too late if a program loaded it earlier.
+    # `weft` switches telemetry off before it loads the library. A program may have loaded the library earlier.
     onnxruntime.disable_telemetry_events()
     return onnxruntime
 
 
 Part = tuple[tuple[str, ...], tuple[str, ...], Run]
-"""The inputs and outputs of a part of a network, and the function that computes it."""
+"""Inputs and outputs of a part of a network, and the function that computes it."""
 
 
 class Evaluator:
-    """A network that the host runs.
+    """Evaluator of a network on the host.
 
     Parameters
     ----------
     network : Network
-        The types of its inputs must be known, those of values in between should.
-
+        Types of its inputs must be known, and types of values in between should be.
+    ~
     Raises
     ------
     EvaluationError
-        If there is an operator that nothing here computes, or not with certainty.
+        If an operator cannot be evaluated here, or only with wrong results in some cases.
     """
 
     def __init__(self, network: Network) -> None:
         self._network = network
         if any(node.domain not in STANDARD or node.operator not in _SAFE for node in network.nodes):
-            self._parts  # noqa: B018  raises what is wrong now, and opens sessions
+            self._parts  # noqa: B018  opens sessions, and raises errors now
 
     @functools.cached_property
     def _parts(self) -> list[Part]:
         network = self._network
         groups = itertools.groupby(network.nodes, lambda node: _by_runtime(node, network))
-        return [part for kind, run in groups for part in _prepared(network, tuple(run), kind)]
+        return [part for kind, run in groups for part in _prepare_parts(network, tuple(run), kind)]
 
     def run(self, feeds: Feeds) -> list[Any]:
-        """The network's outputs in order, for its inputs by name.
+        """Return the network's outputs in order, for its inputs by name.
 
         Raises
         ------
         EvaluationError
-            If an operator fails on these values.
+            If an operator fails for these values.
         """
         values = {**self._network.constants, **feeds}
         for reads, gives, part in self._parts:
@@ -244,67 +245,70 @@ class Evaluator:
 
 
 def _by_runtime(node: Node, network: Network) -> bool:
-    """Whether ONNX Runtime is to compute a node."""
     if node.domain not in STANDARD:
         return True
-    if runtime() is None or node.operator in _OURS or _departs(node, network):
+    if runtime() is None or node.operator in _OURS or _deviates(node, network):
         return False
     types = (network.type_of(name) for name in (*node.inputs, *node.outputs))
     return all(known is None or known.dtype in _NATIVE for known in types)
 
 
-def _departs(node: Node, network: Network) -> bool:
-    """Whether ONNX Runtime gives another result than the text of ONNX."""
-    given = node.attributes
+def _deviates(node: Node, network: Network) -> bool:
+    """Return whether ONNX Runtime deviates from the text of ONNX for a node."""
+    attributes = node.attributes
     if node.operator == "Attention":
         return len(node.outputs) > 3  # the scores
-    if node.operator == "Resize":  # it leaves negative axes out of an aspect ratio
+    if node.operator == "Resize":  # it ignores negative axes in an aspect ratio
         return (
-            given.get("keep_aspect_ratio_policy", "stretch") != "stretch" and min(given.get("axes", (0,))) < 0
+            attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch"
+            and min(attributes.get("axes", (0,))) < 0
         )
-    if node.operator == "Squeeze":  # it takes no axes for all of them
+    if node.operator == "Squeeze":  # it treats an empty list of axes as all axes
         axes = network.constants.get(node.input(1))
         return axes is not None and axes.size == 0
-    if node.operator == "Slice":  # it goes on to the first element
+    if node.operator == "Slice":  # it includes the first element
         ends, steps = (network.constants.get(node.input(at), np.ones(1)) for at in (2, 4))
         return bool((steps < 0).any() and np.isin(ends, _LARGEST).any())
-    return node.operator in ("Conv", "ConvInteger", "QLinearConv") and _leaves_out(given)
+    return node.operator in ("Conv", "ConvInteger", "QLinearConv") and _skips_elements(attributes)
 
 
-def _leaves_out(given: Mapping[str, Any]) -> bool:
-    """Whether windows of auto_pad may be further apart than they are long: ONNX Runtime moves the first of them."""
-    strides, kernel = given.get("strides") or (), given.get("kernel_shape")
-    if given.get("auto_pad") not in ("SAME_UPPER", "SAME_LOWER") or max(strides, default=1) == 1:
+def _skips_elements(attributes: Mapping[str, Any]) -> bool:
+    """Return whether windows with auto_pad may have strides above their span: ONNX Runtime moves the first window."""
+    strides, kernel = attributes.get("strides") or (), attributes.get("kernel_shape")
+    if attributes.get("auto_pad") not in ("SAME_UPPER", "SAME_LOWER") or max(strides, default=1) == 1:
         return False
-    dilations = given.get("dilations") or (1,) * len(strides)
+    dilations = attributes.get("dilations") or (1,) * len(strides)
     return kernel is None or any(
         stride > span(size, dilation)
         for stride, size, dilation in zip(strides, kernel, dilations, strict=False)
     )
 
 
-def _prepared(network: Network, run: tuple[Node, ...], by_runtime: bool) -> list[Part]:
-    """A run of nodes ready to evaluate: as a whole, or in parts if ONNX Runtime does not have all of them."""
+def _prepare_parts(network: Network, run: tuple[Node, ...], by_runtime: bool) -> list[Part]:
+    """Return a run of nodes as one part, or as several parts if ONNX Runtime does not support all of them."""
     part = _part(network, run)
     session = _session(part) if by_runtime else None
     if by_runtime and session is None and len(run) > 1:
+        # Bisect until each part is supported by one of the two.
         middle = len(run) // 2
-        return [*_prepared(network, run[:middle], True), *_prepared(network, run[middle:], True)]
+        return [*_prepare_parts(network, run[:middle], True), *_prepare_parts(network, run[middle:], True)]
     return [(part.inputs, part.outputs, session or _reference(part))]
 
 
 def _part(network: Network, run: tuple[Node, ...]) -> Network:
-    """The nodes of a run with what others read of them; the network itself if these are all."""
+    """Return the network of a run of nodes, with the outputs that others read; the whole network if the run is all of
+    it.
+    """
     if len(run) == len(network.nodes):
         return network
     inside = {id(node) for node in run}
     rest = (name for node in network.nodes if id(node) not in inside for name in node.reads)
-    wanted = {*network.outputs, *rest}
-    return network.part(run, [name for node in run for name in node.outputs if name in wanted])
+    needed = {*network.outputs, *rest}
+    return network.part(run, [name for node in run for name in node.outputs if name in needed])
 
 
 def _open(model: onnx.ModelProto) -> Any:
-    """A session that computes what the model says and nothing else: no fused operators, no saturating products."""
+    """Return a session that computes the model as it is: without fused operators and saturating products."""
     onnxruntime = runtime()
     assert onnxruntime is not None
     options = onnxruntime.SessionOptions()
@@ -318,7 +322,7 @@ def _open(model: onnx.ModelProto) -> Any:
 
 
 def _session(network: Network) -> Run | None:
-    """A run by ONNX Runtime, None if it is not installed or does not have one of the operators."""
+    """Return a function that runs ONNX Runtime; None if it is not installed or does not support an operator."""
     onnxruntime = runtime()
     if onnxruntime is None:
         return None
@@ -326,7 +330,7 @@ def _session(network: Network) -> Run | None:
         session = _open(_model(network))
     except EvaluationError:
         raise
-    except Exception:  # of many types, none of which it documents
+    except Exception:  # ONNX Runtime documents no types of exceptions
         return None
     quiet = onnxruntime.RunOptions()
     quiet.log_severity_level = 4
@@ -335,20 +339,20 @@ def _session(network: Network) -> Run | None:
         try:
             return session.run(None, feeds, quiet)
         except Exception as error:
-            return _second(network, error)(feeds)
+            return _fallback(network, error)(feeds)
 
     return run
 
 
 def foreign_types(network: Network) -> dict[str, Type]:
-    """Types and shapes of what operators make that ONNX does not define, as far as they are not known, by ONNX Runtime.
+    """Return unknown types of results of operators outside ONNX, from ONNX Runtime.
 
     Raises
     ------
     EvaluationError
-        If ONNX Runtime is not installed, or does not have one of them.
+        If ONNX Runtime is not installed, or does not support one of them.
     """
-    known = {name for name, found in network.types.items() if found.sizes is not None}
+    known = {name for name, type_ in network.types.items() if type_.sizes is not None}
     foreign = [
         node
         for node in network.nodes
@@ -359,15 +363,15 @@ def foreign_types(network: Network) -> dict[str, Type]:
     what = f"node {foreign[0].name!r} uses operator {foreign[0].operator!r} of domain {foreign[0].domain!r}"
     if runtime() is None:
         raise EvaluationError(f"{what}, which is not part of ONNX: {HOW_TO_INSTALL}, which may have it")
-    asked = _model(network)
-    del asked.graph.output[:]
+    model = _model(network)
+    del model.graph.output[:]
     names = [name for node in foreign for name in node.outputs if name]
-    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     try:
-        outputs = _open(asked).get_outputs()
+        outputs = _open(model).get_outputs()
     except Exception as error:
         raise EvaluationError(
-            f"{what}, which is not part of ONNX, and ONNX Runtime does not take it: {first_line(error)}"
+            f"{what}, which is not part of ONNX, and ONNX Runtime rejects it: {first_line(error)}"
         ) from None
     return {item.name: _type(item) for item in outputs if item.type in _NAMES}
 
@@ -384,7 +388,7 @@ _NAMES = {
         ("uint16", "uint16"), ("uint32", "uint32"), ("uint64", "uint64"), ("bfloat16", "bfloat16"),
     )
 }  # fmt: skip
-"""Types by what ONNX Runtime calls them."""
+"""Types by their names in ONNX Runtime."""
 
 
 def _model(network: Network) -> onnx.ModelProto:
@@ -394,8 +398,10 @@ def _model(network: Network) -> onnx.ModelProto:
         raise EvaluationError(str(error)) from None
 
 
-def _second(network: Network, error: Exception) -> Run:
-    """The reference implementation, where ONNX Runtime fails with `error`: that is the better one to show."""
+def _fallback(network: Network, error: Exception) -> Run:
+    """Return a run of the reference implementation after ONNX Runtime failed; its own failure shows `error`, which is
+    clearer.
+    """
     try:
         return _reference(network)
     except EvaluationError:
@@ -407,19 +413,19 @@ def _reference(network: Network) -> Run:
     for node in network.nodes:
         if node.domain not in STANDARD:
             remedy = (
-                HOW_TO_INSTALL if runtime() is None else "ONNX Runtime does not have it; export without it"
+                HOW_TO_INSTALL if runtime() is None else "ONNX Runtime does not support it; export without it"
             )
             raise EvaluationError(
                 f"operator {node.operator!r} of domain {node.domain!r} is not part of ONNX: {remedy}"
             )
-        if mistaken(node, opset):
+        if is_wrong(node, opset):
             raise EvaluationError(
-                f"the onnx package's {node.operator} is not right in all cases: {HOW_TO_INSTALL}"
+                f"the onnx package computes {node.operator} wrongly in some cases: {HOW_TO_INSTALL}"
             )
     model = _model(network)
     try:
         evaluator = ReferenceEvaluator(model, new_ops=replacements(opset))
-    except Exception as error:  # it raises anything
+    except Exception as error:  # the package raises exceptions of any type
         raise EvaluationError(first_line(error)) from None
 
     def run(feeds: Feeds) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A network as an ONNX model: what ONNX Runtime and the onnx package take, and what the latter says of it."""
+"""Conversion of networks to ONNX models for ONNX Runtime and the onnx package, with shape inference and checks."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from weft.hdl.schema import printable
 STANDARD = ("", "ai.onnx.ml")
 """Operator sets that the onnx package defines."""
 INVALID = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError)
-"""Exceptions of the onnx package for a model that is not valid."""
+"""Exceptions of the onnx package for an invalid model."""
 _SHOWN = 400
-"""Characters of a library's message; ONNX Runtime's name everything that is wrong behind each other."""
+"""Characters of a library's message. ONNX Runtime's messages list all errors."""
 _SMALL = 4096
-"""Elements of constants that may be shapes, axes and the like; shape inference asks for no values of larger ones."""
+"""Elements of constants that may be shapes or axes; shape inference needs no values of larger constants."""
 _IR_VERSION = 8
-"""Version of the file format, where the operator sets need no newer one."""
+"""Version of the file format, unless the operator sets need a newer one."""
 
 
 class NetworkError(WeftError, ValueError):
-    """A network that is not valid; one sentence."""
+    """A network is not valid. The message is one sentence."""
 
 
 def model_of(network: Network, *, weights: bool = True) -> onnx.ModelProto:
-    """The network as an ONNX model; without `weights` large constants are inputs.
+    """Return a network as an ONNX model; without `weights`, large constants are inputs.
 
     Raises
     ------
     NetworkError
-        If an attribute, a type or a name is one that ONNX does not have.
+        If ONNX does not support an attribute, a type or a name.
     """
     try:
         opsets = [helper.make_opsetid(domain, version) for domain, version in network.opsets.items()]
@@ -48,7 +48,7 @@ def model_of(network: Network, *, weights: bool = True) -> onnx.ModelProto:
 
 
 def _graph(network: Network, opsets: Mapping[str, int], most: int | None = None) -> onnx.GraphProto:
-    """A network or a body of control flow; constants of more than `most` elements are inputs."""
+    """Return a network, or a body of control flow, as a graph; constants of more than `most` elements are inputs."""
     large = [name for name, value in network.constants.items() if most is not None and value.size > most]
     own = {*network.inputs, *network.outputs}
     return helper.make_graph(
@@ -81,25 +81,25 @@ def _element(dtype: str) -> int:
 
 
 def _node(node: Node, opsets: Mapping[str, int]) -> onnx.NodeProto:
-    made = onnx.NodeProto(
+    proto = onnx.NodeProto(
         op_type=node.operator, name=node.name, domain=node.domain, input=node.inputs, output=node.outputs
     )
     for name, value in node.attributes.items():
         kind = _empty_kind(node, name, opsets) if isinstance(value, tuple) and not value else None
-        made.attribute.append(helper.make_attribute(name, _stored(value, opsets), attr_type=kind))
-    return made
+        proto.attribute.append(helper.make_attribute(name, _attribute_value(value, opsets), attr_type=kind))
+    return proto
 
 
-def _stored(value: Any, opsets: Mapping[str, int]) -> object:
+def _attribute_value(value: Any, opsets: Mapping[str, int]) -> object:
     if isinstance(value, Network):
         return _graph(value, opsets)
     if isinstance(value, np.ndarray):
         return numpy_helper.from_array(value)
-    return [_stored(item, opsets) for item in value] if isinstance(value, tuple) else value
+    return [_attribute_value(item, opsets) for item in value] if isinstance(value, tuple) else value
 
 
 def _empty_kind(node: Node, name: str, opsets: Mapping[str, int]) -> int:
-    """The type of an attribute whose list is empty: as the operator is defined, else integers."""
+    """Return the type of an attribute with an empty list: as ONNX defines it, else integers."""
     version = opsets.get(node.domain, 1)
     if onnx.defs.has(node.operator, version, node.domain):
         known = onnx.defs.get_schema(node.operator, version, node.domain).attributes
@@ -110,7 +110,7 @@ def _empty_kind(node: Node, name: str, opsets: Mapping[str, int]) -> int:
 
 
 def check(network: Network) -> None:
-    """Raise `NetworkError` for a network that the onnx package's checker does not take."""
+    """Raise `NetworkError` for a network that the onnx package's checker rejects."""
     try:
         onnx.checker.check_model(model_of(network, weights=False))
     except INVALID as error:
@@ -118,7 +118,7 @@ def check(network: Network) -> None:
 
 
 def infer_types(network: Network) -> dict[str, Type]:
-    """The types of a network's values, by shape inference.
+    """Return the types of a network's values by shape inference.
 
     Raises
     ------
@@ -127,14 +127,14 @@ def infer_types(network: Network) -> dict[str, Type]:
     """
     model = model_of(network, weights=False)
     try:
-        found = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     except INVALID as error:
         raise NetworkError(first_line(error)) from None
-    return types_of((*found.graph.input, *found.graph.value_info, *found.graph.output))
+    return types_of((*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output))
 
 
 def types_of(values: Iterable[onnx.ValueInfoProto]) -> dict[str, Type]:
-    """The types of values that are tensors of a known element type.
+    """Return the types of values that are tensors of a known element type.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def types_of(values: Iterable[onnx.ValueInfoProto]) -> dict[str, Type]:
             dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
         except (KeyError, ValueError):
             raise NetworkError(
-                f"{value.name!r} has element type {tensor.elem_type}, which ONNX does not have"
+                f"{value.name!r} has element type {tensor.elem_type}, which ONNX does not define"
             ) from None
         sizes = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
         types[value.name] = Type(dtype, sizes if tensor.HasField("shape") else None)
@@ -158,6 +158,6 @@ def types_of(values: Iterable[onnx.ValueInfoProto]) -> dict[str, Type]:
 
 
 def first_line(error: Exception) -> str:
-    """An error of a library as one line without a full stop, cut in the middle if it is long."""
+    """Return a library's error as one line without a full stop, shortened in the middle."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return printable(lines[0].rstrip("."), _SHOWN) if lines else type(error).__name__

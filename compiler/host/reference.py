@@ -1,7 +1,7 @@
-"""Operators that the ONNX reference implementation computes wrongly, or only for some versions or shapes.
+"""Replacements for operators that ONNX's reference implementation computes wrongly for some versions or shapes.
 
-Each class takes the place of the reference implementation's; `tests/compiler/host/test_evaluate.py` compares both with
-ONNX Runtime over random models.
+Each class replaces one of the reference implementation. `tests/compiler/host/test_evaluate.py` compares all with ONNX
+Runtime on random models.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from weft.compiler.ir.layout import slice_indices
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.windows import Axis, axes
 
-_NORMALISED_ALIKE = (7, 14)
-"""BatchNormalization of these versions, the second excluded, is for inference unless it has more outputs."""
+_IMPLICIT_INFERENCE = (7, 14)
+"""Versions (second excluded) in which BatchNormalization is for inference unless it has more outputs."""
 _LAST_AXIS = 13
-"""From this version on Softmax is over one axis."""
-_SLICED = 10
-"""From this version on Slice has its places as inputs."""
-_QUANTISED = 1 << 18
-"""Steps from zero at which all types of QuantizeLinear have saturated."""
-_FIRST_DEQUANTISED = 19
-"""The reference implementation has DequantizeLinear from this version of the operator set on."""
+"""First opset whose Softmax normalises over one axis."""
+_SLICE_INPUTS = 10
+"""First opset whose Slice has its ranges as inputs."""
+_SATURATED = 1 << 18
+"""Steps from zero at which every type of QuantizeLinear saturates."""
+_FIRST_DEQUANTIZE = 19
+"""First opset of DequantizeLinear in the reference implementation."""
 
 
 def _taps(along: Sequence[Axis]) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-    """For each element of the kernel: the outputs whose window has it inside the input, and the inputs it meets."""
+    """Yield for each kernel element the outputs whose windows have it inside the input, and the inputs there."""
     for offsets in itertools.product(*(range(axis.kernel) for axis in along)):
         spans = [axis.tap(offset) for axis, offset in zip(along, offsets, strict=True)]
         if all(first < stop for first, stop, _ in spans):
@@ -46,8 +46,8 @@ def _taps(along: Sequence[Axis]) -> Iterator[tuple[tuple[slice, ...], tuple[slic
             )
 
 
-def _reduced(x: np.ndarray, along: Sequence[Axis], combine: np.ufunc, start: float) -> np.ndarray:
-    """The elements of each window inside the input, combined one axis after the other."""
+def _reduce_windows(x: np.ndarray, along: Sequence[Axis], combine: np.ufunc, start: float) -> np.ndarray:
+    """Return the elements of each window inside the input, combined one axis after the other."""
     for at, axis in enumerate(along, 2):
         shape = (*x.shape[:at], axis.count, *x.shape[at + 1 :])
         result = np.full(shape, start, x.dtype)
@@ -60,7 +60,7 @@ def _reduced(x: np.ndarray, along: Sequence[Axis], combine: np.ufunc, start: flo
 
 
 class MaxPool(OpRun):
-    """The maximum of what lies inside the input, and where it is."""
+    """Maximum of the window's elements inside the input, and its index."""
 
     op_domain = ""
 
@@ -69,7 +69,7 @@ class MaxPool(OpRun):
     ) -> tuple[np.ndarray, ...]:
         along = axes(x.shape[2:], attributes)
         lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-        result = _reduced(x, along, np.maximum, lowest)
+        result = _reduce_windows(x, along, np.maximum, lowest)
         if len(self.onnx_node.output) < 2:
             return (result,)
         order: Literal["C", "F"] = "F" if storage_order else "C"
@@ -85,7 +85,7 @@ class MaxPool(OpRun):
 
 
 class AveragePool(OpRun):
-    """The sum of what lies inside the input, over the number of elements there, or there and in the padding."""
+    """Sum of the window's elements inside the input, divided by their number, with or without padding."""
 
     op_domain = ""
 
@@ -93,7 +93,7 @@ class AveragePool(OpRun):
         self, x: np.ndarray, count_include_pad: int | None = None, **attributes: Any
     ) -> tuple[np.ndarray]:
         along = axes(x.shape[2:], attributes)
-        total, count = _reduced(x, along, np.add, 0), np.ones((), np.int64)
+        total, count = _reduce_windows(x, along, np.add, 0), np.ones((), np.int64)
         for axis in along:
             count = count[..., None] * (axis.count_padded() if count_include_pad else axis.count_inside())
         with np.errstate(all="ignore"):
@@ -101,18 +101,18 @@ class AveragePool(OpRun):
 
 
 class LpPool(OpRun):
-    """The p-norm of what lies inside the input."""
+    """p-norm of the window's elements inside the input."""
 
     op_domain = ""
 
     def _run(self, x: np.ndarray, p: int | None = None, **attributes: Any) -> tuple[np.ndarray]:
         along, power = axes(x.shape[2:], attributes), 2 if p is None else p
-        total = _reduced(np.abs(x) ** power, along, np.add, 0)
+        total = _reduce_windows(np.abs(x) ** power, along, np.add, 0)
         return ((total ** (1 / power)).astype(x.dtype),)
 
 
 class GlobalMaxPool(OpRun):
-    """The maximum over all spatial axes, however many."""
+    """Maximum over all spatial axes, of any number."""
 
     op_domain = ""
 
@@ -121,7 +121,7 @@ class GlobalMaxPool(OpRun):
 
 
 class LRN(OpRun):
-    """Each element over a power of the squares around it along the channels."""
+    """Elements divided by a power of the squares around them along the channels."""
 
     op_domain = ""
 
@@ -147,7 +147,7 @@ class LRN(OpRun):
 
 
 class GatherElements(OpRun):
-    """Elements of the data; indices may be fewer than the data along every axis."""
+    """Elements by indices, which may be fewer than the data along every axis."""
 
     op_domain = ""
 
@@ -161,7 +161,7 @@ class GatherElements(OpRun):
 
 
 class Slice(OpRun):
-    """Starts that lie outside are moved to the nearest element, also those of negative steps."""
+    """Slice whose starts outside the input move to the nearest element, also with negative steps."""
 
     op_domain = ""
 
@@ -185,7 +185,7 @@ class Slice(OpRun):
 
 
 class QuantizeLinear(QuantizeLinear_25):
-    """Numbers that are too large for an int32 saturate as well."""
+    """QuantizeLinear that also saturates numbers beyond int32."""
 
     op_domain = ""
 
@@ -197,12 +197,12 @@ class QuantizeLinear(QuantizeLinear_25):
             steps = np.repeat(steps, block, axis).take(np.arange(x.shape[axis]), axis)
         elif steps.size > 1:
             steps = steps.reshape([-1 if at == axis % x.ndim else 1 for at in range(x.ndim)])
-        most = np.minimum(steps * _QUANTISED, np.finfo(x.dtype).max) if x.dtype.kind == "f" else np.inf
+        most = np.minimum(steps * _SATURATED, np.finfo(x.dtype).max) if x.dtype.kind == "f" else np.inf
         return super()._run(np.clip(x, -most, most).astype(x.dtype), scale, *zero, **attributes)
 
 
 def _flat(name: str) -> type[OpRun]:
-    """Softmax, LogSoftmax or Hardmax as before version 13: over all axes from one on, the second if none is given."""
+    """Return Softmax, LogSoftmax or Hardmax before opset 13: over all axes from `axis` on, by default 1."""
 
     def run(self: OpRun, x: np.ndarray, axis: int | None = None) -> tuple[np.ndarray]:
         first = next((item.i for item in self.onnx_node.attribute if item.name == "axis"), 1) % x.ndim
@@ -219,11 +219,11 @@ def _flat(name: str) -> type[OpRun]:
 
 
 def replacements(opset: int) -> list[type[OpRun]]:
-    """The operators to replace in a `ReferenceEvaluator` for models of a version of ONNX's operators.
+    """Return the operators to replace in a `ReferenceEvaluator` for models of a version of ONNX's operators.
 
-    An operator from outside is given the attributes of its newest version.
+    A replacement gets the attributes of its operator's newest version.
     """
-    given: list[type[OpRun]] = [
+    operators: list[type[OpRun]] = [
         MaxPool,
         AveragePool,
         LpPool,
@@ -233,26 +233,26 @@ def replacements(opset: int) -> list[type[OpRun]]:
         QuantizeLinear,
     ]
     if opset < _LAST_AXIS:
-        given += [_flat("Softmax"), _flat("LogSoftmax"), _flat("Hardmax")]
-    if opset >= _SLICED:
-        given.append(Slice)
-    if opset < _FIRST_DEQUANTISED:  # the newest does the same with 8-bit and 32-bit integers
-        given.append(type("DequantizeLinear", (DequantizeLinear_25,), {"op_domain": ""}))
-    if _NORMALISED_ALIKE[0] <= opset < _NORMALISED_ALIKE[1]:
-        given.append(type("BatchNormalization", (BatchNormalization_14,), {"op_domain": ""}))
-    return given
+        operators += [_flat("Softmax"), _flat("LogSoftmax"), _flat("Hardmax")]
+    if opset >= _SLICE_INPUTS:
+        operators.append(Slice)
+    if opset < _FIRST_DEQUANTIZE:  # the newest version is equal for 8-bit and 32-bit integers
+        operators.append(type("DequantizeLinear", (DequantizeLinear_25,), {"op_domain": ""}))
+    if _IMPLICIT_INFERENCE[0] <= opset < _IMPLICIT_INFERENCE[1]:
+        operators.append(type("BatchNormalization", (BatchNormalization_14,), {"op_domain": ""}))
+    return operators
 
 
-def mistaken(node: Node, opset: int) -> bool:
-    """Whether the reference implementation is known to give wrong results for nodes like this one."""
+def is_wrong(node: Node, opset: int) -> bool:
+    """Return whether the reference implementation is known to compute nodes like this one wrongly."""
     if node.operator in ("LSTM", "GRU", "RNN"):
-        return bool(node.input(4))  # lengths of sequences
+        return bool(node.input(4))  # sequence_lens
     if node.operator == "Resize":
         mode = node.attributes.get("coordinate_transformation_mode", "half_pixel")
-        # It takes the product of a scale and a size for the resized length, also where that is no integer.
+        # It uses the product of scale and size as the resized length, even if that is no integer.
         return mode not in ("half_pixel", "asymmetric") and (mode != "align_corners" or bool(node.input(2)))
     if node.operator == "BatchNormalization":
-        return opset < _NORMALISED_ALIKE[0] or node.attributes.get("spatial", 1) != 1
+        return opset < _IMPLICIT_INFERENCE[0] or node.attributes.get("spatial", 1) != 1
     if node.operator == "LpNormalization":
         return node.attributes.get("p", 2) == 1  # of absolute values
     return node.operator in ("ConvTranspose", "RoiAlign")

@@ -1,4 +1,4 @@
-"""Running the host's parts of a model, and moving values in and out of device buffers."""
+"""Execution of host segments, and conversion of values to and from device buffers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import dtype_of
 
 _evaluator = lru_cache(maxsize=64)(Evaluator)
-"""The evaluator of a network, kept for the next run."""
+"""Cached evaluators of networks, for later runs."""
 
 
 def prepare(segment: HostSegment) -> Evaluator:
-    """The evaluator of a host segment.
+    """Return the evaluator of a host segment.
 
     Raises
     ------
     CompileError
-        If there is an operator that the host cannot evaluate.
+        If the host cannot evaluate an operator.
     """
     try:
         return _evaluator(segment.network)
@@ -38,40 +38,49 @@ def _what(segment: HostSegment) -> str:
 def run_host(segment: HostSegment, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Evaluate a host segment (`weft.compiler.host.evaluate`).
 
-    `values` must hold at least the segment's inputs; the result holds its outputs.
-
+    Parameters
+    ----------
+    values : dict of str to ndarray
+        At least the segment's inputs.
+    ~
+    Returns
+    -------
+    dict of str to ndarray
+        The segment's outputs.
+    ~
     Raises
     ------
     CompileError
-        If an operator fails, or gives another type or shape than the model says; the message names the segment's
-        operators.
+        If an operator fails, or its result has another type or shape than in the model; the message names the
+        segment's operators.
     """
     evaluator = prepare(segment)
     try:
         results = evaluator.run({name: values[name] for name in segment.inputs})
     except EvaluationError as error:
         raise CompileError(f"{_what(segment)} cannot be evaluated on the host: {error}") from None
-    made = {name: np.asarray(value) for name, value in zip(segment.outputs, results, strict=True)}
-    for name, value in made.items():
+    outputs = {name: np.asarray(value) for name, value in zip(segment.outputs, results, strict=True)}
+    for name, value in outputs.items():
         known = segment.network.type_of(name)
         assert known is not None
         dtype, shape = dtype_of(known.dtype), known.shape
+        # Strings have several numpy types.
         textual = value.dtype.kind in "OSU" and dtype.kind in "OSU"
         if value.shape != shape or not (value.dtype == dtype or textual):
             raise CompileError(
-                f"{_what(segment)} gives {name!r} on the host as {value.dtype.name} of shape {value.shape}; "
-                f"by the model it is {dtype.name} of shape {shape}"
+                f"{_what(segment)} returns {name!r} on the host as {value.dtype.name} of shape {value.shape}; "
+                f"the model says {dtype.name} of shape {shape}"
             )
-    return made
+    return outputs
 
 
 def to_buffer(transfer: Transfer, value: np.ndarray) -> np.ndarray:
-    """The contents (int8, NHWC) of a transfer's buffer for a value of the model.
+    """Return the contents (int8, NHWC) of a transfer's buffer for a value of the model.
 
     Raises
     ------
     CompileError
-        For an index of a row that is not there.
+        For an index of a row that does not exist.
     """
     if value.dtype != np.dtype(transfer.dtype):
         raise ValueError(f"value {transfer.value!r} has type {value.dtype}")
@@ -80,10 +89,10 @@ def to_buffer(transfer: Transfer, value: np.ndarray) -> np.ndarray:
     value = value.astype(transfer.stored_dtype)
     stored = to_signed(value) if transfer.unsigned else value
     planes = split_planes(stored) if transfer.wide else (stored,)
-    return np.concatenate([_laid_out(transfer, plane) for plane in planes])
+    return np.concatenate([_to_layout(transfer, plane) for plane in planes])
 
 
-def _laid_out(transfer: Transfer, plane: np.ndarray) -> np.ndarray:
+def _to_layout(transfer: Transfer, plane: np.ndarray) -> np.ndarray:
     plane = plane.reshape(transfer.shape)
     if transfer.perm is not None:
         plane = plane.transpose(transfer.perm)
@@ -91,17 +100,17 @@ def _laid_out(transfer: Transfer, plane: np.ndarray) -> np.ndarray:
 
 
 def from_buffer(transfer: Transfer, contents: np.ndarray) -> np.ndarray:
-    """The value of the model in a transfer's buffer (int8), the inverse of `to_buffer`."""
+    """Return the value of the model in a transfer's buffer (int8). This is the inverse of `to_buffer`."""
     if transfer.wide:
-        upper, lower = (_taken(transfer, plane) for plane in np.split(contents.reshape(-1), 2))
+        upper, lower = (_from_layout(transfer, plane) for plane in np.split(contents.reshape(-1), 2))
         stored = join_planes(upper, lower).astype(np.int16)
     else:
-        stored = _taken(transfer, contents)
-    made = to_unsigned(stored) if transfer.unsigned else stored
-    return made.astype(transfer.dtype, copy=False)
+        stored = _from_layout(transfer, contents)
+    value = to_unsigned(stored) if transfer.unsigned else stored
+    return value.astype(transfer.dtype, copy=False)
 
 
-def _taken(transfer: Transfer, contents: np.ndarray) -> np.ndarray:
+def _from_layout(transfer: Transfer, contents: np.ndarray) -> np.ndarray:
     perm = transfer.perm or tuple(range(len(transfer.shape)))
     moved = contents.reshape([transfer.shape[axis] for axis in perm]).transpose(np.argsort(perm))
     shape = transfer.shape if transfer.model_shape is None else transfer.model_shape

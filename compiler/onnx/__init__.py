@@ -1,1 +1,1 @@
-"""ONNX to the graph: rules, folding, what the device takes, what the host evaluates."""
+"""Front end for ONNX models: rules, folding, matching of device operators, partition between host and device."""

@@ -135,6 +135,7 @@ class Problem:
             images, heads, _ = split
             if self.key_mask is not None and self.key_mask.images not in (1, images):
                 continue
+            # The device has one mask per image, for all of its heads.
             whole = np.broadcast_to(self.allowed, self.full)
             whole = whole.reshape(images, heads, *self.full[-2:])
             mask = recognise(whole[:, 0]) if (whole == whole[:, :1]).all() else None
@@ -177,11 +178,11 @@ def splits(lead: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
 def heads_become_columns(model: Model, value: str) -> bool:
     """Return whether the only reader of a value (..., heads, rows, size) transposes it to (..., rows, heads, size)."""
     rank = len(model.shapes[value])
-    wanted = (*range(rank - 3), rank - 2, rank - 3, rank - 1)
+    expected = (*range(rank - 3), rank - 2, rank - 3, rank - 1)
     while len(model.users(value)) == 1:
         (node,) = model.users(value)
         if node.op == "Transpose":
-            return tuple(node.attributes.get("perm", ())) == wanted
+            return tuple(node.attributes.get("perm", ())) == expected
         if node.op not in PASSING:
             return False
         value = node.outputs[0]
@@ -291,7 +292,7 @@ def keys_fit(context: NodeContext) -> str | None:
 
 
 def rows_fit(context: NodeContext) -> str | None:
-    """Attention takes heads of at most 32767 elements, and rows of at most 65535, so that sums and pitches fit."""
+    """Attention takes heads of at most 32767 elements, and rows of 65535, so that sums and pitches fit."""
     problem = problem_of(context)
     for operand in (problem.q, problem.k, problem.v):
         if operand.size > MAX_HEAD_SIZE:

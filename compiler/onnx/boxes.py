@@ -65,6 +65,7 @@ def arrange(tensor: Tensor, shape: tuple[int, ...], indices: Indices) -> Arrange
         row_major_layout,
         _layouts_like(tensor, shape),
     )
+    # The cheapest layout first: unchanged bytes cost nothing.
     for kind in sorted(kinds, key=lambda kind: layout_cost(tensor, kind(shape))):
         arranged, groups = to_layout(tensor, kind(shape)), _groups(kind(shape), shape, indices)
         if arranged is not None and groups is not None:
@@ -187,7 +188,6 @@ def results(context: NodeContext, movements: Sequence[Movement]) -> Results:
 
 
 def _rename(ops: Sequence[DeviceOp], name: str, buffer: str) -> Iterator[DeviceOp]:
-    """Yield the operators with unique names, writing `buffer`."""
     for index, op in enumerate(ops):
         dst = dataclasses.replace(op.dst, buffer=dataclasses.replace(op.dst.buffer, name=buffer))
         yield op.replace(name=name if len(ops) == 1 else f"{name}.{index}", dst=dst)

@@ -53,8 +53,8 @@ def pad_separately(source: Tensor, quant: Quant, window: Window) -> tuple[Tensor
     output = Tensor(name, name, layout, layout, source.unsigned, from_host=False, wide=source.wide)
     ops = move_planes((op,)) if source.wide else (op,)
     padded = dataclasses.replace(output, recipe=Recipe(output, ops, (source,), source.via, ()))
-    kept = (pad - out for pad, out in zip(window.pad, inner, strict=True))
-    top, left, bottom, right = kept
+    window_pad = (pad - out for pad, out in zip(window.pad, inner, strict=True))
+    top, left, bottom, right = window_pad
     return padded, dataclasses.replace(window, pad=(top, left, bottom, right))
 
 
@@ -140,7 +140,7 @@ def scale_channels(context: NodeContext, operand: Pending, factors: np.ndarray) 
     for op in operand.ops:
         assert isinstance(op, Conv)
         values = np.broadcast_to(factors.reshape(-1), op.scale.shape)
-        sign = np.sign(values).astype(np.int16)
+        sign = np.sign(values).astype(np.int16)  # a factor 0 gives weights 0, and keeps the scale positive
         bias = np.minimum(op.bias * sign.astype(np.int64), INT32.max).astype(np.int32)
         scale = op.scale * np.where(sign, np.abs(values), 1)
         ops.append(op.replace(weight=op.weight * sign[:, None, None, None], bias=bias, scale=scale))
@@ -189,8 +189,8 @@ RANKS = (3, 4, 5)
 
 def spatial_axes(context: NodeContext, kernel: tuple[int, ...]) -> tuple[Axis, Axis, Axis]:
     """Return the windows of a Conv or pool node along depth, rows and columns."""
-    given = axes(context.shape()[2:], {**context.node.attributes, "kernel_shape": kernel})
-    depth, y, x = (*[_NONE] * (3 - len(given)), *given)
+    per_axis = axes(context.shape()[2:], {**context.node.attributes, "kernel_shape": kernel})
+    depth, y, x = (*[_NONE] * (3 - len(per_axis)), *per_axis)
     return depth, y, x
 
 

@@ -68,7 +68,6 @@ def result_functions(context: NodeContext) -> Functions:
 
 
 def _move(context: NodeContext, function: Function) -> Function | None:
-    """Return a function after a node that moves its elements."""
     root = _transpose_root(context, function) if context.node.op == "Transpose" else function.root
     return None if root is None or len(function.nodes) >= LENGTH else function.after_move(root, context.node)
 
@@ -97,7 +96,6 @@ def _argument(context: NodeContext, index: int, key: tuple[object, ...]) -> Func
 
 
 def _apply(context: NodeContext, arguments: tuple[Function | np.ndarray | None, ...]) -> Function:
-    """Return the function that a node computes of functions of one root."""
     functions = [item for item in arguments if isinstance(item, Function)]
     nodes = {index for item in functions for index in item.nodes}
     sources = frozenset().union(*(item.sources for item in functions))

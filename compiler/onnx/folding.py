@@ -190,7 +190,6 @@ def resolve(network: Network, sure: Mapping[str, Type] | None = None) -> Known:
 
 
 def _with_unique_names(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Return the nodes with unique names and their positions as `index`."""
     taken: set[str] = set()
     named = []
     for index, node in enumerate(nodes):
@@ -244,6 +243,7 @@ def _fold_all(known: Known) -> bool:
 
 def _fold(node: Node, known: Known) -> dict[str, np.ndarray] | None:
     """Return a node's outputs if they are constant and can be computed here, else None."""
+    # Shape needs only the input's shape, so it folds even if the input is no constant.
     if node.op == "Shape" and node.inputs[0] in known.shapes:
         start, end = node.attributes.get("start", 0), node.attributes.get("end")
         return {node.outputs[0]: np.array(known.shapes[node.inputs[0]][start:end], np.int64)}

@@ -181,6 +181,7 @@ def _mark_undefined(
     entries = [item for item in arguments if isinstance(item, Entries)]
     inherited = np.broadcast_to(_inherit_undefined(node, arguments), len(values))
     causes = [item.cause for item in entries if item.cause]
+    # NaNs that this node creates; other undefined entries come from its arguments.
     fresh = np.isnan(values) & ~inherited if values.dtype.kind == "f" else np.zeros(len(values), bool)
     if fresh.any():
         bytes_ = np.flatnonzero(fresh)

@@ -112,10 +112,10 @@ def _pad(context: NodeContext) -> tuple[Selection, ...] | None:
     axes = axes or tuple(range(len(shape)))
     for at, axis in enumerate(axes):
         before, after = pads[at], pads[at + len(axes)]
-        kept = indices[axis][max(-before, 0) : shape[axis] - max(-after, 0)]
+        cropped = indices[axis][max(-before, 0) : shape[axis] - max(-after, 0)]
         filling = {"constant_values": -1} if mode == "constant" else {}
         around = (max(before, 0), max(after, 0))
-        indices[axis] = np.pad(kept, around, mode, **filling)  # type: ignore[call-overload]
+        indices[axis] = np.pad(cropped, around, mode, **filling)  # type: ignore[call-overload]
     return (Selection(shape, tuple(indices)),)
 
 
@@ -147,6 +147,7 @@ def source_coordinates(context: NodeContext) -> list[np.ndarray] | None:
         for axis, size in enumerate(shape):
             along = [1] * len(shape)
             along[axis] = size
+            # The result of a ramp along one axis is the source coordinate along it.
             ramp = np.broadcast_to(np.arange(size, dtype=np.float32).reshape(along), shape)
             (resized,) = evaluator.run({"x": np.ascontiguousarray(ramp)})
             lanes.append(np.moveaxis(resized, axis, 0).reshape(output[axis], -1))
@@ -156,7 +157,6 @@ def source_coordinates(context: NodeContext) -> list[np.ndarray] | None:
 
 
 def _as_network(context: NodeContext) -> Network:
-    """Return the node as a network of floats."""
     node = dataclasses.replace(context.node, inputs=("x", *context.node.inputs[1:]), outputs=("y",))
     known = context.model.constants
     return Network(

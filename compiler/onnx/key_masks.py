@@ -74,10 +74,12 @@ def extension(q: Quant, k: Quant, size: int, nats: float) -> Extension | None:
 
     `size` products of integers, of `nats` each, make a score.
     """
+    # Opposite ends of the range: the product of query and key is then as negative as possible.
     ways = ((127, -128), (-128, 127))
     query, key = min(ways, key=lambda way: (way[0] - q.zero) * (way[1] - k.zero))
     lowered = -(query - q.zero) * (key - k.zero) * nats
     low, high = product_ends(q.zero, k.zero)
+    # Masked scores must stay this far below all others.
     apart = (high - low) * size * nats + SCORE_REACH
     if lowered <= 0 or apart > MAX_ELEMENTS * lowered:
         return None

@@ -68,6 +68,7 @@ def _device(
         for tensor in recipe.inputs:
             if tensor.storage in here or tensor.storage in renamed:
                 continue
+            # Segments share no buffers: a value that several segments read gets a buffer in each.
             name = tensor.storage if tensor.storage not in used else f"{tensor.storage}@{index}"
             kind = "input" if tensor.rows is None else "table"
             renamed[tensor.storage] = (name, kind)

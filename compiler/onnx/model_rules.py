@@ -58,9 +58,9 @@ class Site:
     @property
     def kernel(self) -> tuple[int, ...] | None:
         """Kernel from the attribute, or from the weights."""
-        given = self.attributes.get("kernel_shape")
-        if given is not None:
-            return tuple(given)
+        kernel = self.attributes.get("kernel_shape")
+        if kernel is not None:
+            return tuple(kernel)
         weights = self.weights
         return None if weights is None else weights[2:]
 
@@ -167,9 +167,9 @@ def scales_agree(site: Site) -> str | None:
     if shape is not None and not -len(shape) <= axis < len(shape):
         return f"has axis {axis}, but its input has {len(shape)} dimensions"
     if shape is not None and size:
-        wanted = list(shape)
-        wanted[axis] = -(-shape[axis] // size)
-        if scale != tuple(wanted):
+        expected = list(shape)
+        expected[axis] = -(-shape[axis] // size)
+        if scale != tuple(expected):
             return (
                 f"has block_size {size} and scales of shape {_text(scale)} for values of shape {_text(shape)}"
             )
@@ -252,7 +252,7 @@ def keeps_size(site: Site) -> str | None:
     before, after = site.shape(0), site.outputs[0]
     if before is None or after is None or math.prod(before) == math.prod(after):
         return None
-    return f"makes {_text(after)} of {_text(before)}, which has another number of elements"
+    return f"reshapes {_text(before)} to {_text(after)}, which has another number of elements"
 
 
 def addend_fits(site: Site) -> str | None:

@@ -116,7 +116,7 @@ def _ready_nodes(nodes: list[Node], known: set[str]) -> list[Node]:
     for node in nodes:
         if known.issuperset(node.inputs) and not produced.intersection(node.reads) - known:
             ready.append(node)
-            known.update(node.outputs)
+            known.update(node.outputs)  # later nodes of this pass may depend on them
         else:
             left.append(node)
     nodes[:] = left
@@ -125,6 +125,7 @@ def _ready_nodes(nodes: list[Node], known: set[str]) -> list[Node]:
 
 def _ready_recipes(waiting: list[Recipe], known: set[str], filled: set[str]) -> list[Recipe]:
     """Remove and return the recipes that can run now, in order; their storages become filled."""
+    # Kahn's algorithm with a heap: among ready recipes, the first in the model's order runs first.
     missing: list[int] = []
     readers: dict[str, list[int]] = {}
     for place, recipe in enumerate(waiting):

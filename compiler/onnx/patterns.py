@@ -166,6 +166,7 @@ def match(model: Model) -> Match:
     """
     refused: dict[int, str] = {}
     alone: dict[int, str] = {}
+    # Terminates: every repetition adds a node to one of the two.
     while True:
         result = _walk(model, refused, alone)
         products = {index: why for index, why in _no_attention(result).items() if index not in alone}
@@ -203,6 +204,7 @@ def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match
             and isinstance(produced, Pending)
             and isinstance(result.symbol(node.inputs[0]), Tensor)
         ):
+            # Integers have no QuantizeLinear, so their operator is complete here.
             produced = finish(produced, node.outputs[0], integers(produced.inputs[0]), node)
         if isinstance(produced, Results):
             for recipe in produced.recipes:

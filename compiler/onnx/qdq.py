@@ -41,6 +41,7 @@ class Quant:
     def same(self, other: Quant) -> bool:
         """Return whether requantisation from these parameters to `other` changes no integer."""
         kind = (self.zero, self.unsigned, self.bits) == (other.zero, other.unsigned, other.bits)
+        # The farthest integer, 2**bits steps from the zero point, moves by at most 0.256 of a step.
         return kind and abs(self.scale / other.scale - 1) < 0.256 / (1 << self.bits)
 
     def level(self, value: float) -> int:
@@ -111,6 +112,7 @@ class Tensor:
         source = None if self.order is None else layout.in_order_of(self.order)
         if not self.from_host or source is None:
             return None
+        # The name contains the layout: a value may enter the device in several layouts, each in a buffer of its own.
         storage = f"{self.value}:{'x'.join(map(str, source.shape))}:{''.join(map(str, source.perm))}"
         return dataclasses.replace(self, storage=storage, source=source, layout=layout)
 

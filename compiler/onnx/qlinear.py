@@ -145,11 +145,9 @@ def _around(
 def _elementwise_form(
     operator: str, operands: Sequence[Triple | int], ends: tuple[int, int], *attributes: str
 ) -> Form:
-    """Return the form of an operator that keeps some of the node's attributes."""
-
     def form(expansion: Expansion, node: Node) -> list[Node]:
-        kept = {name: node.attributes[name] for name in attributes if name in node.attributes}
-        return _around(expansion, node, operands, ends, lambda names: [(operator, names, kept)])
+        shared = {name: node.attributes[name] for name in attributes if name in node.attributes}
+        return _around(expansion, node, operands, ends, lambda names: [(operator, names, shared)])
 
     return form
 
@@ -158,20 +156,20 @@ def _pool_form(operator: str) -> Form:
     """Return the form of a pool; ONNX Runtime also has pools with channels last."""
 
     def form(expansion: Expansion, node: Node) -> list[Node]:
-        kept = {name: value for name, value in node.attributes.items() if name != "channels_last"}
+        shared = {name: value for name, value in node.attributes.items() if name != "channels_last"}
         rank = (
             len(node.attributes["kernel_shape"]) + 2
-            if "kernel_shape" in kept
+            if "kernel_shape" in shared
             else expansion.rank(node.inputs[0])
         )
         if not node.attributes.get("channels_last", 0):
-            return _around(expansion, node, [(0, 1, 2)], (3, 4), lambda names: [(operator, names, kept)])
+            return _around(expansion, node, [(0, 1, 2)], (3, 4), lambda names: [(operator, names, shared)])
         if rank is None:
             return [node]
         first: dict[str, object] = {"perm": (0, rank - 1, *range(1, rank - 1))}
         last: dict[str, object] = {"perm": (0, *range(2, rank), 1)}
         return _around(expansion, node, [(0, 1, 2)], (3, 4), lambda names: [
-            ("Transpose", names, first), (operator, (), kept), ("Transpose", (), last)])  # fmt: skip
+            ("Transpose", names, first), (operator, (), shared), ("Transpose", (), last)])  # fmt: skip
 
     return form
 
@@ -214,8 +212,8 @@ def _gemm_form(expansion: Expansion, node: Node) -> list[Node]:
             expansion.link("DequantizeLinear", node.input(6), steps, np.zeros_like(steps, np.int32), 0)
         )
     names = [link.outputs[0] for link in links]
-    kept = {name: node.attributes[name] for name in ("transA", "transB") if name in node.attributes}
-    steps_after: list[tuple[str, Sequence[str], dict[str, object]]] = [("Gemm", names, kept)]
+    shared = {name: node.attributes[name] for name in ("transA", "transB") if name in node.attributes}
+    steps_after: list[Step] = [("Gemm", names, shared)]
     if node.input(7):
         parameters = expansion.parameters(node.input(7), node.input(8), "uint8")
         if parameters is None:
@@ -233,12 +231,10 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 
 def _fused_form(operator: str) -> Form:
-    """Return the form of a Conv or Gemm with an addition and an activation."""
-
     def form(expansion: Expansion, node: Node) -> list[Node]:
         ours = ("activation", "activation_params", "activation_alpha", "activation_beta", "activation_gamma")
-        kept = {name: value for name, value in node.attributes.items() if name not in ours}
-        steps: list[tuple[str, Sequence[str], dict[str, object]]] = [(operator, node.inputs[:3], kept)]
+        shared = {name: value for name, value in node.attributes.items() if name not in ours}
+        steps: list[Step] = [(operator, node.inputs[:3], shared)]
         if node.input(3):
             steps.append(("Add", (node.input(3),), {}))
         kind = node.attributes.get("activation", "")
@@ -276,7 +272,7 @@ def _matmul_form(expansion: Expansion, node: Node) -> list[Node]:
             name = output
         names.append(name)
     alpha = np.float32(node.attributes.get("alpha", 1.0))
-    steps: list[tuple[str, Sequence[str], dict[str, object]]] = [("MatMul", names, {})]
+    steps: list[Step] = [("MatMul", names, {})]
     if alpha != 1:
         steps.append(("Mul", (expansion.constant(f"{node.outputs[0]}/alpha", np.array(alpha)),), {}))
     return [*transposes, *expansion.chain(node, steps)]

@@ -177,7 +177,7 @@ def _check_graph(proto: onnx.ModelProto) -> None:
     for value in proto.graph.output:
         if value.type.WhichOneof("value") is None:
             raise CompileError(f"output {value.name!r} has no type")
-    for graph in _graphs(proto.graph):
+    for graph in _nested_graphs(proto.graph):
         if graph.sparse_initializer:
             name = graph.sparse_initializer[0].values.name
             raise CompileError(f"initialiser {name!r} is sparse; export the model with dense initialisers")
@@ -192,7 +192,7 @@ def _check_graph(proto: onnx.ModelProto) -> None:
 
 def _check_text(proto: onnx.ModelProto) -> None:
     """Raise `CompileError` for names that are not UTF-8: protobuf returns them as bytes."""
-    for graph in _graphs(proto.graph):
+    for graph in _nested_graphs(proto.graph):
         values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
         names: list[str | bytes] = [value.name for value in values]
         for node in graph.node:
@@ -241,12 +241,11 @@ def _key(function: onnx.FunctionProto) -> _Function:
     return function.domain, function.name, function.overload
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and all graphs inside it."""
+def _nested_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     yield graph
     for node in graph.node:
         for inner in _subgraphs(node):
-            yield from _graphs(inner)
+            yield from _nested_graphs(inner)
 
 
 def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -283,7 +282,6 @@ def _name(node: onnx.NodeProto, index: int) -> str:
 
 
 def _domain(name: str) -> str:
-    """Return "" for both names of ONNX's own operator set."""
     return "" if name == "ai.onnx" else name
 
 

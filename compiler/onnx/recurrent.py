@@ -266,7 +266,6 @@ class _Cell:
         return self.to_16_bits(part, scale)
 
     def _constant(self, values: np.ndarray, scale: float) -> str:
-        """Return a constant in 16 bits."""
         stored = np.clip(np.rint(values / scale), -(1 << 15), (1 << 15) - 1).astype(np.int16)
         name = f"{self.node.name}/state"
         parameters = (stored, np.array(scale, np.float32), np.array(0, np.int16))
@@ -280,12 +279,10 @@ class _Cell:
 
     @property
     def _cell_scale(self) -> float:
-        """Scale of an LSTM's cells."""
         return scale_of(self.ranges.cell)
 
     @property
     def _sum_scale(self) -> float:
-        """Scale of sums of gates."""
         return scale_of(self.ranges.sums)
 
     @property
@@ -305,8 +302,8 @@ class _Cell:
         scale = self._cell_scale
         next_cell = self.to_16_bits(self.emit("Mul", i, new), scale)
         if cell:
-            kept = self.to_16_bits(self.emit("Mul", f, cell), scale)
-            next_cell = self.to_16_bits(self.emit("Add", kept, next_cell), scale)
+            remembered = self.to_16_bits(self.emit("Mul", f, cell), scale)
+            next_cell = self.to_16_bits(self.emit("Add", remembered, next_cell), scale)
         seen = self.to_16_bits(self.emit("Tanh", next_cell), _UNIT)
         return self.to_16_bits(self.emit("Mul", o, seen), _UNIT), next_cell
 
@@ -329,13 +326,14 @@ class _Cell:
                 added = self.expansion.constant(f"{self.node.name}/bias", state_bias[2].astype(np.float32))
                 candidate = self._sum(candidate, self.to_16_bits(self.emit("Mul", r, added), self._sum_scale))
         elif hidden:
-            kept = self.to_16_bits(self.emit("Mul", r, hidden), self._state_scale)
-            candidate = self._gate_sums(candidate, direction, range(2, 3), state_bias, kept)
+            gated = self.to_16_bits(self.emit("Mul", r, hidden), self._state_scale)
+            candidate = self._gate_sums(candidate, direction, range(2, 3), state_bias, gated)
         new = self.to_16_bits(self.emit("Tanh", candidate), _UNIT)
         scale = self._state_scale
         if not hidden:
-            kept = self.to_16_bits(self.emit("Mul", z, new), _UNIT)
-            return self.to_16_bits(self.emit("Sub", new, kept), scale), ""
+            gated = self.to_16_bits(self.emit("Mul", z, new), _UNIT)
+            return self.to_16_bits(self.emit("Sub", new, gated), scale), ""
+        # new + z * (hidden - new), as new - z * (new - hidden): difference and change need twice the range.
         if hidden in self.known:
             difference = self.emit("Add", new, self._constant(-self.known[hidden], scale))
         else:
@@ -357,7 +355,6 @@ class _Cell:
         return self.to_16_bits(self.emit("Add", a, b), self._sum_scale)
 
     def _gates(self, value: str, first: int, last: int) -> str:
-        """Return the columns of some gates."""
         return self._part(value, 1, first * self.size, last * self.size)
 
     def _product(
@@ -408,7 +405,6 @@ class _Cell:
         )
 
     def _shape(self, value: str) -> tuple[int, ...] | None:
-        """Return the shape of a new value; None if it is unknown."""
         return self.types[value].sizes if value in self.types else None
 
     # Nodes.

@@ -155,8 +155,9 @@ def _cell_bound(highest: np.ndarray, steps: int) -> float:
     i, _, f, _ = np.split(highest, 4, axis=1)
     with np.errstate(over="ignore"):
         added = 1 / (1 + np.exp(-i))
-        kept = 1 / (1 + np.exp(-f))
-    total = np.full(kept.shape, float(steps))
-    some = kept < 1
-    total[some] = (1 - kept[some] ** steps) / (1 - kept[some])
+        forget = 1 / (1 + np.exp(-f))
+    # A cell c = forget * c + input is bounded by the geometric series of `forget`.
+    total = np.full(forget.shape, float(steps))
+    some = forget < 1
+    total[some] = (1 - forget[some] ** steps) / (1 - forget[some])
     return float((added * total).max())

@@ -45,6 +45,7 @@ def choose(context: NodeContext) -> Operator | str:
     records = [
         item for item in NAMES.get(context.node.op, ()) if item.applies is None or item.applies(context)
     ]
+    # Elementwise records come last. Their reasons count for functions, or if there is no other record.
     own = [item for item in records if not item.elementwise][:1]
     for operator in (*own, *(item for item in records if item.elementwise)):
         violation = _violation(operator, context)

@@ -317,6 +317,7 @@ def cheapest(
 
 def common_axes(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) -> list[Axis] | None:
     """Return the axes that two orders have in common, in the order after; None if one axis splits another."""
+    # Boundaries of all axes, as strides in row-major order; neighbouring boundaries delimit a common axis.
     marks = sorted({mark for size, stride in (*before, *after) for mark in (stride, size * stride)})
     if any(outer % inner for inner, outer in itertools.pairwise(marks)):
         return None

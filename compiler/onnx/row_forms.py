@@ -120,6 +120,7 @@ def _fit_power(function: Function, power: int) -> Quant | None:
     values = entries.values.astype(np.float64)
     if not np.isfinite(values).all() or values.min() < 0:
         return None
+    # The roots must be a V of slope `scale` with its tip at the zero point: both ends determine it.
     roots = values ** (1 / power)
     scale = (roots[0] + roots[-1]) / 255
     if scale <= 0:
@@ -178,6 +179,7 @@ def _fit_root(entries: Entries, *, divides: bool) -> tuple[float, int, float] | 
         expected[known] < -slope / 8
     ).any():
         return None
+    # Beyond -128 a zero point is no byte: the rest becomes the offset.
     zero = max(-math.floor(begin + 1e-3), -128)
     offset = begin + zero
     return float(slope), zero, float(offset if offset > 1e-3 else 0.0)

@@ -37,6 +37,7 @@ def find_runs(indices: np.ndarray, most: int = MAX_COPIES, unit: int = 1) -> lis
 
     With `unit`, indices are in 1 / `unit` elements, and steps are whole elements.
     """
+    # Results whose places are `target_step` apart form separate sequences, as in an upsampling by that factor.
     best: list[Run] | None = None
     target_step = 1
     while target_step <= min(len(indices), most):
@@ -89,6 +90,7 @@ def order_channels(
         ]
     if source.shape[3] * len(channels) > MAX_WEIGHTS:
         return None
+    # Channel -1 has only zero weights, so the zero point `fill` is its result.
     weight = (channels[:, None] == np.arange(source.shape[3])).astype(np.int16)[:, None, None, :]
     bias, scale = np.zeros(len(channels), np.int32), np.ones(len(channels))
     return [Conv(name, source, target, weight, bias, scale, x_zero=fill, y_zero=fill)]

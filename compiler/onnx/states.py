@@ -47,7 +47,6 @@ def _find_place(graph: Graph, state: State) -> tuple[DeviceSegment, Transfer, Tr
 
 
 def _equal_format(source: Transfer, target: Transfer) -> bool:
-    """Return whether the buffers of two values have equal layout and type."""
     layouts = [
         Layout(item.shape, item.perm or tuple(range(len(item.shape))), item.nhwc) for item in (source, target)
     ]
@@ -143,6 +142,7 @@ def _add_state(network: Network, source: str, target: str) -> Network:
     declared = network.types.get(target)
     if declared is not None and declared.sizes is not None and declared != kind:
         raise _differ(source, target, (kind.dtype, kind.sizes), (declared.dtype, declared.sizes))
+    # A dequantised output: the state is its integers, and a new DequantizeLinear computes the input.
     link = producer(network.nodes, target)
     zero = None if link is None else _zero_of(network, link)
     if link is None or zero is None or kind.dtype != "float32":

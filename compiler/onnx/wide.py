@@ -184,12 +184,10 @@ def _pad(op: Pad, wide: bool) -> tuple[DeviceOp, ...]:
 
 
 def _keeps_wide_values(op: Rescale | Pad, wide: bool) -> bool:
-    """Return whether every 16-bit value stays unchanged."""
     return wide and is_wide(op.src) and op.keeps_values and (op.low, op.high) == LIMITS
 
 
 def _pad_planes(op: Pad) -> tuple[DeviceOp, ...]:
-    """Return paddings of both planes, each with its byte of the fill value."""
     bytes_only = op.replace(x_zero=0, y_zero=0, low=-128, high=127).map_views(upper_plane)
     high, low = fill_planes(op.fill)
     return bytes_only.replace(fill=high), bytes_only.map_views(lambda view: view.planes[1]).replace(fill=low)
@@ -197,6 +195,7 @@ def _pad_planes(op: Pad) -> tuple[DeviceOp, ...]:
 
 def _embedding(op: Embedding, wide: bool) -> tuple[DeviceOp, ...]:
     """Return an embedding for each plane, with the table's bytes of that plane."""
+    # The rows are quantised at compile time, so each plane is a plain table of bytes.
     upper, lower = split_planes(op.quantise(*LIMITS))
     plain = op.replace(scale=np.ones((1, 1)), y_zero=0, low=-128, high=127, dst=upper_plane(op.dst))
     return plain.replace(values=upper), plain.replace(values=lower, dst=plain.dst.planes[1])

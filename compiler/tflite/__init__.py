@@ -1,1 +1,1 @@
-"""TFLite files: a reader that makes a `weft.compiler.ir.network.Network` of them, with ONNX's operators."""
+"""Front end for TFLite files: a reader that returns a `weft.compiler.ir.network.Network` of ONNX's operators."""

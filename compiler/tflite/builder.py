@@ -1,7 +1,7 @@
-"""What a TFLite graph becomes: ONNX nodes, and the values in them that stand for the file's tensors.
+"""Builder of ONNX nodes for a TFLite graph, and of the values that represent the file's tensors.
 
-TFLite's images are (N, H, W, C), ONNX's (N, C, H, W). A tensor of rank 4 is a value in either order, made when it is
-asked for: as the file has it, or channels first. Between the two there is a Transpose, and never two behind each other.
+TFLite's images are (N, H, W, C), ONNX's (N, C, H, W). A tensor of rank 4 exists in either order, created on demand: as
+in the file, or channels first. A Transpose connects the two orders, and two Transposes in a row merge.
 """
 
 from __future__ import annotations
@@ -19,28 +19,31 @@ from weft.compiler.tflite.file import File, Quantisation, Tensor
 from weft.compiler.tflite.variables import Key, Variables
 
 OPSET = 21
-"""The version of ONNX's operators: the first whose QuantizeLinear makes int16."""
+"""Version of ONNX's operators: the first whose QuantizeLinear supports int16."""
 FIRST = (0, 3, 1, 2)
-"""From (N, H, W, C) to (N, C, H, W)."""
+"""Permutation from (N, H, W, C) to (N, C, H, W)."""
 LAST = (0, 2, 3, 1)
-"""Back."""
+"""Permutation from (N, C, H, W) to (N, H, W, C)."""
 _COPIES = 16
-"""How many times as large as what the file has constants may become, in other orders of axes."""
+"""Largest size of all constants, in other orders of axes, as a multiple of their size in the file."""
 _SMALL = 1 << 26
 """Bytes that constants may have in any case."""
 QUANTISED = ("int8", "uint8", "int16")
-"""Types of tensors that hold real numbers, if they have scales."""
+"""Types of tensors that represent real numbers if they have scales."""
 
 
 class Order(enum.Enum):
-    """How the axes of a value of rank 4 follow each other: as in the file, or with the second of ONNX's images last."""
+    """Order of axes of a value of rank 4: as in the file, or channels first."""
 
     FILE = "file"
     CHANNELS_FIRST = "channels first"
 
 
 class Builder:
-    """Makes the network of a file, whose variables may start with `contents`, as `Variables` has it."""
+    """Builder of a file's network.
+
+    `contents` are the initial values of variables by subgraph, as in `Variables`.
+    """
 
     def __init__(self, file: File, contents: Mapping[int, Mapping[Key, np.ndarray]] | None = None) -> None:
         self.file = file
@@ -63,11 +66,11 @@ class Builder:
         self._names = {tensor.index: self.unique(tensor.name) for tensor in file.tensors}
 
     def begin(self, name: str, inputs: tuple[int, ...]) -> None:
-        """Note the operator whose nodes follow, after which what is made of its constants is named."""
+        """Set the operator of the next nodes, which names what becomes of its constants."""
         self._operator = name, inputs
 
     def _base(self, name: str, tensor: Tensor) -> str:
-        """What the names of nodes begin with that change value `name`, which is a tensor."""
+        """Return the prefix for names of nodes that transform value `name` of a tensor."""
         operator, inputs = self._operator
         if tensor.data is not None and tensor.index in inputs:
             return f"{operator}.input{inputs.index(tensor.index)}"
@@ -76,68 +79,68 @@ class Builder:
     def node(
         self, operator: str, inputs: Iterable[str], outputs: Sequence[str], name: str, **attributes: Any
     ) -> None:
-        """Add a node."""
-        given = {key: value for key, value in attributes.items() if value is not None}
+        present = {key: value for key, value in attributes.items() if value is not None}
         index = len(self._nodes)
-        self._nodes.append(Node(operator, tuple(inputs), tuple(outputs), given, name=name, index=index))
+        self._nodes.append(Node(operator, tuple(inputs), tuple(outputs), present, name=name, index=index))
 
     def emit(self, operator: str, inputs: Iterable[str], name: str, **attributes: Any) -> str:
-        """Add a node with one result, whose name is returned."""
+        """Add a node with one result, and return the result's name."""
         value = self.unique(f"{name}:result")
         self.node(operator, inputs, (value,), name, **attributes)
         return value
 
     def constant(self, values: np.ndarray, name: str) -> str:
-        """Add a constant."""
+        """Add a constant, and return its name."""
         name = self.unique(name)
-        self._keep(name, values)
+        self._add_constant(name, values)
         return name
 
-    def _keep(self, name: str, values: np.ndarray) -> None:
+    def _add_constant(self, name: str, values: np.ndarray) -> None:
         self._room -= values.nbytes
         if self._room < 0:
             raise CompileError(
-                f"the file's constants take more than {_COPIES} times their bytes in the order in which they are read"
+                f"the file's constants take more than {_COPIES} times their bytes in the orders in which operators "
+                "read them"
             )
         self._constants[name] = np.ascontiguousarray(values)
 
-    def known(self, tensor: Tensor) -> bool:
-        """Whether there is a value for a tensor already."""
+    def is_known(self, tensor: Tensor) -> bool:
+        """Return whether a tensor has a value already."""
         return (
             tensor.data is not None or tensor.index in self._values or tensor.index in self.variables.handles
         )
 
     def native(self, tensor: Tensor) -> Order:
-        """The order in which a tensor was made, which costs nothing."""
+        """Return the order in which a tensor was created, which needs no Transpose."""
         return next(iter(self._values.get(tensor.index, {Order.FILE: ""})))
 
     def value(self, tensor: Tensor, order: Order = Order.FILE) -> str:
-        """The value of a tensor as it is stored."""
+        """Return the stored value of a tensor."""
         if tensor.rank != 4:
             order = Order.FILE
         values = self._values.setdefault(tensor.index, {})
         if not values:
             if tensor.data is None:
-                raise CompileError(f"{tensor.label} is read before an operator makes it")
+                raise CompileError(f"{tensor.label} is read before an operator writes it")
             if not tensor.data.size:
-                raise CompileError(f"{tensor.label} is read as values, but holds none")
+                raise CompileError(f"{tensor.label} is read, but has no elements")
             values[Order.FILE] = self._names[tensor.index]
-            self._keep(self._names[tensor.index], tensor.data)
+            self._add_constant(self._names[tensor.index], tensor.data)
         if order not in values:
             (name,) = values.values()
             base = self._base(name, tensor)
             if order is Order.FILE:
-                made = self._names[tensor.index]
-                self._transpose(name, LAST, made, base)
+                target = self._names[tensor.index]
+                self._transpose(name, LAST, target, base)
             else:
-                made = self.unique(f"{self._names[tensor.index]}:channels_first")
-                self._transpose(name, FIRST, made, base)
-            values[order] = self._declare(made, tensor, order)
-            self._makers[made] = base
+                target = self.unique(f"{self._names[tensor.index]}:channels_first")
+                self._transpose(name, FIRST, target, base)
+            values[order] = self._declare(target, tensor, order)
+            self._makers[target] = base
         return values[order]
 
-    def transposed(self, value: str, perm: Sequence[int], name: str) -> str:
-        """A value with its axes in another order."""
+    def transpose(self, value: str, perm: Sequence[int], name: str) -> str:
+        """Return a value with its axes permuted."""
         key = (value, tuple(perm))
         if key not in self._moved:
             source, before = self._moves.get(value, (value, tuple(range(len(perm)))))
@@ -148,44 +151,45 @@ class Builder:
         return self._moved[key]
 
     def transpose_to(self, value: str, perm: Sequence[int], tensor: Tensor, name: str) -> None:
-        """Make a tensor, as the file has it, of a value with its axes in another order."""
+        """Write a value with its axes permuted to a tensor, in the file's order."""
         target = self.target(tensor, Order.FILE)
         self._transpose(value, tuple(perm), target, name)
         self.set(tensor, target, Order.FILE, name)
 
-    def _transpose(self, value: str, perm: tuple[int, ...], made: str, base: str) -> None:
+    def _transpose(self, value: str, perm: tuple[int, ...], target: str, base: str) -> None:
         if value in self._constants:
-            self._keep(made, self._constants[value].transpose(perm))
+            self._add_constant(target, self._constants[value].transpose(perm))
             return
+        # Compose with an earlier Transpose, so that none follows another.
         source, before = self._moves.get(value, (value, tuple(range(len(perm)))))
-        whole = tuple(before[axis] for axis in perm)
-        self._moves[made] = source, whole
-        if whole == tuple(range(len(perm))):
-            self.node("Identity", (source,), (made,), f"{base}.identity")
+        combined = tuple(before[axis] for axis in perm)
+        self._moves[target] = source, combined
+        if combined == tuple(range(len(perm))):
+            self.node("Identity", (source,), (target,), f"{base}.identity")
         else:
-            self.node("Transpose", (source,), (made,), f"{base}.transpose", perm=whole)
+            self.node("Transpose", (source,), (target,), f"{base}.transpose", perm=combined)
 
     def add_input(self, tensor: Tensor) -> None:
-        """Take a tensor as an input of the model."""
+        """Add a tensor as an input of the model."""
         name = self._names[tensor.index]
         self.add_value(name, Type(tensor.dtype, tensor.shape))
         self._values[tensor.index] = {Order.FILE: name}
 
     def add_value(self, name: str, type_: Type) -> None:
-        """Take a value that no operator makes."""
+        """Add a value that no operator writes."""
         self._declared[name] = self._types[name] = type_
 
     def name_of(self, tensor: Tensor) -> str:
-        """The name of the value that a tensor is, as the file has it."""
+        """Return the name of a tensor's value in the file's order."""
         return self._names[tensor.index]
 
     def target(self, tensor: Tensor, order: Order) -> str:
-        """The name for the value that an operator makes of a tensor, in an order."""
+        """Return a name for the value that an operator writes to a tensor, in an order."""
         name = self._names[tensor.index]
         return name if order is Order.FILE or tensor.rank != 4 else self.unique(f"{name}:channels_first")
 
     def set(self, tensor: Tensor, name: str, order: Order, base: str) -> None:
-        """Note that the value `name` is a tensor, as it is stored, and which operator made it."""
+        """Record that value `name` is a stored tensor, and the operator that wrote it."""
         order = order if tensor.rank == 4 else Order.FILE
         self._values[tensor.index] = {order: self._declare(name, tensor, order)}
         self._makers[name] = base
@@ -196,9 +200,9 @@ class Builder:
         return name
 
     def settle(self) -> None:
-        """Infer the types of all values since the last time, and compare those of tensors with what the file says.
+        """Infer the types of all values since the last call, and compare those of tensors with the file.
 
-        This is done operator by operator: what follows is made by the shapes that the file says.
+        This happens after every operator, because later operators rely on the file's shapes.
 
         Raises
         ------
@@ -209,46 +213,45 @@ class Builder:
         if not nodes:
             return
         known = Network((), (), (), self._types, self._constants, {"": OPSET})
-        made = [name for node in nodes for name in node.outputs]
+        outputs = [name for node in nodes for name in node.outputs]
         try:
-            found = infer_types(known.part(nodes, made))
+            inferred = infer_types(known.part(nodes, outputs))
         except NetworkError as error:
             raise CompileError(f"operator {self._operator[0]!r} contradicts itself: {error}") from None
         makers = {name: node.label for node in nodes for name in node.outputs}
-        for name in made:
-            type_ = found.get(name)
+        for name in outputs:
+            type_ = inferred.get(name)
             if type_ is None or type_.sizes is None:
-                raise CompileError(f"{makers[name]} makes something whose shape is not known before running")
+                raise CompileError(f"{makers[name]} has a result whose shape is only known at run time")
             declared = self._declared.get(name, type_)
             if type_ != declared:
                 raise CompileError(
-                    f"{makers[name]} makes {_told(type_)} for what the file says is {_told(declared)}"
+                    f"{makers[name]} returns {_describe(type_)}, but the file says {_describe(declared)}"
                 )
             self._types[name] = type_
 
     def real(self, tensor: Tensor, order: Order = Order.FILE) -> str:
-        """The value of a tensor as real numbers: a DequantizeLinear of what is quantised, anything else as it is."""
+        """Return a tensor's value as real numbers: dequantised, or unchanged if it is not quantised."""
         name = self.value(tensor, order)
         if tensor.quantisation is None or tensor.dtype.startswith("float"):
             if tensor.dtype in QUANTISED:
                 raise CompileError(
-                    f"{tensor.label} of type {tensor.dtype} has no scale; convert the model anew"
+                    f"{tensor.label} of type {tensor.dtype} has no scale; convert the model again"
                 )
             return name
         axes = FIRST if order is Order.CHANNELS_FIRST and tensor.rank == 4 else tuple(range(tensor.rank))
-        return self.dequantised(name, tensor, axes)
+        return self.dequantise(name, tensor, axes)
 
-    def dequantised(self, name: str, tensor: Tensor, axes: Sequence[int]) -> str:
-        """What stored value `name` stands for, which is a quantised tensor with its axes as in `axes`."""
+    def dequantise(self, name: str, tensor: Tensor, axes: Sequence[int]) -> str:
+        """Return the real numbers of the stored value `name` of a quantised tensor with permuted `axes`."""
         if name in self._reals:
             return self._reals[name]
         quantisation, base = tensor.quantisation, self._base(name, tensor)
         assert quantisation is not None
-        axis = None if quantisation.whole else tuple(axes).index(quantisation.axis)
+        axis = None if quantisation.per_tensor else tuple(axes).index(quantisation.axis)
         stored = self._constants.get(name)
-        if (
-            stored is not None and stored.dtype == np.int64
-        ):  # biases of int16 networks: ONNX has no such type there
+        # Biases of int16 networks are int64, which DequantizeLinear does not support.
+        if stored is not None and stored.dtype == np.int64:
             self._reals[name] = self.constant(_floats(stored, quantisation, axis), f"{name}:real")
         else:
             inputs = (name, *self.parameters(quantisation, tensor, base))
@@ -256,19 +259,19 @@ class Builder:
         return self._reals[name]
 
     def parameters(self, quantisation: Quantisation, tensor: Tensor, base: str) -> tuple[str, str]:
-        """Constants for the scales and zero points of a tensor."""
-        shape = () if quantisation.whole else (quantisation.scales.size,)
+        """Return constants for the scales and zero points of a tensor."""
+        shape = () if quantisation.per_tensor else (quantisation.scales.size,)
         scale = self.constant(quantisation.scales.reshape(shape), f"{base}:scale")
         zero = self.constant(quantisation.zeros.reshape(shape).astype(tensor.dtype), f"{base}:zero")
         return scale, zero
 
     def part(self, outputs: Sequence[str]) -> Network:
-        """What makes some values, of no inputs."""
+        """Return the network of some values that depend on no input."""
         self.settle()
         return Network((), (), (), self._types, self._constants, {"": OPSET}).part(self._nodes, outputs)
 
     def network(self) -> Network:
-        """The network, and its types as far as the file tells them."""
+        """Return the whole network."""
         tensors = self.file.tensors
         states = tuple(self.variables.states())
         self._constants.update(self.variables.constants())
@@ -283,12 +286,10 @@ class Builder:
 
 
 def _floats(stored: np.ndarray, quantisation: Quantisation, axis: int | None) -> np.ndarray:
-    """The real numbers of a constant."""
     shape = [-1 if axis == other else 1 for other in range(stored.ndim)]
     scales, zeros = quantisation.scales.reshape(shape), quantisation.zeros.reshape(shape)
     return ((stored - zeros) * scales.astype(np.float64)).astype(np.float32)
 
 
-def _told(type_: Type) -> str:
-    """A type in a message."""
+def _describe(type_: Type) -> str:
     return f"{type_.dtype} of shape {'x'.join(map(str, type_.shape or ())) or '()'}"

@@ -1,7 +1,7 @@
-"""The flatbuffer of a TFLite file as plain Python values, all of it checked: the only module that knows its form.
+"""Parser of TFLite files, which are flatbuffers, with full validation; the only module that knows the format.
 
-The readers of the packages `tflite` and `flatbuffers` follow any offset. Here every error of theirs becomes a sentence,
-and a file cannot have more read than it has bytes, however its tables overlap.
+The packages `tflite` and `flatbuffers` follow any offset. Here all of their errors become sentences. A limit on the
+bytes that are read stops files whose tables overlap.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from weft.hdl.schema import printable
 IDENTIFIER = b"TFL3"
 """Bytes 4 to 8 of every file."""
 _BROKEN = (struct.error, LookupError, TypeError, ValueError, OverflowError, AttributeError, AssertionError)
-"""What the readers raise for offsets that lead nowhere."""
+"""Exceptions of the packages for invalid offsets."""
 _OVERLAP = 16
-"""How many times as much as the file has bytes may be read of it: tensors may share their contents."""
+"""Most bytes to read, as a multiple of the file's size: tensors may share contents."""
 _SMALL = 1 << 16
 """Bytes that may be read of any file."""
 _RANK = 64
-"""Most dimensions of a tensor, those that numpy has."""
+"""Largest rank of a tensor, as in numpy."""
 _SHOWN = 80
 """Characters of a name in a message."""
 _DTYPES = {
@@ -44,22 +44,24 @@ _DTYPES = {
 
 @dataclass(frozen=True, eq=False)
 class Quantisation:
-    """Scales and zero points: one, or as many as the tensor has elements along `axis`."""
+    """Scales and zero points: one each, or one per element along `axis`."""
 
     scales: np.ndarray
     zeros: np.ndarray
     axis: int
 
     @property
-    def whole(self) -> bool:
-        """Whether there is one scale for all elements."""
+    def per_tensor(self) -> bool:
+        """True if there is one scale for all elements."""
         return self.scales.size == 1
 
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A value of the graph. `dtype` is numpy's name of its type or, if it has none, the file's; `data` is what a
-    constant holds, else None.
+    """A value of the graph.
+
+    `dtype` is numpy's name of its type, or the file's if numpy has none. `data` holds the values of a constant, else
+    None.
     """
 
     index: int
@@ -76,14 +78,13 @@ class Tensor:
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """Name in messages."""
         return f"tensor {self.index} ({printable(self.name, _SHOWN)!r})"
 
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """One operator; `inputs` has -1 for those that are left out, `options` the numbers and texts that it is told beside
-    them."""
+    """One operator. `inputs` has -1 for omitted inputs; `options` has numbers and texts."""
 
     index: int
     name: str
@@ -93,15 +94,15 @@ class Operator:
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """Name in messages."""
         return f"operator {self.index} ({self.name})"
 
 
 @dataclass(frozen=True, eq=False)
 class File:
-    """The first subgraph of a file: operators in the order in which they run, inputs and outputs as tensors' indices.
+    """First subgraph of a file: operators in execution order, inputs and outputs as indices of tensors.
 
-    `once` are the subgraphs that its CALL_ONCE operators call, by their numbers.
+    `once` are the subgraphs that its CALL_ONCE operators call, by index.
     """
 
     tensors: tuple[Tensor, ...]
@@ -112,17 +113,17 @@ class File:
 
 
 def parse(data: bytes, what: str) -> File:
-    """Read the bytes of a file, which messages call `what`.
+    """Parse the bytes of a file, which messages call `what`.
 
     Raises
     ------
     CompileError
-        If they are no TFLite file, damaged, or have what weft does not read: several subgraphs, sparse tensors.
+        If they are no TFLite file, damaged, or contain unsupported parts: several subgraphs, sparse tensors.
     """
     if data[4:8] != IDENTIFIER:
-        found = repr(data[4:8])[1:] if data[4:8] else "missing"
+        identifier = repr(data[4:8])[1:] if data[4:8] else "missing"
         raise CompileError(
-            f"{what} is no TFLite model: bytes 4 to 8 of one are 'TFL3', here they are {found}"
+            f"{what} is not a TFLite model: its bytes 4 to 8 must be 'TFL3', but are {identifier}"
         )
     try:
         return _Parser(data).file()
@@ -136,7 +137,7 @@ def parse(data: bytes, what: str) -> File:
 
 
 class _Parser:
-    """Reads one file, and counts how much it has read."""
+    """Parser of one file, with a limit on the bytes that it reads."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -150,13 +151,13 @@ class _Parser:
             )
         count = model.SubgraphsLength()
         codes = [_operator_name(model.OperatorCodes(at)) for at in self._range(model.OperatorCodesLength())]
-        found = self._graph(model, codes, 0) if count else None
-        called = set() if found is None else {_called(item) for item in found.operators} - {None}
-        if found is None or len(called) != count - 1 or not all(at in range(1, count) for at in called):
+        main = self._graph(model, codes, 0) if count else None
+        indices = set() if main is None else {_called_subgraph(item) for item in main.operators} - {None}
+        if main is None or len(indices) != count - 1 or not all(at in range(1, count) for at in indices):
             raise CompileError(
-                f"the file has {count} subgraphs; weft reads the first, and all others must be called by its CALL_ONCE"
+                f"the file has {count} subgraphs; weft reads the first, whose CALL_ONCE operators must call all others"
             )
-        return replace(found, once={at: self._graph(model, codes, at) for at in range(1, count)})
+        return replace(main, once={at: self._graph(model, codes, at) for at in range(1, count)})
 
     def _graph(self, model: Any, codes: list[str], at: int) -> File:
         graph = model.Subgraphs(at)
@@ -169,7 +170,7 @@ class _Parser:
         return File(tensors, operators, self._ints(graph.InputsAsNumpy()), self._ints(graph.OutputsAsNumpy()))
 
     def _range(self, count: int) -> range:
-        """The indices of a vector of tables, which has an offset for each."""
+        """Return the indices of a vector of tables, which has an offset for each."""
         self._spend(4 * count)
         return range(count)
 
@@ -178,15 +179,15 @@ class _Parser:
         if self._left < 0:
             raise ValueError("its tables overlap")
 
-    def _array(self, found: np.ndarray | int) -> np.ndarray:
-        """A vector of numbers; the readers give 0 for one that is missing."""
-        if isinstance(found, int):
+    def _array(self, vector: np.ndarray | int) -> np.ndarray:
+        """Return a vector of numbers; the packages return 0 for a missing vector."""
+        if isinstance(vector, int):
             return np.zeros(0, np.int64)
-        self._spend(found.nbytes)
-        return found
+        self._spend(vector.nbytes)
+        return vector
 
-    def _ints(self, found: np.ndarray | int) -> tuple[int, ...]:
-        return tuple(self._array(found).tolist())
+    def _ints(self, vector: np.ndarray | int) -> tuple[int, ...]:
+        return tuple(self._array(vector).tolist())
 
     def _tensor(self, model: Any, table: Any, index: int) -> Tensor:
         name = table.Name() or b""
@@ -211,22 +212,22 @@ class _Parser:
         return Tensor(index, text, shape, dtype, quantisation, content, bare.variable)
 
     def _contents(self, model: Any, at: int, tensor: Tensor) -> np.ndarray | None:
-        """What a constant holds, None for a tensor that an operator makes."""
+        """Return the values of a constant; None for a tensor that an operator writes."""
         if at >= model.BuffersLength():
             raise CompileError(
                 f"{tensor.label} has its contents in buffer {at}; the file has {model.BuffersLength()} buffers"
             )
         table = model.Buffers(at)
         start, size = table.Offset(), table.Size()
-        if start > 1:  # large files have contents behind the flatbuffer
+        if start > 1:  # large files have contents after the flatbuffer
             if start + size > len(self._data):
                 raise CompileError(
-                    f"{tensor.label} has its contents behind the end of the file, at byte {start:,}"
+                    f"{tensor.label} has its contents after the end of the file, at byte {start:,}"
                 )
             raw = np.frombuffer(self._data, np.uint8, size, start)
         else:
             raw = np.asarray(self._array(table.DataAsNumpy()), np.uint8)
-        return _shaped(raw, tensor) if raw.size or (at and 0 in tensor.shape) else None
+        return _to_values(raw, tensor) if raw.size or (at and 0 in tensor.shape) else None
 
     def _quantisation(self, table: Any, tensor: Tensor) -> Quantisation | None:
         if table is None:
@@ -236,15 +237,15 @@ class _Parser:
                 f"{tensor.label} has quantisation parameters of a kind of its own, which weft does not read"
             )
         scales, zeros = self._array(table.ScaleAsNumpy()), self._array(table.ZeroPointAsNumpy())
-        with np.errstate(invalid="ignore"):  # damaged ones may be NaN
-            if not scales.any():  # shapes and axes may have a scale of 0
+        with np.errstate(invalid="ignore"):  # damaged scales may be NaN
+            if not scales.any():  # tensors of shapes and axes may have scale 0
                 return None
         axis = int(table.QuantizedDimension()) if scales.size > 1 else 0
-        wanted = tensor.shape[axis] if 0 <= axis < tensor.rank else 1
-        if scales.size not in (1, wanted):
+        count = tensor.shape[axis] if 0 <= axis < tensor.rank else 1
+        if scales.size not in (1, count):
             raise CompileError(
                 f"{tensor.label} of shape {'x'.join(map(str, tensor.shape))} has {scales.size} scales along dimension "
-                f"{axis}; it must have one or as many as elements there"
+                f"{axis}; it must have 1, or 1 per element there"
             )
         if zeros.size not in (0, 1, scales.size):
             raise CompileError(f"{tensor.label} has {scales.size} scales, but {zeros.size} zero points")
@@ -254,9 +255,9 @@ class _Parser:
                 f"{tensor.label} has scale {bad[0]:g}; scales must be finite and not below zero"
             )
         _check_zeros(zeros, tensor)
-        whole = np.zeros(scales.size, np.int64)
-        whole[:] = zeros if zeros.size else 0
-        return Quantisation(scales.astype(np.float32), whole, axis)
+        all_zeros = np.zeros(scales.size, np.int64)
+        all_zeros[:] = zeros if zeros.size else 0
+        return Quantisation(scales.astype(np.float32), all_zeros, axis)
 
     def _operator(self, codes: list[str], table: Any, index: int) -> Operator:
         code = table.OpcodeIndex()
@@ -277,11 +278,11 @@ def _check_zeros(zeros: np.ndarray, tensor: Tensor) -> None:
             )
 
 
-def _shaped(raw: np.ndarray, tensor: Tensor) -> np.ndarray:
-    """Bytes as an array of the tensor's type and shape; of two numbers of 4 bits in a byte the first is the lower."""
+def _to_values(raw: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """Return bytes as an array of the tensor's type and shape. The lower half of a byte is the first int4 value."""
     count, dtype = math.prod(tensor.shape), tensor.dtype
     if dtype not in _DTYPES.values():
-        return raw  # only its name will be needed
+        return raw  # weft needs only its name
     size = (count + 1) // 2 if dtype == "int4" else count * np.dtype(dtype).itemsize
     if raw.size != size:
         raise CompileError(
@@ -294,7 +295,7 @@ def _shaped(raw: np.ndarray, tensor: Tensor) -> np.ndarray:
 
 
 def _operator_name(table: Any) -> str:
-    """An operator by the name that the format gives it; codes that are not known, and custom ones, by what is there."""
+    """Return an operator's name in the format, for custom operators with their own name."""
     code = max(table.BuiltinCode(), table.DeprecatedBuiltinCode())
     name = _names("BuiltinOperator").get(code, f"unknown code {code}")
     if name == "CUSTOM":
@@ -309,27 +310,29 @@ def _dtype(code: int) -> str:
 
 
 def _options(table: Any) -> dict[str, float | str]:
-    """All numbers and texts among an operator's options, by the names of the format."""
+    """Return all numbers and texts among an operator's options, by the format's names."""
     kind = _names("BuiltinOptions").get(table.BuiltinOptionsType(), "NONE")
     union = table.BuiltinOptions()
     if kind == "NONE" or union is None:
         return {}
     options = getattr(_library(), kind)()
     options.Init(union.Bytes, union.Pos)
-    found = {name: read(options) for name, read in _fields(kind)}
-    texts = {name: value for name, value in found.items() if isinstance(value, bytes)}
-    numbers = {name: value for name, value in found.items() if isinstance(value, bool | int | float)}
+    values = {name: read(options) for name, read in _fields(kind)}
+    texts = {name: value for name, value in values.items() if isinstance(value, bytes)}
+    numbers = {name: value for name, value in values.items() if isinstance(value, bool | int | float)}
     return numbers | {name: value.decode("utf-8", "backslashreplace") for name, value in texts.items()}
 
 
-def _called(operator: Operator) -> int | None:
-    """The subgraph that an operator calls before the first run; None for other operators."""
+def _called_subgraph(operator: Operator) -> int | None:
+    """Return the subgraph that an operator calls before the first run; None for other operators."""
     return int(operator.options.get("InitSubgraphIndex", 0)) if operator.name == "CALL_ONCE" else None
 
 
 @functools.cache
 def _fields(kind: str) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
-    """The methods of a class of options that give a field: those without arguments, but for what vectors have."""
+    """Return the methods of a class of options that return a field: those without arguments,
+    helpers of vectors aside.
+    """
 
     def fields() -> Iterator[tuple[str, Callable[[Any], Any]]]:
         for name, method in inspect.getmembers(getattr(_library(), kind), inspect.isfunction):
@@ -352,7 +355,7 @@ def _names(enumeration: str) -> dict[int, str]:
 
 @functools.cache
 def _library() -> ModuleType:
-    """The package of the format, which takes a while to import."""
+    """Return the package of the format. Its import is slow, so it happens on first use."""
     import tflite
 
     return tflite

@@ -1,4 +1,4 @@
-"""TFLite files as networks of ONNX's operators, with QuantizeLinear and DequantizeLinear around them."""
+"""Reader of TFLite files: networks of ONNX's operators, with QuantizeLinear and DequantizeLinear around them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ HOW_TO_QUANTISE = (
     "representative_dataset"
 )
 _ENDS = ("float32", "float16", "int8", "uint8", "int16", "int32", "int64", "bool")
-"""Types that inputs and outputs may have."""
+"""Types of inputs and outputs."""
 
 
 def is_tflite(head: bytes) -> bool:
-    """Whether a file that begins with `head` is a TFLite file."""
+    """Return whether a file that begins with `head` is a TFLite file."""
     return head[4:8] == IDENTIFIER
 
 
@@ -32,14 +32,13 @@ def read(data: bytes, what: str = "the model") -> Network:
     Raises
     ------
     CompileError
-        If it is truncated, damaged or no TFLite model; not quantised; or has operators, types or a structure that weft
-        does not read.
+        If it is truncated, damaged, no TFLite model or not quantised, or has unsupported operators, types or structure.
     """
     return network_of(parse(data, what))
 
 
 def network_of(file: File) -> Network:
-    """The network of a file, which has values with the names of the file's tensors.
+    """Return the network of a file; its values have the names of the file's tensors.
 
     Raises
     ------
@@ -54,8 +53,8 @@ def network_of(file: File) -> Network:
         convert(Context(operator, builder))
         builder.settle()
     for index in file.outputs:
-        if not builder.known(file.tensors[index]):
-            raise CompileError(f"output {file.tensors[index].label} is made by no operator")
+        if not builder.is_known(file.tensors[index]):
+            raise CompileError(f"no operator writes output {file.tensors[index].label}")
     network = builder.network()
     if len(network.nodes) > NODES:
         raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {NODES:,}")
@@ -63,7 +62,7 @@ def network_of(file: File) -> Network:
 
 
 def _initial(file: File) -> dict[Key, np.ndarray]:
-    """What a subgraph assigns to variables that runs once, ahead of the first run."""
+    """Return the values that a subgraph assigns to variables before the first run."""
     if file.inputs:
         raise CompileError(
             f"a subgraph that CALL_ONCE calls has {len(file.inputs)} inputs; it must have none"
@@ -72,11 +71,11 @@ def _initial(file: File) -> dict[Key, np.ndarray]:
     for operator in file.operators:
         convert(Context(operator, builder))
         builder.settle()
-    return builder.variables.evaluated()
+    return builder.variables.evaluate()
 
 
 def _check(file: File) -> None:
-    """What must hold of a file as a whole."""
+    """Raise `CompileError` for a file without operators, with invalid inputs or outputs, or without scales."""
     if not file.operators or not file.outputs:
         raise CompileError(
             f"the file has {len(file.operators)} operators and {len(file.outputs)} outputs; there is nothing to compile"
@@ -92,7 +91,9 @@ def _check(file: File) -> None:
         if file.tensors[index].data is not None:
             raise CompileError(f"input {file.tensors[index].label} has contents, as a constant has")
         if index in file.outputs:
-            raise CompileError(f"{file.tensors[index].label} is input and output; nothing is computed for it")
+            raise CompileError(
+                f"{file.tensors[index].label} is input and output, so there is nothing to compute"
+            )
     if not any(tensor.quantisation is not None and tensor.dtype in QUANTISED for tensor in file.tensors):
         raise CompileError(
             f"the model is not quantised (no tensor of 8 or 16 bits has a scale): {HOW_TO_QUANTISE}"
@@ -100,7 +101,7 @@ def _check(file: File) -> None:
 
 
 def _check_end(kind: str, tensor: Tensor) -> None:
-    """What must hold of an input or output."""
+    """Raise `CompileError` for an input or output of an unsupported type, or without elements."""
     if tensor.dtype not in _ENDS:
         raise CompileError(f"{kind} {tensor.label} has type {tensor.dtype}; weft takes {', '.join(_ENDS)}")
     if 0 in tensor.shape:
@@ -114,6 +115,6 @@ FORMAT = ModelFormat(
     suffix=".tflite",
     recognises=is_tflite,
     read=read,
-    states="a TFLite model says itself what it keeps from run to run",
+    states="a TFLite model declares its own states",
     how_to_quantise=HOW_TO_QUANTISE,
 )

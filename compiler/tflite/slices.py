@@ -1,4 +1,4 @@
-"""Slices of tensors, as SLICE and STRIDED_SLICE say."""
+"""Slices of tensors, for SLICE and STRIDED_SLICE."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from weft.compiler.tflite.builder import FIRST, Order
 from weft.compiler.tflite.context import Context
 
 Range = tuple[int, int, int]
-"""Where a slice of one axis starts, in front of what it ends, and its step, as ONNX's Slice takes them."""
+"""Start, end (exclusive) and step of a slice along one axis, as in ONNX's Slice."""
 
 
-def sliced(context: Context, ranges: Sequence[Range]) -> None:
-    """Make the result a slice of the first input, given for each axis of the file."""
+def slice_input(context: Context, ranges: Sequence[Range]) -> None:
+    """Write the result as a slice of the first input, with a range for each of the file's axes."""
     order = context.order(0)
     axes = FIRST if order is Order.CHANNELS_FIRST else tuple(range(len(ranges)))
     numbers = [context.array([ranges[axis][part] for axis in axes]) for part in range(3)]
     starts, ends, steps = numbers
     places = context.array(list(range(len(axes))))
-    whole = context.tensor().shape
-    left = tuple(len(range(size)[slice(*part)]) for size, part in zip(whole, ranges, strict=True))
-    if math.prod(left) != math.prod(context.output().shape):
+    shape = context.tensor().shape
+    result_shape = tuple(len(range(size)[slice(*part)]) for size, part in zip(shape, ranges, strict=True))
+    if math.prod(result_shape) != math.prod(context.output().shape):
         raise context.refuse(
-            f"takes {math.prod(left):,} elements for {math.prod(context.output().shape):,} of its result"
+            f"takes {math.prod(result_shape):,} elements for a result of {math.prod(context.output().shape):,}"
         )
-    reshape = left != context.output().shape
+    reshape = result_shape != context.output().shape
     context.move("Slice", 0, starts, ends, places, steps, order=order, reshape=reshape)
 
 
 def slices_of(context: Context) -> list[Range]:
-    """The ranges of a STRIDED_SLICE for all axes of its input. Axes that it drops have one element, and new ones are
-    not there: the shape of the result says where they are.
+    """Return the ranges of a STRIDED_SLICE for all axes of its input.
+
+    Dropped axes have one element. New axes do not appear, because the shape of the result determines them.
     """
     tensor = context.tensor()
     begin, end, strides = (
@@ -60,25 +61,26 @@ def slices_of(context: Context) -> list[Range]:
         elif not masks["NewAxis"] >> at & 1:
             size = tensor.shape[len(ranges)]
             shrink = bool(masks["ShrinkAxis"] >> at & 1)
-            whole = (bool(masks["Begin"] >> at & 1), bool(masks["End"] >> at & 1))
+            masked = (bool(masks["Begin"] >> at & 1), bool(masks["End"] >> at & 1))
             ranges.append(
-                _one(context, first, size) if shrink else _range(context, (first, last, step), size, whole)
+                _single_element(context, first, size)
+                if shrink
+                else _range(context, (first, last, step), size, masked)
             )
     return ranges + [(0, size, 1) for size in tensor.shape[len(ranges) :]]
 
 
-def _one(context: Context, place: int, size: int) -> Range:
-    """The one element that an axis is dropped for."""
+def _single_element(context: Context, place: int, size: int) -> Range:
     if not -size <= place < size:
         raise context.refuse(f"takes element {place} of {size}")
     return place % size, place % size + 1, 1
 
 
-def _range(context: Context, given: Range, size: int, whole: tuple[bool, bool]) -> Range:
-    """A range of an axis, whose ends are those of the axis where a mask says so."""
-    first, last, step = given
+def _range(context: Context, range_: Range, size: int, masked: tuple[bool, bool]) -> Range:
+    """Return a range of an axis; masked ends are the ends of the axis."""
+    first, last, step = range_
     if not step:
         raise context.refuse("has stride 0")
-    first = (0 if step > 0 else size - 1) if whole[0] else first
-    last = (size if step > 0 else -size - 1) if whole[1] else last
+    first = (0 if step > 0 else size - 1) if masked[0] else first
+    last = (size if step > 0 else -size - 1) if masked[1] else last
     return first, last, step

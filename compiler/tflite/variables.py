@@ -1,4 +1,4 @@
-"""What a TFLite file keeps from run to run: tensors that are variables, and resource variables, which have handles."""
+"""State of a TFLite model between runs: tensors that are variables, and resource variables, which have handles."""
 
 from __future__ import annotations
 
@@ -16,13 +16,24 @@ if TYPE_CHECKING:
     from weft.compiler.tflite.builder import Builder
 
 Key = int | tuple[str, str]
-"""A variable: the index of its tensor, or a resource's container and name."""
+"""Key of a variable: the index of its tensor, or a resource's container and name."""
 
 
 @dataclass
 class _Variable:
-    """`name` is that of the value that it is at the start of a run, `label` the one in messages. `initial` is what it
-    starts with, None while that is not known, and `value` what was assigned last, "" for nothing yet."""
+    """A variable.
+
+    Attributes
+    ----------
+    name : str
+        Name of its value at the start of a run.
+    label : str
+        Name in messages.
+    initial : ndarray or None
+        Value in the first run, None while unknown.
+    value : str
+        Last assigned value, "" before any assignment.
+    """
 
     name: str
     label: str
@@ -33,10 +44,10 @@ class _Variable:
 
 
 class Variables:
-    """The variables of the network that `builder` makes.
+    """Variables of the network that `builder` builds.
 
-    `contents` are what subgraphs assign to variables, by the number of the subgraph, and `handles` the variables that
-    handles are of, by the tensor's index.
+    `contents` are the values that subgraphs assign to variables, by subgraph. `handles` are the variables of handles,
+    by the tensor's index.
     """
 
     def __init__(self, builder: Builder, contents: Mapping[int, Mapping[Key, np.ndarray]]) -> None:
@@ -44,7 +55,7 @@ class Variables:
         self._known: dict[Key, _Variable] = {}
         self.handles: dict[int, Key] = {}
 
-    def _found(self, key: Key) -> _Variable:
+    def _variable(self, key: Key) -> _Variable:
         if key not in self._known:
             if isinstance(key, int):
                 tensor = self._builder.file.tensors[key]
@@ -57,37 +68,37 @@ class Variables:
                 self._known[key] = _Variable(name, f"variable {key[1]!r}")
         return self._known[key]
 
-    def assigned(self, key: Key) -> bool:
-        """Whether an operator has assigned something to a variable already."""
+    def is_assigned(self, key: Key) -> bool:
+        """Return whether an operator has assigned a value to a variable already."""
         return key in self._known and bool(self._known[key].value)
 
     def start(self, subgraph: int) -> None:
-        """Give variables what a subgraph assigns to them, which runs ahead of the first run only.
+        """Assign initial values from a subgraph that runs once, before the first run.
 
         Raises
         ------
         CompileError
-            If one of them is used ahead of that, or the subgraph is none that runs then.
+            If a variable is used before, or the subgraph itself runs in a CALL_ONCE.
         """
         if subgraph not in self._contents:
             raise CompileError(
-                f"CALL_ONCE in a subgraph calls subgraph {subgraph}; weft reads such in the first only"
+                f"CALL_ONCE in a subgraph calls subgraph {subgraph}; only the first subgraph may have CALL_ONCE"
             )
         for key, initial in self._contents[subgraph].items():
-            variable = self._found(key)
+            variable = self._variable(key)
             if variable.read or variable.value:
-                raise CompileError(f"{variable.label} is used in front of the CALL_ONCE that starts it")
+                raise CompileError(f"{variable.label} is used before the CALL_ONCE that starts it")
             variable.initial, variable.type = initial, type_of(initial)
 
     def read(self, key: Key) -> str:
-        """The stored value that a variable has at this place of the run.
+        """Return the stored value of a variable at this point of the run.
 
         Raises
         ------
         CompileError
-            If it has none in the first run.
+            If it has no value in the first run.
         """
-        variable = self._found(key)
+        variable = self._variable(key)
         if variable.value:
             return variable.value
         if variable.initial is None or variable.type is None:
@@ -101,23 +112,23 @@ class Variables:
         return variable.name
 
     def assign(self, key: Key, value: str, type_: Type) -> None:
-        """Note that a variable is stored `value` from here on.
+        """Assign a stored value to a variable.
 
         Raises
         ------
         CompileError
-            If it holds values of another type or shape.
+            If the variable has another type or shape.
         """
-        variable = self._found(key)
+        variable = self._variable(key)
         if variable.type not in (None, type_):
             raise CompileError(
-                f"{variable.label} holds {_said(variable.type)}, but is assigned {_said(type_)}; weft reads variables "
-                "of one type and shape"
+                f"{variable.label} holds {_describe(variable.type)}, but is assigned {_describe(type_)}; weft supports "
+                "variables of one type and shape"
             )
         variable.value, variable.type = value, type_
 
     def states(self) -> Iterator[State]:
-        """All that a run reads of the run before. What is assigned gets a value of its own."""
+        """Yield all variables that a run reads from the previous run; an assigned value gets its own name."""
         for variable in self._known.values():
             if variable.read and variable.value:
                 target = self._builder.unique(f"{variable.name}:next")
@@ -126,28 +137,28 @@ class Variables:
                 yield State(variable.name, target, variable.initial)
 
     def constants(self) -> Iterator[tuple[str, np.ndarray]]:
-        """What is read, and never assigned to, by the names of values."""
+        """Yield name and value of variables that are read and never assigned."""
         for variable in self._known.values():
             if variable.read and not variable.value and variable.initial is not None:
                 yield variable.name, variable.initial
 
-    def evaluated(self) -> dict[Key, np.ndarray]:
-        """What is assigned in a network that reads nothing.
+    def evaluate(self) -> dict[Key, np.ndarray]:
+        """Return the values of all assigned variables, in a network without inputs.
 
         Raises
         ------
         CompileError
-            If it cannot be computed.
+            If they cannot be computed.
         """
-        given = {key: variable.value for key, variable in self._known.items() if variable.value}
-        network = self._builder.part(tuple(dict.fromkeys(given.values())))
+        assigned = {key: variable.value for key, variable in self._known.items() if variable.value}
+        network = self._builder.part(tuple(dict.fromkeys(assigned.values())))
         try:
-            found = dict(zip(network.outputs, Evaluator(network).run({}), strict=True))
+            results = dict(zip(network.outputs, Evaluator(network).run({}), strict=True))
         except EvaluationError as error:
-            raise CompileError(f"what variables start with cannot be computed: {error}") from None
-        return {key: np.asarray(found[value]) for key, value in given.items()}
+            raise CompileError(f"initial values of variables cannot be computed: {error}") from None
+        return {key: np.asarray(results[value]) for key, value in assigned.items()}
 
 
-def _said(type_: Type | None) -> str:
+def _describe(type_: Type | None) -> str:
     assert type_ is not None
     return f"{type_.dtype} of shape {'x'.join(map(str, type_.shape or ())) or '()'}"

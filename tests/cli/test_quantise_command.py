@@ -244,7 +244,7 @@ def test_a_model_that_weft_refuses_is_not_written(capsys: pytest.CaptureFixture[
     onnx.save(net.model({"x": (3, 4)}, value, ("n", 3)), "wild.onnx")
     np.savez("wild.npz", x=np.ones((2, 3, 4), np.float32))
     assert quantise(model="wild.onnx", data="wild.npz") == 2
-    assert "whose shape is not known before running" in capsys.readouterr().err.splitlines()[-1]
+    assert "whose shape is only known at run time" in capsys.readouterr().err.splitlines()[-1]
     assert not Path("int8.onnx").exists()
 
 

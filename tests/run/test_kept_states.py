@@ -241,9 +241,7 @@ def test_states_of_onnx_models_on_the_command_line(
 
 
 def test_states_that_cannot_be_given() -> None:
-    with pytest.raises(
-        weft.CompileError, match=r"^a TFLite model says itself what it keeps from run to run, so x=y"
-    ):
+    with pytest.raises(weft.CompileError, match=r"^a TFLite model declares its own states, so x=y"):
         weft.compile(RING.build(), CONFIG, states={"x": "y"})
     with pytest.raises(InputError, match=r"^'states' must be a mapping of inputs to outputs, not list$"):
         weft.check(RING.build(), CONFIG, states=["x"])  # type: ignore[arg-type]

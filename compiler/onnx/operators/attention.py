@@ -358,7 +358,7 @@ def _round_scores(fused: Pending, to: Rounding, nats: float) -> Pending:
     )
 
 
-def _starts(context: NodeContext) -> bool:
+def _may_start_attention(context: NodeContext) -> bool:
     """Return whether a product may be the scores of an attention, that is, no product with a weight matrix."""
     kinds = [type(symbol) for symbol in context.symbols]
     ranks = [len(context.model.shapes.get(name, ())) for name in context.node.inputs]
@@ -366,8 +366,7 @@ def _starts(context: NodeContext) -> bool:
     return context.alone is None and kinds == [Activation, Activation] and matrices
 
 
-def _ends(context: NodeContext) -> bool:
-    """Return whether a product is one of probabilities and values."""
+def _ends_attention(context: NodeContext) -> bool:
     return isinstance(context.symbol(0), Probabilities)
 
 
@@ -397,14 +396,14 @@ _VALUES = (
 ATTENTION_WRITTEN_OUT_OPERATORS = tuple(
     Operator(names, constraints, handler, applies=applies, title="Attention written out")
     for names, constraints, handler, applies in (
-        (("MatMul",), (softmax_unit, same_lead), scores, _starts),
+        (("MatMul",), (softmax_unit, same_lead), scores, _may_start_attention),
         (("Mul", "Div"), (scores_scale,), scale, _reads_scores),
         (("Add", "Where"), (scores_mask,), mask, _reads_scores),
         (("Softmax",), (scores_axis,), normalise, _reads_scores),
         (("Identity", "QuantizeLinear", "DequantizeLinear"), (pairs_constant,), rounding, _reads_either),
         (("IsNaN",), (), is_nan, _reads_probabilities),
         (("Where",), (undefined_zero,), replace_nan, _reads_probabilities),
-        (("MatMul",), _VALUES, values, _ends),
+        (("MatMul",), _VALUES, values, _ends_attention),
     )
 )
 

@@ -114,6 +114,7 @@ class Spread:
     def _phase(self, first: int) -> Phase:
         length = -(-(self.output - first) // self.stride)
         place = first + self.before
+        # Inputs and kernel elements run in opposite directions, so the taps are reversed.
         taps = [k for k in range(self.kernel) if (place - k * self.dilation) % self.stride == 0][::-1]
         reads = [(place - k * self.dilation) // self.stride for k in taps]
         if not taps or reads[0] >= self.size or reads[-1] + length <= 0:
@@ -201,7 +202,7 @@ def _pieces(context: NodeContext, source: View, target: View, values: np.ndarray
     (n, _, _, inputs), outputs = source.shape, target.shape[3]
     for y, x in itertools.product(down.phases(), across.phases()):
         weight = values[:, list(y.taps)][:, :, list(x.taps)]
-        if not (y.taps and x.taps):
+        if not (y.taps and x.taps):  # no input contributes: a zero weight leaves the bias
             y, x = down.empty_phase(y.first, y.length), across.empty_phase(x.first, x.length)
             weight = np.zeros_like(values[:, :1, :1])
         box = (n, down.inputs_read(y), across.inputs_read(x), inputs)

@@ -79,7 +79,6 @@ def rows(context: NodeContext) -> Pending | Recipe:
 
 
 def _indices(context: NodeContext, rows: RowIndices, count: int) -> Tensor:
-    """Return the indices in the form in which the host stores them."""
     name, shape = context.node.inputs[1], context.shape(1)
     layout = Layout(shape, tuple(range(len(shape))), (1, 1, count, PAGE_ENTRY))
     storage = f"{name}:{rows.rows} rows of {rows.pitch} bytes"

@@ -166,8 +166,7 @@ def dequantise(context: NodeContext) -> Symbol:
     return Activation(dataclasses.replace(tensor, via=(*tensor.via, node.index)), quant)
 
 
-def _of_constant(context: NodeContext) -> bool:
-    """Return whether a constant is dequantised: weights, a bias or a table."""
+def _is_constant(context: NodeContext) -> bool:
     return context.node.inputs[0] in context.model.constants
 
 
@@ -201,7 +200,7 @@ def _finish_pending(context: NodeContext) -> Recipe:
 
 
 QUANTISE_OPERATORS = (
-    Operator(("DequantizeLinear",), (), _dequantise_constant, applies=_of_constant),
+    Operator(("DequantizeLinear",), (), _dequantise_constant, applies=_is_constant),
     Operator(("DequantizeLinear",), (per_tensor, wide_engine), dequantise, check=check_parameters),
     Operator(
         ("QuantizeLinear",),
@@ -252,6 +251,7 @@ def function_table(context: NodeContext) -> Recipe:
         assert isinstance(lines, WideFunction)
         ops = (lines.replace(src=root.view(), dst=view),)
     elif quant.bits > 8:
+        # Upper and lower bytes of 16-bit results have a table each.
         stored = function.entries.stored_values.astype(np.int16)
         ops = tuple(
             Rescale(context.node.name, root.view(), plane, lookup=bytes_.astype(np.int8))
@@ -313,8 +313,7 @@ def _fit_lines(real: Entries, rounded: Entries, quant: Quant) -> tuple[Lines, in
 
 
 def _choose_function(context: NodeContext) -> Function | None:
-    """Return the function that becomes a table at a QuantizeLinear; None if there is none or it is only a
-    requantisation.
+    """Return the function that becomes a table at a QuantizeLinear; None if a requantisation suffices.
 
     The nearest root is best, because older tensors need not stay. An older root is better if nothing else reads the
     nearer one.
@@ -367,8 +366,7 @@ def _private(context: NodeContext, function: Function) -> bool:
     return True
 
 
-def _ends(context: NodeContext) -> bool:
-    """Return whether a QuantizeLinear ends a function that needs a table."""
+def _ends_function(context: NodeContext) -> bool:
     if not context.functions or not context.model.config.lookup_tables or per_tensor(context) is not None:
         return False
     return _choose_function(context) is not None
@@ -385,7 +383,9 @@ def _no_symbol(context: NodeContext) -> None:
 _OTHERS = (*ARITHMETIC, *MOVES)
 
 LOOKUP_OPERATORS = (
-    Operator(("QuantizeLinear",), (per_tensor, wide_engine, lines_near), function_table, applies=_ends),
+    Operator(
+        ("QuantizeLinear",), (per_tensor, wide_engine, lines_near), function_table, applies=_ends_function
+    ),
     Operator(PLAIN, (one_value, tables, numbers), _no_symbol, elementwise=True),
     Operator(
         _OTHERS,

@@ -271,7 +271,6 @@ def part(context: NodeContext) -> Results:
 
 @functools.lru_cache(maxsize=1)
 def _part_arrangements(context: NodeContext) -> list[Arrangement | None]:
-    """Return the arrangement of each output on the device."""
     tensor = tensor_of(context.symbol(0))
     assert tensor is not None
     return [arrange(tensor, selection.shape, selection.indices) for selection in selections(context) or ()]
@@ -279,7 +278,6 @@ def _part_arrangements(context: NodeContext) -> list[Arrangement | None]:
 
 @functools.lru_cache(maxsize=1)
 def _part_copies(context: NodeContext) -> list[tuple[Arrangement | None, list[DeviceOp] | None]]:
-    """Return the arrangement of each output and the copies that write it."""
     return [
         (item, None if item is None else copy_ops(item, context.node.name))
         for item in _part_arrangements(context)

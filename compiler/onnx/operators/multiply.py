@@ -44,7 +44,7 @@ def multipliable(context: NodeContext) -> str | None:
     return None if constant_factor(context) is not None else channel_operands(context)
 
 
-def _two(context: NodeContext) -> bool:
+def _both_activations(context: NodeContext) -> bool:
     return all(isinstance(symbol, Activation) for symbol in pair_operands(context)) and not scales_rows(
         context
     )
@@ -91,7 +91,7 @@ def multiply(context: NodeContext) -> Symbol:
 
 
 MULTIPLY_OPERATORS = (
-    Operator(("Mul",), (pairs, multipliers), product, applies=_two),
+    Operator(("Mul",), (pairs, multipliers), product, applies=_both_activations),
     Operator(("Div",), (divisible, same_order), multiply),
     Operator(("Mul",), (multipliable, same_order), multiply),
 )
@@ -256,7 +256,7 @@ def _solutions(context: NodeContext) -> Iterator[_Solution]:
     assert b is not None
     (*lead, rows, depth), columns = context.shape(0), context.shape(1)[-1]
     counts = list(_counts(context))
-    if math.prod(context.shape(1)[:-2]) == 1:
+    if math.prod(context.shape(1)[:-2]) == 1:  # one second matrix: all first matrices are rows of one
         rows, counts = rows * math.prod(lead), [((1, 1), (1, 1), (1, 1))]
     firsts, seconds = [Operand(a, "ihsd", rows, depth)], [Operand(b, "ihds", columns, depth)]
     if context.model.config.softmax:  # only then LOAD can transpose

@@ -377,11 +377,11 @@ def scales_rows(context: NodeContext) -> bool:
 _NORMALS = (LayerNorm, RowNorm, RowScale, RowShare)
 
 
-def _of_elements(context: NodeContext) -> bool:
+def _reads_elements(context: NodeContext) -> bool:
     return isinstance(context.symbol(0), RowElements)
 
 
-def _of_normal(context: NodeContext) -> bool:
+def _reads_normalisation(context: NodeContext) -> bool:
     return any(isinstance(symbol, Pending) and type(symbol.ops[0]) in _NORMALS for symbol in context.symbols)
 
 
@@ -391,7 +391,7 @@ OPERATORS = (
     Operator(("Pow", "Mul"), (row_square,), square, applies=_squares, title=_TITLE),
     Operator(("Mul", "Div"), (row_norm, norm_room), normalise, applies=_divides, title=_TITLE),
     Operator(("Mul", "Div"), (row_factor,), scale, applies=scales_rows, title=_TITLE),
-    Operator(("Mul", "Add"), (normal_affine,), affine, applies=_of_normal, title=_TITLE),
-    Operator(("QuantizeLinear",), (per_tensor, elements_plain), distances, applies=_of_elements),
+    Operator(("Mul", "Add"), (normal_affine,), affine, applies=_reads_normalisation, title=_TITLE),
+    Operator(("QuantizeLinear",), (per_tensor, elements_plain), distances, applies=_reads_elements),
     Operator(("LpNormalization",), (kernel_room, input_quantised, norm_order, norm_length), norm),
 )

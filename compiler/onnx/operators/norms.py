@@ -99,14 +99,14 @@ def group_constants(context: NodeContext) -> str | None:
         values = context.floats(index)
         if values is None or not np.isfinite(values).all():
             return f"input {context.node.inputs[index]!r} is not"
-        if values.size not in (channels, channels // _group(context)):
+        if values.size not in (channels, channels // _group_size(context)):
             return f"input {context.node.inputs[index]!r} has {values.size} values for {channels} channels"
     return None
 
 
 def group_size(context: NodeContext) -> str | None:
     """The number of channels per group must be a power of two, and at most 'n'."""
-    size = _group(context)
+    size = _group_size(context)
     supported = size & (size - 1) == 0 and size <= context.model.config.n
     return None if supported else f"they are {size}"
 
@@ -118,15 +118,13 @@ def group_pixels(context: NodeContext) -> str | None:
     return None if fits else f"there are {pixels}"
 
 
-def _group(context: NodeContext) -> int:
-    """Return the number of channels that are normalised together."""
+def _group_size(context: NodeContext) -> int:
     if context.node.operator == "InstanceNormalization":
         return 1
     return max(1, context.shape()[1] // int(context.node.attributes["num_groups"]))
 
 
-def _constant(context: NodeContext, index: int, channels: int) -> np.ndarray:
-    """Return one value per channel."""
+def _per_channel(context: NodeContext, index: int, channels: int) -> np.ndarray:
     values = context.floats(index)
     assert values is not None
     return np.repeat(values.reshape(-1), channels // values.size).astype(np.float64)
@@ -136,7 +134,7 @@ def group_norm(context: NodeContext) -> Pending:
     """Return the device's GroupNorm."""
     (tensor, quant), layout = image_operand(context), spatial(context.shape())
     channels = context.shape()[1]
-    weight, bias = (_constant(context, index, channels) for index in (1, 2))
+    weight, bias = (_per_channel(context, index, channels) for index in (1, 2))
     op = GroupNorm(
         context.node.name,
         tensor.view(),
@@ -145,7 +143,7 @@ def group_norm(context: NodeContext) -> Pending:
         bias,
         float(context.node.attributes.get("epsilon", _EPSILON)) / quant.scale**2,
         x_zero=quant.zero,
-        group=_group(context),
+        group=_group_size(context),
     )
     return Pending((op,), layout, (tensor,), (context.node.index,))
 
@@ -273,7 +271,7 @@ def response_length(context: NodeContext) -> str | None:
 
 def response_power(context: NodeContext) -> str | None:
     """LRN must have a beta from 0 to 1, a bias above 0 and an alpha of at least 0."""
-    alpha, beta, bias = _constants(context)
+    alpha, beta, bias = _alpha_beta_bias(context)
     supported = 0 <= beta <= 1 and bias > 0 and alpha >= 0 and math.isfinite(alpha + bias)
     return None if supported else f"beta is {beta:g}, bias {bias:g}, alpha {alpha:g}"
 
@@ -290,8 +288,7 @@ def response_tables(context: NodeContext) -> str | None:
     return None if count >= table_count(_ratio(context)) else f"there are {count}"
 
 
-def _constants(context: NodeContext) -> tuple[float, float, float]:
-    """Return alpha, beta and bias."""
+def _alpha_beta_bias(context: NodeContext) -> tuple[float, float, float]:
     named = context.node.attributes
     return float(named.get("alpha", 1e-4)), float(named.get("beta", 0.75)), float(named.get("bias", 1.0))
 
@@ -312,7 +309,7 @@ def _square_bound(context: NodeContext) -> tuple[int, int]:
 
 def _ratio(context: NodeContext) -> float:
     """Return the largest addend to the bias, as a multiple of the bias."""
-    (square, count), (alpha, _, bias) = _square_bound(context), _constants(context)
+    (square, count), (alpha, _, bias) = _square_bound(context), _alpha_beta_bias(context)
     return alpha / _size(context) * square * count * activation(context).quant.scale ** 2 / bias
 
 
@@ -320,7 +317,7 @@ def response(context: NodeContext) -> Pending:
     """Return squares, their sums, and the device's RowResponse."""
     rows, quant, name = _channel_rows(context), activation(context).quant, context.node.name
     assert rows is not None
-    (square, count), (_, beta, bias) = _square_bound(context), _constants(context)
+    (square, count), (_, beta, bias) = _square_bound(context), _alpha_beta_bias(context)
     shape = rows.layout.nhwc
     src, sums = rows.tensor.view(), wide_buffer("sums", shape)
     op = RowResponse(
@@ -337,7 +334,7 @@ def response(context: NodeContext) -> Pending:
 
     def join(to: Quant, value: str, bounds: tuple[int, int]) -> tuple[DeviceOp, ...]:
         squares, sums = (wide_buffer(f"{value}/{part}", shape) for part in ("squares", "sums"))
-        zero = LIMITS[0]
+        zero = LIMITS[0]  # squares are not negative: the whole 16-bit range is theirs
         return (
             WideElements(
                 name=f"{name}/squares", a=src, b=src, dst=squares, kind="product", a_zero=quant.zero, b_zero=quant.zero,

@@ -42,7 +42,7 @@ from weft.compiler.onnx.reorder import to_layout
 from weft.compiler.onnx.row_forms import repeats, rows_of
 
 
-def _two(context: NodeContext) -> bool:
+def _both_activations(context: NodeContext) -> bool:
     return all(isinstance(symbol, Activation) for symbol in pair_operands(context))
 
 
@@ -50,7 +50,7 @@ def addable(context: NodeContext) -> str | None:
     """Add needs two int8 or uint8 activations, one of which may broadcast, or a device value and one constant per
     channel.
     """
-    if _two(context):
+    if _both_activations(context):
         pair = operands(context)
         return pair if isinstance(pair, str) else None
     return channel_operands(context)
@@ -58,7 +58,7 @@ def addable(context: NodeContext) -> str | None:
 
 def in_order(context: NodeContext) -> str | None:
     """The device value must have its elements in the device's order."""
-    return None if _two(context) else same_order(context)
+    return None if _both_activations(context) else same_order(context)
 
 
 def subtractable(context: NodeContext) -> str | None:
@@ -163,14 +163,14 @@ def _row_pair(context: NodeContext, at: int) -> _Pair | None:
 
 def power_base(context: NodeContext) -> str | None:
     """The base of Pow must not be negative for any integer: its zero point must be the least integer."""
-    base, _ = _power(context)
+    base, _ = _base_and_exponent(context)
     zero = base.zero + 128 * base.unsigned
     return None if base.zero == -128 else f"the zero point of {context.node.inputs[0]!r} is {zero}"
 
 
 def power_range(context: NodeContext) -> str | None:
     """Exponents of Pow, times logarithms of the base, must be at most 100."""
-    base, exponent = _power(context)
+    base, exponent = _base_and_exponent(context)
     levels = math.log(base.scale), math.log(255 * base.scale)
     steps = max(abs(-128 - exponent.zero), 127 - exponent.zero)
     most = steps * exponent.scale * max(map(abs, levels))
@@ -183,8 +183,7 @@ def power_tables(context: NodeContext) -> str | None:
     return None if count >= POWER_TABLES else f"there are {count}"
 
 
-def _power(context: NodeContext) -> tuple[Quant, Quant]:
-    """Return the parameters of base and exponent."""
+def _base_and_exponent(context: NodeContext) -> tuple[Quant, Quant]:
     pair = _pair(context)
     assert not isinstance(pair, str)
     return pair.input_quants

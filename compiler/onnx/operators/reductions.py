@@ -159,7 +159,6 @@ def _moves(context: NodeContext, number: RowNumber) -> bool:
 
 
 def _scalar(context: NodeContext, index: int) -> float | None:
-    """Return an input that is one finite constant, else None."""
     name = context.node.input(index)
     floats = context.floats(index)
     if floats is None and name in context.model.constants:

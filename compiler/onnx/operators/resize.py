@@ -152,7 +152,6 @@ def resize(context: NodeContext) -> Symbol:
 
 
 def _piece(y: Line, x: Line, source: View, target: View, quant: Quant) -> DeviceOp:
-    """Return the operator for the results on lines `y` and `x`."""
     n, _, _, c = source.shape
     target_steps = (
         y.run.target_step if y.run.length > 1 else 1,

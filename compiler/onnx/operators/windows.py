@@ -230,7 +230,7 @@ def pad_value(context: NodeContext) -> str | None:
     """The fill value of Pad must be constant, and a value of its input, or be quantised next with the input's
     parameters.
     """
-    value = _value(context)
+    value = _fill_value(context)
     if value is None:
         return f"input {context.node.input(2)!r} is not"
     symbol = context.symbol(0)
@@ -239,6 +239,7 @@ def pad_value(context: NodeContext) -> str | None:
     if math.isnan(value):
         return "it is NaN"
     quant, model = symbol.quant, context.model
+    # A fill value that the scale cannot represent is still exact if only quantised values are read.
     exact = np.float32((quant.level(value) - quant.zero) * quant.scale) == np.float32(value)
     users = model.users(context.node.outputs[0])
     next_parameters = [parameters(model, node, model.dtypes[node.outputs[0]]) if node.op == "QuantizeLinear" else None
@@ -270,8 +271,7 @@ def pad(context: NodeContext) -> Results:
     return results(context, [Movement(arrangement.tensor, ops, arrangement.layout)])
 
 
-def _value(context: NodeContext) -> float | None:
-    """Return the fill value; None if it is not constant."""
+def _fill_value(context: NodeContext) -> float | None:
     if "value" in context.node.attributes:
         return float(context.node.attributes["value"])
     if not context.node.input(2):
@@ -282,9 +282,8 @@ def _value(context: NodeContext) -> float | None:
     return None if constant is None else float(constant.reshape(-1)[0])
 
 
-def _fill(context: NodeContext) -> int:
-    """Return the fill value as a byte on the device."""
-    symbol, value = context.symbol(0), _value(context)
+def _fill_byte(context: NodeContext) -> int:
+    symbol, value = context.symbol(0), _fill_value(context)
     assert value is not None
     if isinstance(symbol, Activation):
         return symbol.quant.level(value)
@@ -309,7 +308,7 @@ def _outside(context: NodeContext) -> tuple[bool, bool]:
 
 
 def _operators(context: NodeContext) -> list[DeviceOp] | None:
-    arrangement, fill = _arrangement(context), _fill(context)
+    arrangement, fill = _arrangement(context), _fill_byte(context)
     _, rows, columns, channels = arrangement.indices
     if not _outside(context)[0]:
         return copy_ops(arrangement, context.node.name, fill)

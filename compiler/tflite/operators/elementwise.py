@@ -1,4 +1,4 @@
-"""Operators of elements one by one, of one input or of two that are broadcast; and softmax."""
+"""TFLite operators on single elements, with one input or several that broadcast, and softmax."""
 
 from __future__ import annotations
 
@@ -58,18 +58,19 @@ def square(context: Context) -> None:
 
 
 def operands(context: Context, first: int = 0) -> tuple[list[str], Order]:
-    """The inputs from `first` on, to be broadcast, and the order of axes of what is made of them."""
+    """Return the inputs from `first` on, ready to broadcast, and the order of axes of the result."""
     rank = context.output().rank
     places = range(first, len(context.operator.inputs))
     order = context.order(*places) if rank == 4 else Order.FILE
     if rank == 4 and _by_channel(context):
         order = Order.CHANNELS_FIRST
-    return [context.aligned(index, rank, order) for index in places], order
+    return [context.align(index, rank, order) for index in places], order
 
 
 def _by_channel(context: Context) -> bool:
-    """Whether constants have a value for each channel of an image that is an input of the model: the device wants them
-    second. Elsewhere axes may be those of anything, such as scores and their mask.
+    """Return whether constants have one value per channel of an image that is a model input, or are PRelu slopes.
+
+    The device needs channels on axis 1 then. Elsewhere axes may have any meaning, as in scores with a mask.
     """
     constants = [tensor for tensor in context.inputs if tensor.data is not None]
     images = all(
@@ -81,7 +82,7 @@ def _by_channel(context: Context) -> bool:
 
 def binary(context: Context, operator: str) -> None:
     values, order = operands(context)
-    context.finish(context.activated(context.emit(operator, *values)), order)
+    context.finish(context.activate(context.emit(operator, *values)), order)
 
 
 def squared_difference(context: Context) -> None:
@@ -92,21 +93,21 @@ def squared_difference(context: Context) -> None:
 
 def compare(context: Context, operator: str) -> None:
     values, order = operands(context)
-    context.put(operator, *values, order=order)
+    context.emit_result(operator, *values, order=order)
 
 
 def differ(context: Context) -> None:
     values, order = operands(context)
-    context.put("Not", context.emit("Equal", *values, suffix="equal"), order=order)
+    context.emit_result("Not", context.emit("Equal", *values, suffix="equal"), order=order)
 
 
 def negate(context: Context) -> None:
     order = context.order(0)
-    context.put("Not", context.stored(0, order), order=order)
+    context.emit_result("Not", context.raw(0, order), order=order)
 
 
 def select(context: Context) -> None:
-    """The second input where the first is true, else the third. A condition of rank 1 may be for the first axis."""
+    """Convert to Where. A condition of rank 1 may be for the first axis."""
     first, output = context.tensor(0), context.output()
     if context.operator.name == "SELECT" and first.shape not in ((), output.shape):
         raise context.refuse("has a condition of another shape than its result, which weft does not read")
@@ -115,7 +116,7 @@ def select(context: Context) -> None:
 
 
 def softmax(context: Context, operator: str) -> None:
-    """Over the last axis of the file, the second of images with channels first."""
+    """Convert to a softmax over the file's last axis: axis 1 of images with channels first."""
     order = context.order(0)
     axis = 1 if order is Order.CHANNELS_FIRST else context.tensor().rank - 1
     if not context.tensor().rank:
@@ -123,27 +124,27 @@ def softmax(context: Context, operator: str) -> None:
     beta = float(context.option("Beta", 1.0)) if operator == "Softmax" else 1.0
     if not math.isfinite(beta) or beta <= 0:
         raise context.refuse(f"has beta {beta:g}; it must be finite and above 0")
-    context.finish(context.emit(operator, _scaled(context, order, beta), axis=axis), order)
+    context.finish(context.emit(operator, _scale_input(context, order, beta), axis=axis), order)
 
 
-def _scaled(context: Context, order: Order, factor: float) -> str:
-    """The first input times a factor: that of its scale, if it has one."""
+def _scale_input(context: Context, order: Order, factor: float) -> str:
+    """Return the first input times a factor, which changes its scale if it has one."""
     tensor = context.tensor()
     value = context.real(0, order)
     quantisation = tensor.quantisation
     if factor == 1.0:
         return value
-    if quantisation is None or not quantisation.whole:
+    if quantisation is None or not quantisation.per_tensor:
         return context.emit("Mul", value, context.array(factor, "float32"), suffix="scale")
-    other = dataclasses.replace(
+    scaled = dataclasses.replace(
         quantisation, scales=quantisation.scales * type(quantisation.scales[0])(factor)
     )
-    parameters = context.builder.parameters(other, tensor, context.name)
-    return context.emit("DequantizeLinear", context.stored(0, order), *parameters, suffix="dequantise")
+    parameters = context.builder.parameters(scaled, tensor, context.name)
+    return context.emit("DequantizeLinear", context.raw(0, order), *parameters, suffix="dequantise")
 
 
 def prelu(context: Context) -> None:
-    """A slope for negative elements, which is broadcast."""
+    """Convert to PRelu, whose slope broadcasts."""
     values, order = operands(context)
     context.finish(context.emit("PRelu", *values), order)
 
@@ -151,8 +152,8 @@ def prelu(context: Context) -> None:
 OPERATORS = (
     Record(("ADD_N",), (1, None), "Sum", functools.partial(binary, operator="Sum")),
     *(
-        Record((name,), (1, 1), made, functools.partial(unary, operator=made))
-        for name, made in _UNARY.items()
+        Record((name,), (1, 1), onnx_operator, functools.partial(unary, operator=onnx_operator))
+        for name, onnx_operator in _UNARY.items()
     ),
     *(
         Record((name,), (1, 1), "Clip", functools.partial(clip, low=low, high=high))
@@ -164,13 +165,13 @@ OPERATORS = (
     Record(("SQUARE",), (1, 1), "Mul", square),
     Record(("PRELU",), (2, 2), "PRelu", prelu),
     *(
-        Record((name,), (2, 2), made, functools.partial(binary, operator=made))
-        for name, made in _BINARY.items()
+        Record((name,), (2, 2), onnx_operator, functools.partial(binary, operator=onnx_operator))
+        for name, onnx_operator in _BINARY.items()
     ),
     Record(("SQUARED_DIFFERENCE",), (2, 2), "Sub, Mul", squared_difference),
     *(
-        Record((name,), (2, 2), made, functools.partial(compare, operator=made))
-        for name, made in _COMPARISONS.items()
+        Record((name,), (2, 2), onnx_operator, functools.partial(compare, operator=onnx_operator))
+        for name, onnx_operator in _COMPARISONS.items()
     ),
     Record(("NOT_EQUAL",), (2, 2), "Equal, Not", differ),
     Record(("LOGICAL_NOT",), (1, 1), "Not", negate),

@@ -1,4 +1,4 @@
-"""Operators that move elements."""
+"""TFLite operators that move elements."""
 
 from __future__ import annotations
 
@@ -12,90 +12,92 @@ import numpy as np
 from weft.compiler.tflite.builder import FIRST, Order
 from weft.compiler.tflite.context import Context, nchw
 from weft.compiler.tflite.record import Record
-from weft.compiler.tflite.slices import sliced, slices_of
+from weft.compiler.tflite.slices import slice_input, slices_of
 
 INDICES = 1 << 20
-"""Most elements of a dimension that are listed."""
+"""Largest size of a dimension whose elements are listed by index."""
 
 
-def ordered(values: Sequence[int], order: Order) -> list[int]:
-    """Numbers of the file's axes in the order of a value's axes."""
+def in_order(values: Sequence[int], order: Order) -> list[int]:
+    """Return numbers per axis of the file in the order of a value's axes."""
     return [values[axis] for axis in FIRST] if order is Order.CHANNELS_FIRST else list(values)
 
 
 def place(axis: int, order: Order) -> int:
-    """Where an axis of the file is in a value."""
+    """Return the position of an axis of the file in a value."""
     return nchw(axis) if order is Order.CHANNELS_FIRST else axis
 
 
 def reshape(context: Context) -> None:
-    """Another shape for the same elements, which the file tells."""
+    """Convert to Reshape."""
     before, after = math.prod(context.tensor().shape), math.prod(context.output().shape)
     if before != after:
-        raise context.refuse(f"makes {after:,} elements of {before:,}")
+        raise context.refuse(f"reshapes {before:,} elements to {after:,}")
     context.move("Reshape", 0, context.array(context.output().shape))
 
 
 def transpose(context: Context) -> None:
-    """The axes in another order; for images, between two orders with channels first."""
+    """Convert to Transpose; images stay between two orders with channels first."""
     rank = context.tensor().rank
     perm = [int(axis) for axis in context.axes(1, "axis", rank)]
     if sorted(perm) != list(range(rank)):
         raise context.refuse(f"has axes {perm}; it must have each of {rank} once")
-    if context.alike(context.tensor()):
-        return context.builder.transpose_to(context.stored(), perm, context.output(), context.name)
-    return context.finish(context.builder.transposed(context.real(), perm, context.name))
+    if context.same_encoding(context.tensor()):
+        return context.builder.transpose_to(context.raw(), perm, context.output(), context.name)
+    return context.finish(context.builder.transpose(context.real(), perm, context.name))
 
 
 def concatenate(context: Context) -> None:
-    """Inputs behind each other, as bytes if they all have the result's scale."""
+    """Convert to Concat, in stored form if all inputs have the result's scale."""
     rank, order = context.output().rank, context.order()
     axis = place(context.axis(int(context.option("Axis")), "axis", rank), order)
     for tensor in context.inputs:
         if tensor.rank != rank:
             raise context.refuse(f"joins {tensor.label} of {tensor.rank} dimensions to one of {rank}")
     places = range(len(context.operator.inputs))
-    if context.alike(*context.inputs) and not context.option("FusedActivationFunction"):
-        return context.put(
-            "Concat", *(context.stored(index, order) for index in places), order=order, axis=axis
+    if context.same_encoding(*context.inputs) and not context.option("FusedActivationFunction"):
+        return context.emit_result(
+            "Concat", *(context.raw(index, order) for index in places), order=order, axis=axis
         )
     value = context.emit("Concat", *(context.real(index, order) for index in places), axis=axis)
-    return context.finish(context.activated(value), order)
+    return context.finish(context.activate(value), order)
 
 
 def pack(context: Context) -> None:
-    """Inputs behind each other along a new axis."""
+    """Convert to Concat along a new axis."""
     output = context.output()
     axis = context.axis(int(context.option("Axis")), "axis", output.rank)
     shape = [1 if other == axis else size for other, size in enumerate(output.shape)]
-    alike = context.alike(*context.inputs)
+    same = context.same_encoding(*context.inputs)
     values = []
     for index, tensor in enumerate(context.inputs):
         if math.prod(tensor.shape) != math.prod(shape):
-            raise context.refuse(f"makes {output.label} of {tensor.label}, which has another shape")
-        values.append(context.reshaped(context.stored(index) if alike else context.real(index), shape))
-    if alike:
-        return context.put("Concat", *values, axis=axis)
+            raise context.refuse(f"packs {tensor.label}, whose shape does not fit {output.label}")
+        values.append(context.reshape(context.raw(index) if same else context.real(index), shape))
+    if same:
+        return context.emit_result("Concat", *values, axis=axis)
     return context.finish(context.emit("Concat", *values, axis=axis))
 
 
 def unpack(context: Context) -> None:
-    """The elements along an axis as results of their own."""
+    """Convert to Split; each element along an axis becomes a result."""
     rank = context.tensor().rank
     axis = context.axis(int(context.option("Axis")), "axis", rank)
-    alike = _alike(context, 0)
-    value = context.stored() if alike else context.real()
-    for index, part in enumerate(context.parts(value, _sizes(context, context.tensor().shape[axis]), axis)):
-        (context.store_reshaped if alike else context.finish_reshaped)(part, index=index)
+    same = _all_same_encoding(context, 0)
+    value = context.raw() if same else context.real()
+    for index, part in enumerate(
+        context.parts(value, _equal_parts(context, context.tensor().shape[axis]), axis)
+    ):
+        (context.store_reshaped if same else context.finish_reshaped)(part, index=index)
 
 
 def split(context: Context) -> None:
-    """Equal parts along an axis, which is the first input."""
+    """Convert SPLIT, whose first input is the axis, to equal parts."""
     _split(context, 1, 0, None)
 
 
 def split_sizes(context: Context) -> None:
-    """Parts of given sizes along an axis, of which one may be what is left."""
+    """Convert SPLIT_V to parts of given sizes, one of which may be the remainder."""
     sizes = [int(size) for size in context.numbers(1, "sizes")]
     if len(sizes) != len(context.operator.outputs):
         raise context.refuse(f"has {len(sizes)} sizes for {len(context.operator.outputs)} results")
@@ -104,80 +106,80 @@ def split_sizes(context: Context) -> None:
 
 def _split(context: Context, data: int, axes: int, shapes: list[tuple[int, ...]] | None) -> None:
     tensor, order = context.tensor(data), context.order(data)
-    given = context.numbers(axes, "the axis")
-    if given.size != 1:
-        raise context.refuse(f"has {given.size} axes; it takes one")
-    axis = context.axis(int(given[0]), "axis", tensor.rank)
+    axis_values = context.numbers(axes, "the axis")
+    if axis_values.size != 1:
+        raise context.refuse(f"has {axis_values.size} axes; it takes one")
+    axis = context.axis(int(axis_values[0]), "axis", tensor.rank)
     for index in range(len(context.operator.outputs)):
         if context.output(index).rank != tensor.rank:
             raise context.refuse(
                 f"makes {context.output(index).label} of another number of dimensions than its input"
             )
-    sizes = _sizes(context, tensor.shape[axis]) if shapes is None else [shape[axis] for shape in shapes]
-    if _alike(context, data):
+    sizes = _equal_parts(context, tensor.shape[axis]) if shapes is None else [shape[axis] for shape in shapes]
+    if _all_same_encoding(context, data):
         parts = context.array(sizes)
-        return context.put_all(
-            "Split", context.stored(data, order), parts, order=order, axis=place(axis, order)
+        return context.emit_results(
+            "Split", context.raw(data, order), parts, order=order, axis=place(axis, order)
         )
     for index, value in enumerate(context.parts(context.real(data, order), sizes, place(axis, order))):
         context.finish(value, order, index)
 
 
-def _alike(context: Context, data: int) -> bool:
-    """Whether bytes of an input mean the same in all results."""
+def _all_same_encoding(context: Context, data: int) -> bool:
+    """Return whether an input's stored values have the type and scale of all results."""
     count = len(context.operator.outputs)
-    return context.alike(context.tensor(data)) and all(context.same_kind(index) for index in range(count))
+    return context.same_encoding(context.tensor(data)) and all(
+        context.result_has_same_encoding(index) for index in range(count)
+    )
 
 
-def _sizes(context: Context, whole: int) -> list[int]:
-    """Equal parts of an axis."""
+def _equal_parts(context: Context, size: int) -> list[int]:
     count = len(context.operator.outputs)
-    if not count or whole % count:
-        raise context.refuse(f"makes {count} parts of {whole} elements")
-    return [whole // count] * count
+    if not count or size % count:
+        raise context.refuse(f"makes {count} parts of {size} elements")
+    return [size // count] * count
 
 
 def pad(context: Context) -> None:
-    """A constant around the elements: what stands for 0, or what PADV2 is given."""
+    """Convert to Pad with the value for 0, or with PADV2's third input."""
     tensor, order = context.tensor(), context.order(0)
     pads = _pads(context)
-    before, behind = (ordered([pair[at] for pair in pads], order) for at in range(2))
-    places = context.array((*before, *behind))
-    alike = context.alike(tensor)
+    before, after = (in_order([pair[at] for pair in pads], order) for at in range(2))
+    places = context.array((*before, *after))
+    same = context.same_encoding(tensor)
     if context.has(2):
         fill = context.tensor(2)
         if math.prod(fill.shape) != 1:
             raise context.refuse(
                 f"fills with {fill.label}, which has {math.prod(fill.shape)} elements; it must have one"
             )
-        alike = alike and context.alike(fill)
-        value = context.reshaped(context.stored(2) if alike else context.real(2), ())
-    elif alike:
+        same = same and context.same_encoding(fill)
+        value = context.reshape(context.raw(2) if same else context.real(2), ())
+    elif same:
         zero = 0 if tensor.quantisation is None else int(tensor.quantisation.zeros[0])
         value = context.array(zero, tensor.dtype)
     else:
         value = context.array(0.0, "float32")
-    if alike:
-        return context.put("Pad", context.stored(0, order), places, value, order=order, mode="constant")
+    if same:
+        return context.emit_result("Pad", context.raw(0, order), places, value, order=order, mode="constant")
     return context.finish(context.emit("Pad", context.real(0, order), places, value, mode="constant"), order)
 
 
 def _pads(context: Context) -> list[tuple[int, int]]:
-    """Elements in front of and behind each axis."""
-    rank, given = context.tensor().rank, context.numbers(1, "pads")
-    if given.size != 2 * rank or given.min(initial=0) < 0:
-        raise context.refuse(f"has pads {given.tolist()[:16]}; it takes {2 * rank} numbers, none below 0")
-    pads = [(int(before), int(behind)) for before, behind in given.reshape(rank, 2)]
-    made = tuple(size + sum(pair) for size, pair in zip(context.tensor().shape, pads, strict=True))
-    if made != context.output().shape:
+    rank, pads_value = context.tensor().rank, context.numbers(1, "pads")
+    if pads_value.size != 2 * rank or pads_value.min(initial=0) < 0:
         raise context.refuse(
-            f"has pads {given.tolist()[:16]}, with which results have another shape than the file says"
+            f"has pads {pads_value.tolist()[:16]}; it takes {2 * rank} numbers, none below 0"
         )
+    pads = [(int(before), int(after)) for before, after in pads_value.reshape(rank, 2)]
+    result_shape = tuple(size + sum(pair) for size, pair in zip(context.tensor().shape, pads, strict=True))
+    if result_shape != context.output().shape:
+        raise context.refuse(f"has pads {pads_value.tolist()[:16]}, which give another shape than the file's")
     return pads
 
 
 def mirror(context: Context) -> None:
-    """The elements mirrored around them: with the outermost ones twice (SYMMETRIC) or not (REFLECT)."""
+    """Convert MIRROR_PAD: SYMMETRIC repeats the outermost elements, REFLECT does not."""
     tensor, order = context.tensor(), context.order(0)
     pads, mode = _pads(context), int(context.option("Mode"))
     if mode not in (0, 1):
@@ -186,18 +188,18 @@ def mirror(context: Context) -> None:
         if max(pair) > size - (mode == 0):
             raise context.refuse(f"has pads {pair} around {size} elements, which are too few to mirror")
     if mode == 0:
-        before, behind = (ordered([pair[at] for pair in pads], order) for at in range(2))
-        return context.move("Pad", 0, context.array((*before, *behind)), order=order, mode="reflect")
-    wanted = {
+        before, after = (in_order([pair[at] for pair in pads], order) for at in range(2))
+        return context.move("Pad", 0, context.array((*before, *after)), order=order, mode="reflect")
+    selected = {
         axis: np.pad(np.arange(_few(context, size)), pair, mode="symmetric")
         for axis, (size, pair) in enumerate(zip(tensor.shape, pads, strict=True))
         if any(pair)
     }
-    return _gathered(context, wanted, order)
+    return _gather_axes(context, selected, order)
 
 
 def _few(context: Context, size: int) -> int:
-    """A size of which there may be a list of indices."""
+    """Return a size whose indices may be listed; raise an error for larger sizes."""
     if size > INDICES:
         raise context.refuse(
             f"takes {size:,} elements of a dimension one by one; weft takes up to {INDICES:,} there"
@@ -205,69 +207,69 @@ def _few(context: Context, size: int) -> int:
     return size
 
 
-def _gathered(context: Context, wanted: dict[int, np.ndarray], order: Order) -> None:
-    """The elements of the first input at given places along some axes of the file."""
-    alike = context.alike(context.tensor())
-    value = context.stored(0, order) if alike else context.real(0, order)
-    for axis, indices in wanted.items():
+def _gather_axes(context: Context, selected: dict[int, np.ndarray], order: Order) -> None:
+    """Write the elements of the first input at given positions along some of the file's axes."""
+    same = context.same_encoding(context.tensor())
+    value = context.raw(0, order) if same else context.real(0, order)
+    for axis, indices in selected.items():
         value = context.emit("Gather", value, context.array(indices), axis=place(axis, order))
-    (context.store if alike else context.finish)(value, order)
+    (context.store if same else context.finish)(value, order)
 
 
 def slice_sizes(context: Context) -> None:
-    """SLICE: from places on, as many elements as the result has."""
+    """Convert SLICE, which takes as many elements as the result has."""
     tensor, output = context.tensor(), context.output()
     begin = [int(value) for value in context.numbers(1, "the places where it begins")]
     if len(begin) != tensor.rank or output.rank != tensor.rank:
         raise context.refuse(f"begins at {begin[:16]} in {tensor.rank} dimensions")
-    sliced(context, [(start, start + size, 1) for start, size in zip(begin, output.shape, strict=True)])
+    slice_input(context, [(start, start + size, 1) for start, size in zip(begin, output.shape, strict=True)])
 
 
 def slice_strides(context: Context) -> None:
-    """STRIDED_SLICE, with its masks."""
-    sliced(context, slices_of(context))
+    """Convert STRIDED_SLICE with its masks."""
+    slice_input(context, slices_of(context))
 
 
 def gather(context: Context) -> None:
-    """Elements along an axis by indices."""
+    """Convert to Gather along an axis."""
     tensor, indices = context.tensor(0), context.tensor(1)
     if context.option("BatchDims"):
         raise context.refuse("has batch dimensions, which weft does not read")
     axis = context.axis(int(context.option("Axis")), "axis", tensor.rank)
     order = context.order(0) if indices.rank == 1 else Order.FILE
-    context.move("Gather", 0, context.stored(1), order=order, axis=place(axis, order))
+    context.move("Gather", 0, context.raw(1), order=order, axis=place(axis, order))
 
 
 def embedding(context: Context) -> None:
-    """Rows of the second input by indices."""
-    context.move("Gather", 1, context.stored(0), axis=0)
+    """Convert EMBEDDING_LOOKUP: rows of the second input by indices."""
+    context.move("Gather", 1, context.raw(0), axis=0)
 
 
 def tile(context: Context) -> None:
-    """The elements several times along each axis."""
-    order, given = context.order(0), [int(value) for value in context.numbers(1, "repetitions")]
-    if len(given) != context.tensor().rank:
-        raise context.refuse(f"has {len(given)} repetitions for {context.tensor().rank} dimensions")
-    context.move("Tile", 0, context.array(ordered(given, order)), order=order)
+    """Convert to Tile."""
+    order, repetitions = context.order(0), [int(value) for value in context.numbers(1, "repetitions")]
+    if len(repetitions) != context.tensor().rank:
+        raise context.refuse(f"has {len(repetitions)} repetitions for {context.tensor().rank} dimensions")
+    context.move("Tile", 0, context.array(in_order(repetitions, order)), order=order)
 
 
 def expand(context: Context) -> None:
-    """The elements repeated to the shape of the result."""
+    """Convert BROADCAST_TO to Expand."""
     context.move("Expand", 0, context.array(context.output().shape))
 
 
 def reverse(context: Context) -> None:
-    """Some axes backwards."""
+    """Convert REVERSE_V2 to a Slice with negative steps."""
     tensor = context.tensor()
     axes = set(context.axes(1, "axis", tensor.rank))
     ends = [
         (size - 1, -size - 1, -1) if axis in axes else (0, size, 1) for axis, size in enumerate(tensor.shape)
     ]
-    sliced(context, ends)
+    slice_input(context, ends)
 
 
 def blocks(context: Context, operator: str) -> None:
-    """Blocks of rows and columns to channels, or back."""
+    """Convert to SpaceToDepth or DepthToSpace."""
     context.image()
     (size,) = context.positive("BlockSize")
     mode: dict[str, Any] = {"mode": "DCR"} if operator == "DepthToSpace" else {}
@@ -275,19 +277,19 @@ def blocks(context: Context, operator: str) -> None:
 
 
 def resize_nearest(context: Context) -> None:
-    """Rows and columns repeated or left out: a Resize by whole factors, else the very elements that TFLite takes."""
+    """Convert to Resize for whole factors, else to Gather of the elements that TFLite takes."""
     tensor, output = context.image(), context.output()
     if output.rank != 4:
         raise context.refuse(f"makes {output.label} of {output.rank} dimensions; it must have 4")
     places = [_nearest(context, tensor.shape[axis], output.shape[axis]) for axis in (1, 2)]
-    whole = all(
-        many % size == 0 and np.array_equal(found, np.arange(many) // (many // size))
-        for found, size, many in zip(places, tensor.shape[1:3], output.shape[1:3], strict=True)
+    regular = all(
+        count % size == 0 and np.array_equal(indices, np.arange(count) // (count // size))
+        for indices, size, count in zip(places, tensor.shape[1:3], output.shape[1:3], strict=True)
     )
     order = Order.CHANNELS_FIRST
-    if not whole:
-        return _gathered(context, dict(zip((1, 2), places, strict=True)), order)
-    sizes = context.array(ordered((*tensor.shape[:1], *output.shape[1:3], tensor.shape[3]), order))
+    if not regular:
+        return _gather_axes(context, dict(zip((1, 2), places, strict=True)), order)
+    sizes = context.array(in_order((*tensor.shape[:1], *output.shape[1:3], tensor.shape[3]), order))
     modes: dict[str, Any] = {
         "mode": "nearest",
         "coordinate_transformation_mode": "asymmetric",
@@ -296,29 +298,29 @@ def resize_nearest(context: Context) -> None:
     return context.move("Resize", 0, "", "", sizes, order=order, **modes)
 
 
-def _nearest(context: Context, size: int, many: int) -> np.ndarray:
-    """The elements of `size` that `many` places take, in TFLite's float32."""
-    if size < 1 or many < 1:
-        raise context.refuse(f"makes {many} rows or columns of {size}")
-    _few(context, many)
+def _nearest(context: Context, size: int, count: int) -> np.ndarray:
+    """Return the `count` indices below `size` that TFLite computes in float32."""
+    if size < 1 or count < 1:
+        raise context.refuse(f"makes {count} rows or columns of {size}")
+    _few(context, count)
     corners, half = bool(context.option("AlignCorners")), bool(context.option("HalfPixelCenters"))
     scale = (
-        np.float32(size - 1) / np.float32(many - 1)
-        if corners and many > 1
-        else np.float32(size) / np.float32(many)
+        np.float32(size - 1) / np.float32(count - 1)
+        if corners and count > 1
+        else np.float32(size) / np.float32(count)
     )
-    exact = (np.arange(many, dtype=np.float32) + np.float32(0.5 * half)) * scale
-    found = np.floor(exact + np.float32(0.5)) if corners else np.floor(exact)
-    return np.clip(found.astype(np.int64), 0, size - 1)
+    exact = (np.arange(count, dtype=np.float32) + np.float32(0.5 * half)) * scale
+    indices = np.floor(exact + np.float32(0.5)) if corners else np.floor(exact)
+    return np.clip(indices.astype(np.int64), 0, size - 1)
 
 
 def resize_linear(context: Context) -> None:
-    """Rows and columns between those that are there."""
+    """Convert RESIZE_BILINEAR to Resize."""
     tensor, output = context.image(), context.output()
     if output.rank != 4:
         raise context.refuse(f"makes {output.label} of {output.rank} dimensions; it must have 4")
     sizes = context.array(
-        ordered((*tensor.shape[:1], *output.shape[1:3], tensor.shape[3]), Order.CHANNELS_FIRST)
+        in_order((*tensor.shape[:1], *output.shape[1:3], tensor.shape[3]), Order.CHANNELS_FIRST)
     )
     mode = "align_corners" if context.option("AlignCorners") else "asymmetric"
     mode = "half_pixel" if context.option("HalfPixelCenters") else mode

@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""TFLite's convolutions, matrix products, pools and reductions."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ def pads_of(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> tuple[int, ...]:
-    """Rows and columns in front, then behind: none if padding is VALID, else as many that there is a window for every
-    stride, an odd one behind.
+    """Return the padding before, then after, rows and columns.
+
+    VALID has none. SAME gives every stride a window; an odd element goes after.
     """
-    before, behind = [], []
+    before, after = [], []
     for size, window, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
         span = (window - 1) * dilation + 1
-        if span > size and not context.same:
+        if span > size and not context.pads_same:
             raise context.refuse(f"has a window over {span:,} rows or columns, of which there are {size:,}")
         reach = (-(-size // stride) - 1) * stride + span
-        pad = max(reach - size, 0) if context.same else 0
+        pad = max(reach - size, 0) if context.pads_same else 0
         before.append(pad // 2)
-        behind.append(pad - pad // 2)
-    return (*before, *behind)
+        after.append(pad - pad // 2)
+    return (*before, *after)
 
 
 _OUTPUTS_FIRST = (0, 3, 1, 2)
-"""From (outputs, H, W, inputs) to ONNX's weights."""
+"""Permutation from (outputs, H, W, inputs) to ONNX's weights."""
 _CHANNELS_LAST = (3, 0, 1, 2)
-"""The same of depthwise and of transposed convolutions."""
+"""Permutation to ONNX's weights for depthwise and transposed convolutions."""
 
 
 def weights(context: Context, index: int, perm: Sequence[int]) -> str:
-    """Weights as real numbers, with their axes in another order."""
+    """Return weights as real numbers, with permuted axes."""
     tensor = context.tensor(index)
-    stored = context.builder.transposed(context.stored(index), perm, context.name)
+    stored = context.builder.transpose(context.raw(index), perm, context.name)
     if tensor.quantisation is None:
         return stored if tensor.dtype.startswith("float") else context.real(index)
-    return context.builder.dequantised(stored, tensor, perm)
+    return context.builder.dequantise(stored, tensor, perm)
 
 
 def bias(context: Context, index: int, data: int, filters: int) -> tuple[str, ...]:
-    """The bias if there is one. Without a scale of its own it has that of the products."""
+    """Return the bias if there is one. Without a scale it has the scale of the products."""
     if not context.has(index):
         return ()
     tensor, a, b = (context.tensor(at) for at in (index, data, filters))
@@ -65,7 +66,7 @@ def bias(context: Context, index: int, data: int, filters: int) -> tuple[str, ..
 
 
 def conv(context: Context) -> None:
-    """CONV_2D, in groups if the filters have fewer channels than the image."""
+    """Convert CONV_2D, with groups if the filters have fewer channels than the image."""
     data, filters = context.image(0), context.image(1)
     channels, each = data.shape[3], filters.shape[3]
     if not each or channels % each:
@@ -74,7 +75,7 @@ def conv(context: Context) -> None:
 
 
 def depthwise(context: Context) -> None:
-    """DEPTHWISE_CONV_2D: as many groups as channels, each with `DepthMultiplier` results."""
+    """Convert DEPTHWISE_CONV_2D: one group per channel, with `DepthMultiplier` results each."""
     data, filters = context.image(0), context.image(1)
     channels = data.shape[3]
     if filters.shape[0] != 1 or not channels or filters.shape[3] % channels:
@@ -99,24 +100,29 @@ def _conv(context: Context, kernel: tuple[int, ...], groups: int, filters: str) 
         pads=pads_of(context, context.tensor(0).shape[1:3], kernel, strides, dilations),
         group=groups,
     )
-    context.finish(context.activated(value), Order.CHANNELS_FIRST)
+    context.finish(context.activate(value), Order.CHANNELS_FIRST)
 
 
-def transposed(context: Context) -> None:
-    """TRANSPOSE_CONV, whose padding is that of the convolution it goes backwards through."""
+def transpose_conv(context: Context) -> None:
+    """Convert TRANSPOSE_CONV, whose padding is that of the corresponding convolution."""
     filters, data, output = context.image(1), context.image(2), context.output()
     strides, kernel = context.positive("StrideH", "StrideW"), filters.shape[1:3]
     if output.rank != 4:
         raise context.refuse(f"makes {output.label} of {output.rank} dimensions; it must have 4")
-    before, behind, more = [], [], []
-    for stride, size, many, made in zip(strides, kernel, data.shape[1:3], output.shape[1:3], strict=True):
-        reach = (many - 1) * stride + size
-        pad = max(reach - made, 0) if context.same else 0
+    before, after, output_padding = [], [], []
+    for stride, size, count, result_size in zip(
+        strides, kernel, data.shape[1:3], output.shape[1:3], strict=True
+    ):
+        reach = (count - 1) * stride + size
+        pad = max(reach - result_size, 0) if context.pads_same else 0
         before.append(pad // 2)
-        behind.append(pad - pad // 2)
-        more.append(made - (reach - pad))
-        if not 0 <= more[-1] < stride:
-            raise context.refuse(f"makes {made} rows or columns of {many}, which a window of {size} does not")
+        after.append(pad - pad // 2)
+        output_padding.append(result_size - (reach - pad))
+        if not 0 <= output_padding[-1] < stride:
+            raise context.refuse(
+                f"has {result_size} rows or columns in its result, which {count} inputs and a window of {size} "
+                "cannot give"
+            )
     value = context.emit(
         "ConvTranspose",
         context.real(2, Order.CHANNELS_FIRST),
@@ -124,21 +130,21 @@ def transposed(context: Context) -> None:
         *bias(context, 3, 2, 1),
         kernel_shape=kernel,
         strides=strides,
-        pads=(*before, *behind),
-        output_padding=tuple(more),
+        pads=(*before, *after),
+        output_padding=tuple(output_padding),
     )
-    context.finish(context.activated(value), Order.CHANNELS_FIRST)
+    context.finish(context.activate(value), Order.CHANNELS_FIRST)
 
 
 CONVOLUTIONS_OPERATORS = (
     Record(("CONV_2D",), (2, 3), "Conv", conv),
     Record(("DEPTHWISE_CONV_2D",), (2, 3), "Conv", depthwise),
-    Record(("TRANSPOSE_CONV",), (3, 4), "ConvTranspose", transposed),
+    Record(("TRANSPOSE_CONV",), (3, 4), "ConvTranspose", transpose_conv),
 )
 
 
 def fully_connected(context: Context) -> None:
-    """Rows of as many elements as the weights take, times the weights' transpose."""
+    """Convert to Gemm of rows with the transposed weights."""
     data, matrix = context.tensor(0), context.tensor(1)
     if context.option("WeightsFormat"):
         raise context.refuse(
@@ -150,29 +156,28 @@ def fully_connected(context: Context) -> None:
     count = math.prod(data.shape)
     if not inputs or count % inputs:
         raise context.refuse(f"takes rows of {inputs} elements; {data.label} has {count:,}")
-    value = _rows(context, (count // inputs, inputs))
-    made = context.emit("Gemm", value, weights(context, 1, (0, 1)), *bias(context, 2, 0, 1), transB=1)
-    made = context.activated(made)
+    value = _as_matrix(context, (count // inputs, inputs))
+    result = context.emit("Gemm", value, weights(context, 1, (0, 1)), *bias(context, 2, 0, 1), transB=1)
+    result = context.activate(result)
     if context.output().shape == (count // inputs, outputs):
-        return context.finish(made)
-    return context.finish_reshaped(made)
+        return context.finish(result)
+    return context.finish_reshaped(result)
 
 
-def _rows(context: Context, shape: tuple[int, int]) -> str:
-    """The first input as a matrix."""
+def _as_matrix(context: Context, shape: tuple[int, int]) -> str:
     tensor = context.tensor()
     if tensor.shape == shape:
         return context.real()
-    value = context.reshaped(context.stored(), shape)
+    value = context.reshape(context.raw(), shape)
     if tensor.quantisation is None:
         return value if tensor.dtype.startswith("float") else context.real()
-    if not tensor.quantisation.whole:
+    if not tensor.quantisation.per_tensor:
         raise context.refuse(f"reads {tensor.label}, which has a scale for each element of a dimension")
-    return context.builder.dequantised(value, tensor, (0, 1))
+    return context.builder.dequantise(value, tensor, (0, 1))
 
 
 def batch_product(context: Context) -> None:
-    """Products of the last two axes of both inputs, either of which may be transposed."""
+    """Convert to MatMul; either input may be transposed."""
     values = []
     for index, name in enumerate(("AdjX", "AdjY")):
         tensor = context.tensor(index)
@@ -194,25 +199,25 @@ PRODUCTS_OPERATORS = (
 
 
 _SHORTEST = 1e-6
-"""The length that shorter rows count for."""
+"""Least length of a row, to avoid division by zero."""
 
 
 def pool(context: Context, operator: str) -> None:
-    """A pool with a window, of which padding is no part."""
+    """Convert to a pool without padding in its windows."""
     data = context.image()
     kernel, strides = context.positive("FilterHeight", "FilterWidth"), context.positive("StrideH", "StrideW")
     pads = pads_of(context, data.shape[1:3], kernel, strides, (1, 1))
     value = context.real(0, Order.CHANNELS_FIRST)
     value = context.emit(operator, value, kernel_shape=kernel, strides=strides, pads=pads)
-    context.finish(context.activated(value), Order.CHANNELS_FIRST)
+    context.finish(context.activate(value), Order.CHANNELS_FIRST)
 
 
 def reduce(context: Context, operator: str) -> None:
-    """A reduction of some axes, which may go or stay with one element."""
+    """Convert to a reduction; reduced axes may stay with one element."""
     rank, order = context.tensor().rank, context.order(0)
     axes = sorted(set(context.axes(1, "axis", rank)))
     if rank == 4 and axes == [1, 2]:
-        order = Order.CHANNELS_FIRST  # rows and columns of images, wherever these come from
+        order = Order.CHANNELS_FIRST  # axes 1 and 2 are rows and columns of images
     if order is Order.CHANNELS_FIRST:
         axes = sorted(map(nchw, axes))
     if not axes:
@@ -224,19 +229,19 @@ def reduce(context: Context, operator: str) -> None:
 
 
 def extreme(context: Context, operator: str) -> None:
-    """The place of the largest or smallest element along an axis: the first of several."""
+    """Convert to ArgMax or ArgMin; the first of equal elements counts."""
     rank, order = context.tensor().rank, context.order(0)
     places = context.numbers(1, "the axis")
     if places.size != 1:
         raise context.refuse(f"has {places.size} axes; it takes one")
     axis = context.axis(int(places[0]), "axis", rank)
     axis = nchw(axis) if order is Order.CHANNELS_FIRST else axis
-    value = context.emit(operator, context.stored(0, order), axis=axis, keepdims=1)
+    value = context.emit(operator, context.raw(0, order), axis=axis, keepdims=1)
     context.store_reshaped(context.cast(value), order)
 
 
 def normalise(context: Context) -> None:
-    """Rows divided by their length, along the last axis of the file."""
+    """Convert L2_NORMALIZATION: rows along the file's last axis divided by their length."""
     order, rank = context.order(0), context.tensor().rank
     if not rank:
         raise context.refuse("has an input without dimensions")
@@ -244,18 +249,18 @@ def normalise(context: Context) -> None:
     axis = context.array([1 if order is Order.CHANNELS_FIRST else rank - 1])
     length = context.emit("ReduceL2", value, axis, suffix="length", keepdims=1)
     length = context.emit("Max", length, context.array(_SHORTEST, "float32"), suffix="shortest")
-    context.finish(context.activated(context.emit("Div", value, length)), order)
+    context.finish(context.activate(context.emit("Div", value, length)), order)
 
 
 POOLS_OPERATORS = (
     Record(("L2_NORMALIZATION",), (1, 1), "ReduceL2, Max, Div", normalise),
     *(
-        Record((name,), (1, 1), made, functools.partial(pool, operator=made))
-        for name, made in (("AVERAGE_POOL_2D", "AveragePool"), ("MAX_POOL_2D", "MaxPool"))
+        Record((name,), (1, 1), onnx_operator, functools.partial(pool, operator=onnx_operator))
+        for name, onnx_operator in (("AVERAGE_POOL_2D", "AveragePool"), ("MAX_POOL_2D", "MaxPool"))
     ),
     *(
-        Record((name,), (2, 2), made, functools.partial(reduce, operator=made))
-        for name, made in (
+        Record((name,), (2, 2), onnx_operator, functools.partial(reduce, operator=onnx_operator))
+        for name, onnx_operator in (
             ("MEAN", "ReduceMean"),
             ("SUM", "ReduceSum"),
             ("REDUCE_MAX", "ReduceMax"),
@@ -264,8 +269,8 @@ POOLS_OPERATORS = (
         )
     ),
     *(
-        Record((name,), (2, 2), f"{made}, Cast", functools.partial(extreme, operator=made))
-        for name, made in (("ARG_MAX", "ArgMax"), ("ARG_MIN", "ArgMin"))
+        Record((name,), (2, 2), f"{onnx_operator}, Cast", functools.partial(extreme, operator=onnx_operator))
+        for name, onnx_operator in (("ARG_MAX", "ArgMax"), ("ARG_MIN", "ArgMin"))
     ),
 )
 

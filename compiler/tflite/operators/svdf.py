@@ -1,8 +1,8 @@
-"""SVDF: rows of features over the time, kept from run to run, and products of each with weights of 16 bits.
+"""SVDF: features over time as state between runs, and products of each with 16-bit weights.
 
-What the state is in the file, the memory of each filter, is here an image whose rows are points in time and whose
-channels are filters. So a run moves all rows up by one, and the product is a convolution. Its weights are the sum of
-two of 8 bits, of which each makes results of 16 bits.
+The state, which is a memory per filter in the file, is an image here: rows are points in time, channels are filters. A
+run moves all rows up by one, and the product is a convolution. Its weights are the sum of two 8-bit parts, each with
+16-bit results.
 """
 
 from __future__ import annotations
@@ -17,41 +17,42 @@ from weft.compiler.tflite.file import Quantisation, Tensor
 from weft.compiler.tflite.record import Record
 
 _STATE = 4
+"""Index of the state among the inputs."""
 _ACTIVATIONS = (0, 1)
-"""Fused activations that there are: none, and RELU."""
+"""Supported fused activations: none, and RELU."""
 _LARGEST = 1 << 15
-"""Of numbers of 16 bits."""
+"""Magnitude limit of 16-bit numbers."""
 _LEAST = 2
-"""Binary places of the two parts of a result in its own steps, at least."""
+"""Least number of binary places of a partial result, in steps of the result."""
 _STEPS = 256
-"""Steps of a result of 8 bits from which on it is saturated, whatever the zero point."""
+"""Steps of an 8-bit result from which on it is saturated for every zero point."""
 
 
 def svdf(context: Context) -> None:
-    """The first run starts with a state of zeros, each other one with that of the run before."""
+    """Convert SVDF. The state is zero in the first run."""
     form = _Form.of(context)
     batch, filters, memory = form.batch, form.filters, form.memory
-    weights = context.builder.transposed(context.real(1), (1, 0), context.name)
+    weights = context.builder.transpose(context.real(1), (1, 0), context.name)
     product = context.emit("MatMul", context.real(0), weights, suffix="features")
     features = context.emit("QuantizeLinear", product, *context.parameters(_STATE), suffix="quantise")
-    newest = context.reshaped(features, (batch, filters, 1, 1))
+    newest = context.reshape(features, (batch, filters, 1, 1))
     rows = newest
     if memory > 1:
-        before = context.reshaped(context.keeps(_STATE).stored, (batch, filters, memory, 1))
+        before = context.reshape(context.read_state(_STATE).raw, (batch, filters, memory, 1))
         ends = (context.array([end]) for end in (1, memory, 2))
-        kept = context.emit("Slice", before, *ends, suffix="kept")
-        rows = context.emit("Concat", kept, newest, suffix="concat", axis=2)
+        previous = context.emit("Slice", before, *ends, suffix="kept")
+        rows = context.emit("Concat", previous, newest, suffix="concat", axis=2)
     else:
-        context.keeps(_STATE)
-    context.keep(_STATE, context.reshaped(rows, (batch, filters * memory)))
+        context.read_state(_STATE)
+    context.write_state(_STATE, context.reshape(rows, (batch, filters * memory)))
     image = context.emit("DequantizeLinear", rows, *context.parameters(_STATE), suffix="dequantise")
-    result = context.activated(form.product(image))
+    result = context.activate(form.product(image))
     context.finish_reshaped(result)
 
 
 @dataclass(frozen=True, eq=False)
 class _Form:
-    """Sizes of an SVDF, its weights in time (units, rank, memory) and biases (units,)."""
+    """Sizes of an SVDF, its time weights (units, rank, memory) and biases (units,)."""
 
     context: Context
     batch: int
@@ -68,13 +69,13 @@ class _Form:
             raise context.refuse(f"has rank {rank} for {filters} filters; they must be a multiple of it")
         units, memory = filters // rank, time.shape[1]
         state = _matrix(context, _STATE, "int16")
-        wanted = {
+        expected = {
             1: (filters, data.shape[1]), 2: (filters, memory), 3: (units,), _STATE: (data.shape[0], filters * memory),
         }  # fmt: skip
-        for at, shape in wanted.items():
+        for at, shape in expected.items():
             if context.has(at) and context.tensor(at).shape != shape:
                 raise context.refuse(
-                    f"reads {context.tensor(at).label} of shape {context.tensor(at).shape}; {shape} is wanted"
+                    f"reads {context.tensor(at).label} of shape {context.tensor(at).shape}; it must be {shape}"
                 )
         _check_rest(context)
         if not memory or _quantisation(state).zeros[0]:
@@ -84,12 +85,13 @@ class _Form:
         return cls(context, data.shape[0], filters, memory, time.data.reshape(units, rank, memory), bias)
 
     def product(self, image: str) -> str:
-        """The sum over rank and time of products with the weights, and biases: (batch, units, 1, 1)."""
+        """Return the sum over rank and time of products with the weights, plus biases: (batch, units, 1, 1)."""
         context = self.context
         unit = _scale(context.tensor(_STATE)) * _scale(context.tensor(2))
         bits = max(int(np.maximum(self.weights, ~self.weights).max(initial=0)).bit_length() - 7, 0)
         if not bits:
-            return self._convolved(image, self.weights.astype(np.int8), 0, unit, biased=True)
+            return self._convolve(image, self.weights.astype(np.int8), 0, unit, biased=True)
+        # 16-bit weights exceed the device's weights: split them into upper bits and non-negative lower bits.
         upper, lower = (
             (self.weights >> bits).astype(np.int8),
             (self.weights & (1 << bits) - 1).astype(np.uint8),
@@ -98,24 +100,24 @@ class _Form:
         rest = _LARGEST * lower.astype(np.int64).sum(axis=(1, 2)) + np.abs(self.bias)
         places = math.floor(math.log2(_LARGEST / (_STEPS + float(rest.max()) * unit / step)))
         if places < _LEAST:
-            return self._convolved(image, self.weights, 0, unit, biased=True)
-        given = context.array(math.ldexp(step, -places), "float32"), context.array(0, "int16")
+            return self._convolve(image, self.weights, 0, unit, biased=True)
+        parameters = context.array(math.ldexp(step, -places), "float32"), context.array(0, "int16")
         parts = []
         for values, shift in ((upper, bits), (lower, 0)):
-            made = self._convolved(image, values, shift, unit, biased=not shift)
-            stored = context.emit("QuantizeLinear", made, *given, suffix="quantise")
-            parts.append(context.emit("DequantizeLinear", stored, *given, suffix="dequantise"))
+            part = self._convolve(image, values, shift, unit, biased=not shift)
+            stored = context.emit("QuantizeLinear", part, *parameters, suffix="quantise")
+            parts.append(context.emit("DequantizeLinear", stored, *parameters, suffix="dequantise"))
         return context.emit("Add", *parts, suffix="add")
 
-    def _convolved(self, image: str, values: np.ndarray, shift: int, unit: float, *, biased: bool) -> str:
-        """The product with some weights times ``2**shift``, with `unit` as the scale of sums."""
+    def _convolve(self, image: str, values: np.ndarray, shift: int, unit: float, *, biased: bool) -> str:
+        """Return the product with some weights times ``2**shift``; `unit` is the scale of sums."""
         context, builder = self.context, self.context.builder
         scale = math.ldexp(_scale(context.tensor(2)), shift)
-        given = [
+        parameters = [
             builder.constant(values[..., None], f"{context.name}:weights"),
             context.array(scale, "float32"),
         ]
-        weights = context.emit("DequantizeLinear", *given, suffix="weights")
+        weights = context.emit("DequantizeLinear", *parameters, suffix="weights")
         inputs = [image, weights]
         if biased and self.bias.any():
             inputs.append(context.array(self.bias * unit, "float32"))
@@ -123,12 +125,12 @@ class _Form:
 
 
 def _check_rest(context: Context) -> None:
-    """Raise `CompileError` for an activation, a result or inputs that weft does not read, whatever their shapes."""
+    """Raise `CompileError` for an unsupported activation, result or input, whatever the shapes."""
     activation = int(context.option("FusedActivationFunction"))
     if activation not in _ACTIVATIONS:
         raise context.refuse(f"has activation {activation}; weft reads 0, none, and 1, RELU")
     result = context.output()
-    if result.dtype != "int8" or result.quantisation is None or not result.quantisation.whole:
+    if result.dtype != "int8" or result.quantisation is None or not result.quantisation.per_tensor:
         raise context.refuse(f"makes {result.label}, which must be int8 with one scale")
     for at in (1, 2, 3):
         if context.has(at) and context.tensor(at).data is None:
@@ -136,13 +138,13 @@ def _check_rest(context: Context) -> None:
 
 
 _TYPES = (("int8",), ("int8",), ("int8", "int16"))
-"""Types of the data, and of the weights of features and in time."""
+"""Types of the data, of the feature weights, and of the time weights."""
 
 
 def _matrix(context: Context, index: int, *types: str) -> Tensor:
-    """An input that must be a matrix of one of some types, and have one scale."""
+    """Return an input that must be a per-tensor quantised matrix of one of some types."""
     tensor = context.tensor(index)
-    if tensor.dtype not in types or tensor.quantisation is None or not tensor.quantisation.whole:
+    if tensor.dtype not in types or tensor.quantisation is None or not tensor.quantisation.per_tensor:
         raise context.refuse(f"reads {tensor.label}, which must be {' or '.join(types)} with one scale")
     if tensor.rank != 2:
         raise context.refuse(f"reads {tensor.label}, which must be a matrix")
@@ -159,7 +161,5 @@ def _scale(tensor: Tensor) -> float:
 
 
 OPERATORS = (
-    Record(
-        ("SVDF",), (5, 5), "MatMul, Concat with what is kept, and Conv of each unit", svdf, states=(_STATE,)
-    ),
+    Record(("SVDF",), (5, 5), "MatMul, Concat with the state, and Conv of each unit", svdf, states=(_STATE,)),
 )

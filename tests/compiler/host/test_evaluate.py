@@ -18,7 +18,7 @@ from support.ort_sessions import plain_session
 
 from weft.compiler.host import evaluate
 from weft.compiler.host.evaluate import EvaluationError, Evaluator
-from weft.compiler.host.reference import mistaken
+from weft.compiler.host.reference import is_wrong
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import network_of
@@ -221,9 +221,9 @@ def test_what_is_not_right_is_refused(op: str, attributes: dict[str, object], in
         [node], "g", given, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
-    assert mistaken(network_of(model).nodes[0], 11)
+    assert is_wrong(network_of(model).nodes[0], 11)
     with pytest.raises(
-        EvaluationError, match=f"^the onnx package's {op} is not right in all cases: install ONNX"
+        EvaluationError, match=f"^the onnx package computes {op} wrongly in some cases: install ONNX"
     ):
         Evaluator(network_of(model))
 

@@ -110,7 +110,7 @@ def test_types_of_values() -> None:
     ]
     assert types_of(values) == {"shaped": Type("float32", (1, None, None)), "open": Type("int4", None)}
     values[0].type.tensor_type.elem_type = 99
-    with pytest.raises(NetworkError, match="'shaped' has element type 99, which ONNX does not have"):
+    with pytest.raises(NetworkError, match="'shaped' has element type 99, which ONNX does not define"):
         types_of(values)
 
 

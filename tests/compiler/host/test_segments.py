@@ -45,15 +45,15 @@ def test_failure_names_segment_and_operators() -> None:
             "Relu",
             "float32",
             (2, 4),
-            "float32 of shape (2, 3); by the model it is float32 of shape (2, 4)",
+            "float32 of shape (2, 3); the model says float32 of shape (2, 4)",
         ),
         (
             "Relu",
             "float16",
             (2, 3),
-            "float32 of shape (2, 3); by the model it is float16 of shape (2, 3)",
+            "float32 of shape (2, 3); the model says float16 of shape (2, 3)",
         ),
-        ("Size", "int64", (1,), "int64 of shape (); by the model it is int64 of shape (1,)"),
+        ("Size", "int64", (1,), "int64 of shape (); the model says int64 of shape (1,)"),
     ],
 )
 @pytest.mark.parametrize("installed", [True, False])
@@ -69,7 +69,7 @@ def test_what_is_not_as_the_model_says(
         segments._evaluator.cache_clear()
     with pytest.raises(CompileError) as caught:
         run_host(part, {"x": np.ones((2, 3), np.float32)})
-    assert str(caught.value) == f"host0 ({op}) gives 'y' on the host as {wrong}"
+    assert str(caught.value) == f"host0 ({op}) returns 'y' on the host as {wrong}"
 
 
 @pytest.mark.parametrize("opset", [10, 13, 18, 19, 21])

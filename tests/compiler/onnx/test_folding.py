@@ -130,7 +130,7 @@ def test_operator_that_onnxruntime_does_not_have() -> None:
         import_model(foreign("Frobnicate", "com.example"))
     assert str(caught.value).startswith(
         "node 'strange one' uses operator 'Frobnicate' of domain 'com.example', which is not part of ONNX, and ONNX "
-        "Runtime does not take it: "
+        "Runtime rejects it: "
     )
     assert "\n" not in str(caught.value)
 

@@ -213,7 +213,7 @@ CASES: dict[str, tuple[onnx.ModelProto, str]] = {
     ),
     "reshape to another size": (
         model("Reshape", f(2, 6), i(5, 3)),
-        "makes 5x3 of 2x6, which has another number of elements",
+        "reshapes 2x6 to 5x3, which has another number of elements",
     ),
     "axis of Flatten": (model("Flatten", X, axis=5), ""),
     "axis of Softmax": (model("Softmax", X, axis=4), ""),

@@ -156,7 +156,7 @@ def test_what_a_calibration_found_is_told_everywhere() -> None:
 def test_metadata_that_is_no_number(value: str) -> None:
     model = opened(np.random.default_rng(0), 4).model()
     model.metadata_props.add(key=f"{LARGEST}cell", value=value)
-    with pytest.raises(CompileError, match=f"'weft.largest.cell' is '{value}': it must be a number"):
+    with pytest.raises(CompileError, match=f"'weft.largest.cell' is '{value}': it must be a finite number"):
         weft.check(model, CONFIG)
 
 

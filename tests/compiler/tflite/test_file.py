@@ -96,7 +96,7 @@ def test_no_identifier(content: bytes, found: str, tmp_path_factory: pytest.Temp
     with pytest.raises(CompileError) as caught:
         import_model(path)
     assert str(caught.value) == (
-        f"{path} is no TFLite model: bytes 4 to 8 of one are 'TFL3', here they are {found}"
+        f"{path} is not a TFLite model: its bytes 4 to 8 must be 'TFL3', but are {found}"
     )
 
 
@@ -141,7 +141,7 @@ def test_other_versions() -> None:
 def test_subgraphs(count: int) -> None:
     model, source, result = one()
     assert fails(model.write([source], [result], subgraphs=count)) == (
-        f"the file has {count} subgraphs; weft reads the first, and all others must be called by its CALL_ONCE"
+        f"the file has {count} subgraphs; weft reads the first, whose CALL_ONCE operators must call all others"
     )
 
 
@@ -183,10 +183,12 @@ def test_negative_and_giant_shapes() -> None:
 
 
 def test_scales_that_make_no_sense() -> None:
-    shaped = "tensor 1 ('y') of shape 1x4 has 3 scales along dimension 1; it must have one or as many as elements there"
+    shaped = (
+        "tensor 1 ('y') of shape 1x4 has 3 scales along dimension 1; it must have 1, or 1 per element there"
+    )
     assert with_result((1, 4), "int8", [1, 2, 3], [0] * 3, axis=1) == shaped
     assert with_result((1, 4), "int8", [1] * 4, [0] * 4, axis=9) == (
-        "tensor 1 ('y') of shape 1x4 has 4 scales along dimension 9; it must have one or as many as elements there"
+        "tensor 1 ('y') of shape 1x4 has 4 scales along dimension 9; it must have 1, or 1 per element there"
     )
     assert (
         with_result((1, 4), "int8", [1] * 4, [0] * 3, axis=1)

@@ -94,8 +94,8 @@ WRONG = {
     "has activation 3; weft reads 0, none, and 1, RELU": replace(PLAIN, activation=3),
     "reads tensor 2 ('t2'), which must be int8 with one scale": replace(PLAIN, changes=((1, 2),)),
     "reads tensor 0 ('x'), which must be constant": replace(PLAIN, batch=12, changes=((1, 0),)),
-    "reads tensor 1 ('t1') of shape (12, 8); (6,) is wanted": replace(PLAIN, changes=((3, 1),)),
-    "reads tensor 4 ('state') of shape (1, 60); (1, 96) is wanted": replace(PLAIN, changes=((2, 1),)),
+    "reads tensor 1 ('t1') of shape (12, 8); it must be (6,)": replace(PLAIN, changes=((3, 1),)),
+    "reads tensor 4 ('state') of shape (1, 60); it must be (1, 96)": replace(PLAIN, changes=((2, 1),)),
     "keeps tensor 4 ('state'), which must have elements, and 0 as its zero point": replace(
         PLAIN, state_zero=5
     ),

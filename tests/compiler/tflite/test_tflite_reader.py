@@ -229,7 +229,7 @@ def test_constants_in_many_orders_are_bounded(monkeypatch: pytest.MonkeyPatch) -
         moved = small.model.tensor((10, 100), "int8", 0.1)
         small.model.operator("TRANSPOSE", [known, perm], [moved], "Transpose")
     assert small.fails("RELU") == (
-        "the file's constants take more than 16 times their bytes in the order in which they are read"
+        "the file's constants take more than 16 times their bytes in the orders in which operators read them"
     )
 
 
@@ -281,7 +281,9 @@ def test_weights_in_8_bits_alone_run_on_the_host() -> None:
 
 
 def test_operators_that_weft_does_not_read() -> None:
-    made = "which makes tensor 1 ('y'), is none that weft reads; docs/reference/tflite.md lists those"
+    made = (
+        "which makes tensor 1 ('y'), is not supported; docs/reference/tflite.md lists the supported operators"
+    )
     assert Small().fails("WHERE") == f"operator 0 (WHERE), {made}"
     assert Small().fails("CUSTOM TFLite_Detection") == f"operator 0 (CUSTOM 'TFLite_Detection'), {made}"
     assert Small().fails("unknown 9999") == f"operator 0 (unknown code 9999), {made}"
@@ -298,7 +300,7 @@ def test_numbers_of_inputs() -> None:
         == "operator 0 (CONV_2D), which makes tensor 1 ('y'), has 1 inputs; it takes 2 to 3"
     )
     assert Small().fails("ADD", -1, kind="Add") == (
-        "operator 0 (ADD), which makes tensor 1 ('y'), has 2 inputs, and none at place 1"
+        "operator 0 (ADD), which makes tensor 1 ('y'), has 2 inputs, and no input 1"
     )
 
 
@@ -317,7 +319,7 @@ def test_tensors_that_are_not_there() -> None:
 def test_what_is_read_before_it_is_made() -> None:
     small = Small()
     assert small.fails("ADD", small.y) == (
-        "operator 0 (ADD), which makes tensor 1 ('y'), reads tensor 1 ('y'), which no operator in front of it makes"
+        "operator 0 (ADD), which makes tensor 1 ('y'), reads tensor 1 ('y'), which no earlier operator writes"
     )
 
 
@@ -328,11 +330,11 @@ def test_tensors_without_elements() -> None:
     end = small.model.tensor((1, 4, 4, 2), "int8", 0.1)
     small.model.operator("RELU", [small.x], [end])
     assert fails(small.model.write([small.x], [end])) == (
-        "operator 0 (SLICE), which makes tensor 1 ('y'), makes a result without elements"
+        "operator 0 (SLICE), which makes tensor 1 ('y'), has a result without elements"
     )
     small = Small()
     nothing = small.model.tensor((0, 2), "int8", 0.1, data=b"", name="n")
-    assert small.fails("ADD", nothing, kind="Add") == "tensor 2 ('n') is read as values, but holds none"
+    assert small.fails("ADD", nothing, kind="Add") == "tensor 2 ('n') is read, but has no elements"
 
 
 def test_windows_that_are_larger_than_the_image() -> None:
@@ -354,7 +356,9 @@ def test_what_operators_make_is_checked_before_the_next_one() -> None:
     wide = small.model.tensor((1, 4, 4, 40), "int8", 0.1, 3, name="wide")
     small.model.operator("TANH", [small.x], [wide])
     ends = [small.constant(*item) for item in ([0, 0, 0, 38], [1, 4, 4, 2])]
-    assert_at = "node 'tanh_0.quantise' (QuantizeLinear) makes int8 of shape 1x4x4x2 for what the file says is int8 of "
+    assert_at = (
+        "node 'tanh_0.quantise' (QuantizeLinear) returns int8 of shape 1x4x4x2, but the file says int8 of "
+    )
     small.model.operator("SLICE", [wide, *ends], [small.y], "Slice")
     assert fails(small.model.write([small.x], [small.y])) == f"{assert_at}shape 1x4x4x40"
 
@@ -362,15 +366,15 @@ def test_what_operators_make_is_checked_before_the_next_one() -> None:
 def test_what_is_made_twice() -> None:
     small = Small()
     small.model.operator("RELU", [small.x], [small.y])
-    twice = "makes what there is already: an input, a constant or another operator's result"
+    twice = "writes a tensor that exists already: an input, a constant or another operator's result"
     assert small.fails("RELU") == f"operator 1 (RELU), which makes tensor 1 ('y'), {twice}"
     small = Small()
     small.y = small.x
-    assert fails_at(small) == "tensor 0 ('x') is input and output; nothing is computed for it"
+    assert fails_at(small) == "tensor 0 ('x') is input and output, so there is nothing to compute"
     small = Small()
     small.model.operator("SPLIT", [small.constant(0), small.x], [small.y, small.y], "Split", NumSplits=2)
     assert fails(small.model.write([small.x], [small.y])) == (
-        "operator 0 (SPLIT), which makes tensor 1 ('y'), makes one tensor twice"
+        "operator 0 (SPLIT), which makes tensor 1 ('y'), writes one tensor twice"
     )
 
 
@@ -384,13 +388,13 @@ def test_outputs_that_nothing_makes() -> None:
     other = small.model.tensor((1,), "int8", 0.1, name="z")
     small.model.operator("RELU", [small.x], [small.y])
     assert fails(small.model.write([small.x], [small.y, other])) == (
-        "output tensor 2 ('z') is made by no operator"
+        "no operator writes output tensor 2 ('z')"
     )
     assert fails(small.model.write([small.x], [small.y, small.y])) == (
         "the file lists one tensor as two outputs: [1, 1]"
     )
     assert fails(small.model.write([], [small.y])) == (
-        "operator 0 (RELU), which makes tensor 1 ('y'), reads tensor 0 ('x'), which no operator in front of it makes"
+        "operator 0 (RELU), which makes tensor 1 ('y'), reads tensor 0 ('x'), which no earlier operator writes"
     )
 
 
@@ -416,7 +420,7 @@ def test_inputs_with_contents_or_of_strange_types() -> None:
 def test_values_without_a_scale() -> None:
     small = Small()
     small.model.tensors[small.x].scale = ()
-    assert small.fails("TANH") == "tensor 0 ('x') of type int8 has no scale; convert the model anew"
+    assert small.fails("TANH") == "tensor 0 ('x') of type int8 has no scale; convert the model again"
     small = Small()
     small.model.tensors[small.y].scale = ()
     assert small.fails("TANH") == (
@@ -434,20 +438,20 @@ def test_shapes_and_types_that_are_not_what_operators_make() -> None:
     small = Small()
     small.model.tensors[small.y].shape = (1, 4, 5, 2)
     assert small.fails("TANH") == (
-        "node 'tanh_0.quantise' (QuantizeLinear) makes int8 of shape 1x4x4x2 for what the file says is int8 of shape "
+        "node 'tanh_0.quantise' (QuantizeLinear) returns int8 of shape 1x4x4x2, but the file says int8 of shape "
         "1x4x5x2"
     )
     small = Small()
     small.model.tensors[small.y].dtype = "int32"
     small.model.tensors[small.y].scale = ()
     assert small.fails("TANH") == (
-        "node 'tanh_0.identity' (Identity) makes float32 of shape 1x4x4x2 for what the file says is int32 of shape "
+        "node 'tanh_0.identity' (Identity) returns float32 of shape 1x4x4x2, but the file says int32 of shape "
         "1x4x4x2"
     )
     small = Small()
     small.model.tensors[small.y].shape = (1, 7)
     assert small.fails("RESHAPE", kind="Reshape") == (
-        "operator 0 (RESHAPE), which makes tensor 1 ('y'), makes 7 elements of 32"
+        "operator 0 (RESHAPE), which makes tensor 1 ('y'), reshapes 32 elements to 7"
     )
     other = small = Small()
     wrong = other.model.tensor((1, 4, 4, 3), "int8", 0.1)
@@ -476,7 +480,7 @@ def test_options(name: str, kind: str, options: dict[str, object], said: str) ->
 
 def test_fused_activations_that_weft_does_not_read() -> None:
     where = "operator 0 (ADD), which makes tensor 1 ('y'), has fused activation"
-    behind = "which LiteRT does not compute: make it an operator of its own"
+    behind = "which LiteRT does not compute: use a separate operator for it"
     for number, said in (
         (6, "6, which weft does not read"),
         (4, f"TANH, {behind}"),

@@ -95,7 +95,7 @@ def test_a_variable_that_is_never_assigned_is_a_constant() -> None:
 
 
 UNKNOWN = "is read before anything is assigned to it; start it in a subgraph that CALL_ONCE calls"
-OTHER = "holds int8 of shape 1x4x6, but is assigned int8 of shape 1x24; weft reads variables of one type and shape"
+OTHER = "holds int8 of shape 1x4x6, but is assigned int8 of shape 1x24; weft supports variables of one type and shape"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ class Small:
 def test_what_no_handle_names() -> None:
     small = Small().with_handle()
     small.m.operator("READ_VARIABLE", [small.x], [small.y], "ReadVariable")
-    said = "takes tensor 0 ('x') for a variable, which no VAR_HANDLE makes"
+    said = "takes tensor 0 ('x') for a variable, but no VAR_HANDLE creates it"
     assert fails(small.written()) == f"operator 1 (READ_VARIABLE), which makes tensor 1 ('y'), {said}"
 
 
@@ -140,7 +140,7 @@ def test_a_handle_is_no_value() -> None:
 def test_a_handle_that_comes_too_late() -> None:
     small = Small()
     small.m.operator("READ_VARIABLE", [small.handle], [small.y], "ReadVariable")
-    assert "reads tensor 2 ('handle'), which no operator in front of it makes" in fails(small.written())
+    assert "reads tensor 2 ('handle'), which no earlier operator writes" in fails(small.written())
 
 
 def test_a_start_behind_the_use() -> None:
@@ -152,9 +152,7 @@ def test_a_start_behind_the_use() -> None:
     small.first.operator("VAR_HANDLE", [], [again], "VarHandle", SharedName="v")
     value = small.first.tensor((1, 4), scale=0.1, data=np.zeros((1, 4), np.int8))
     small.first.operator("ASSIGN_VARIABLE", [again, value], [], "AssignVariable")
-    assert (
-        fails(small.written(small.first)) == "variable 'v' is used in front of the CALL_ONCE that starts it"
-    )
+    assert fails(small.written(small.first)) == "variable 'v' is used before the CALL_ONCE that starts it"
 
 
 @pytest.mark.parametrize(("called", "count"), [(0, 1), (1, 1), (2, 2), (1, 3), (-1, 2)])
@@ -163,7 +161,7 @@ def test_subgraphs_that_are_not_there_or_not_called(called: int, count: int) -> 
     small.m.operator("CALL_ONCE", [], [], "CallOnce", InitSubgraphIndex=called)
     small.m.operator("RELU", [small.x], [small.y])
     assert fails(small.written(*[Model()] * (count - 1))) == (
-        f"the file has {count} subgraphs; weft reads the first, and all others must be called by its CALL_ONCE"
+        f"the file has {count} subgraphs; weft reads the first, whose CALL_ONCE operators must call all others"
     )
 
 
@@ -173,7 +171,7 @@ def test_a_call_in_a_called_subgraph() -> None:
     small.m.operator("RELU", [small.x], [small.y])
     small.first.operator("CALL_ONCE", [], [], "CallOnce", InitSubgraphIndex=1)
     assert fails(small.written(small.first)) == (
-        "CALL_ONCE in a subgraph calls subgraph 1; weft reads such in the first only"
+        "CALL_ONCE in a subgraph calls subgraph 1; only the first subgraph may have CALL_ONCE"
     )
 
 
@@ -187,7 +185,7 @@ def variable(**changes: object) -> tuple[Model, int, int, int]:
 def test_variables_that_operators_read_or_make_which_keep_none() -> None:
     m, x, y, v = variable()
     m.operator("ADD", [x, v], [y], "Add")
-    said = "reads or makes tensor 2 ('v'), a variable; only UNIDIRECTIONAL_SEQUENCE_LSTM, SVDF keep such"
+    said = "reads or writes tensor 2 ('v'), a variable; only UNIDIRECTIONAL_SEQUENCE_LSTM, SVDF may"
     assert fails(m.write([x], [y])).endswith(said)
     m, x, y, v = variable()
     m.operator("RELU", [x], [v])
@@ -215,7 +213,7 @@ def test_a_variable_with_contents() -> None:
 
 
 def test_a_variable_of_two_operators() -> None:
-    said = "which makes tensor 3 ('y'), keeps tensor 1 ('v'), as an operator in front of it does"
+    said = "which makes tensor 3 ('y'), keeps tensor 1 ('v'), as an earlier operator does"
     assert fails(two(None)) == f"operator 1 (SVDF), {said}"
 
 

@@ -112,7 +112,7 @@ def test_phases_cover_results() -> None:
         axis = Spread(size, output, kernel, stride, dilation, before)
         met = np.zeros((output, size, kernel), int)
         for phase in axis.phases():
-            for j in range(phase.many):
+            for j in range(phase.length):
                 for at, tap in enumerate(phase.taps):
                     read = j - phase.before + at * phase.dilation
                     if 0 <= read < size:

@@ -76,7 +76,7 @@ def test_the_reason_is_that_of_the_nearest_value() -> None:
 
     def given(*causes: str) -> NodeContext:
         """With a function for each cause why it is no number; "" if it is one."""
-        entries = (SimpleNamespace(defined=not cause, cause=cause) for cause in causes)
+        entries = (SimpleNamespace(is_defined=not cause, cause=cause) for cause in causes)
         return cast(
             NodeContext, SimpleNamespace(functions=[SimpleNamespace(entries=item) for item in entries])
         )

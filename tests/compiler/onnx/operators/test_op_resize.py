@@ -15,7 +15,7 @@ from weft.compiler.ir.graph import Conv
 from weft.compiler.onnx import indices
 from weft.compiler.onnx.operators.resize import (
     OPERATORS,
-    _apart,
+    _runs_with_ends,
     between_elements,
     fractions_small,
     image_ranks,
@@ -170,12 +170,12 @@ def test_every_constraint_has_a_case() -> None:
 def test_first_and_last_places_by_themselves(numerators: list[int], unit: int, between: int | None) -> None:
     """They are repeated, so they must be elements."""
     given = np.array(numerators)
-    found = _apart(given, unit)
+    found = _runs_with_ends(given, unit)
     assert (None if found is None else len(found) - 2) == between
     if found is not None:
         made = np.full(len(given), -1)
         for run in found:
-            made[run.target : run.target + run.many * run.apart : run.apart] = (
-                run.source + run.by * np.arange(run.many)
+            made[run.target : run.target + run.length * run.target_step : run.target_step] = (
+                run.source + run.step * np.arange(run.length)
             )
         assert made.tolist() == numerators
