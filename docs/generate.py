@@ -101,6 +101,11 @@ def registers() -> str:
         lines.append("| name | value | |\n| --- | --- | --- |\n")
         for name, value, text in _commented(members):
             lines.append(f"| `{name}` | {_number(members, value)} | {text} |\n")
+    lines.append("\n## FAULT_FIELDS\n\nFields of FAULT.\n\n| name | bits | |\n| --- | --- | --- |\n")
+    texts = dict(re.findall(r'^    "(\w+)": \(.*\),  # (.*)$', inspect.getsource(memmap), re.MULTILINE))
+    for name, (low, width) in memmap.FAULT_FIELDS.items():
+        bits = str(low) if width == 1 else f"{low} to {low + width - 1}"
+        lines.append(f"| `{name}` | {bits} | {texts[name]} |\n")
     return "".join(lines)
 
 

@@ -53,6 +53,8 @@ class _User:
 class _Module:
     name: str
     lines: list[str]
+    instances: set[str] = field(default_factory=set)
+    """Names of submodules and memories."""
     wires: dict[str, _Wire] = field(default_factory=dict)
     """By their new names."""
     families: dict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
@@ -129,6 +131,8 @@ def _parse(name: str, lines: list[str]) -> _Module:
             module.wires[wire] = _Wire(wire, range(start, number + 1), port)
             module.families[_signal(wire)][wire] = None
             module.widths[wire] = int(words[2])
+        elif words[0] in ("cell", "memory"):
+            module.instances.add(words[-1].removeprefix("\\"))
         elif words[0] == "connect" and line.startswith("connect \\"):
             module.aliases[words[1][1:]] = number, line.split(maxsplit=2)[2].strip()
         first = None
@@ -338,9 +342,9 @@ def _rename(module: _Module, name: str, candidates: list[str]) -> None:
 def _is_free(module: _Module, name: str) -> bool:
     """Return True if no signal has the name, or only a duplicate that nothing reads; move others away if possible."""
     wire = module.wires.get(name)
-    if wire is None or (name in module.aliases and not wire.port):
+    if name not in module.instances and (wire is None or (name in module.aliases and not wire.port)):
         return True
-    if wire.port or wire.name != name:
+    if wire is None or wire.port or wire.name != name:
         return False
     _rename(module, name, [new for new in _candidates(module, name) if new != name])
     return name not in module.wires

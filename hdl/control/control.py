@@ -14,6 +14,8 @@ from weft.hdl.control.fetch import COUNTS, ParityCounts
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import (
+    FAULT_FIELDS,
+    LISTED_AT_DESCRIPTOR,
     MAGIC,
     SIZE,
     START_LIST,
@@ -174,8 +176,11 @@ AXI_LITE = {
 
 
 def fault_word(fault: Any) -> Value:
-    """Return the value of the register FAULT."""
-    return Cat(fault.unit, Const(0, 1), fault.response, Const(0, 2), fault.known)
+    """Return the value of the register FAULT, whose fields are members of `fault`."""
+    word: Value = Const(0, 0)
+    for name, (low, width) in FAULT_FIELDS.items():
+        word = Cat(word, Const(0, low - len(word)), getattr(fault, name)[:width])
+    return word
 
 
 def parity_port(config: Config) -> dict[str, wiring.Member]:
@@ -352,7 +357,7 @@ class Control(wiring.Component):
         }
         values |= {base_register(index): self.bases[index] for index in range(BASES)}
         if self._config.descriptors:
-            values |= {Reg.LIST: self.list, Reg.LISTED: self.done | self.reads << 31}
+            values |= {Reg.LIST: self.list, Reg.LISTED: self.done | self.reads << LISTED_AT_DESCRIPTOR}
         with m.Switch(read_address):
             for register, value in values.items():
                 with m.Case(register >> 2):

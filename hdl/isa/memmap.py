@@ -30,7 +30,7 @@ class Reg(enum.IntEnum):
     STATUS = 0x10  # RO  see `Status`
     PROGRAM = 0x14  # RW  DRAM byte address of the first instruction, a multiple of the bus width
     FAULT_ADDRESS = 0x18  # RO  byte address of the run's first failed burst
-    FAULT = 0x1C  # RO  bits 0 to 2: `FaultUnit`; 4 and 5: AXI response; 8: FAULT_ADDRESS is known
+    FAULT = 0x1C  # RO  the run's first bus error, see `FAULT_FIELDS`
     BASE = 0x20  # RW  `BASES` base registers, 4 bytes apart
     WATCHDOG = 0x40  # RW  bits 0 to 7: time limit without progress, in `WATCHDOG_CYCLES`; 0: none
     PARITY = 0x44  # RO  words with wrong parity read in the run, 8 bits per `ParityMemory`, saturating at 255
@@ -78,6 +78,14 @@ class ParityMemory(enum.IntEnum):
     FETCH = 2  # prefetched bus words; pipelined core only
 
 
+FAULT_FIELDS = {
+    "unit": (0, 3),  # `FaultUnit`
+    "response": (4, 2),  # AXI response
+    "known": (8, 1),  # FAULT_ADDRESS is known
+}
+"""Lowest bit and width of each field of FAULT."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """Contents of FAULT and FAULT_ADDRESS: the first bus error of a run.
@@ -99,8 +107,12 @@ class Fault:
     @classmethod
     def of(cls, fault: int, address: int) -> Fault:
         """Decode the contents of the two registers."""
-        unit = FaultUnit(fault & 7) if fault & 7 in list(FaultUnit) else FaultUnit.NONE
-        return cls(unit, fault >> 4 & 3, address if fault >> 8 & 1 else None)
+        unit, response, known = (
+            fault >> low & (1 << width) - 1
+            for low, width in (FAULT_FIELDS[name] for name in ("unit", "response", "known"))
+        )
+        known_unit = FaultUnit(unit) if unit in list(FaultUnit) else FaultUnit.NONE
+        return cls(known_unit, response, address if known else None)
 
     def __str__(self) -> str:
         """Describe the access, its address and the response, for a message."""
@@ -115,6 +127,10 @@ class Fault:
         where = "" if self.address is None else f" at {self.address:#x}"
         answer = RESPONSES.get(self.response, "OKAY")
         return f"memory answered {access}{where} with {answer}"
+
+
+LISTED_BITS, LISTED_AT_DESCRIPTOR = 24, 31
+"""LISTED: width of the program count from bit 0, and bit number of `ListProgress.at_descriptor`."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +151,7 @@ class ListProgress:
     @classmethod
     def of(cls, word: int) -> ListProgress:
         """Decode the contents of the register."""
-        return cls(word & (1 << LISTED_BITS) - 1, bool(word >> 31))
+        return cls(word & (1 << LISTED_BITS) - 1, bool(word >> LISTED_AT_DESCRIPTOR))
 
     def __str__(self) -> str:
         """Describe where an unfinished list ended, for a message."""
@@ -143,8 +159,6 @@ class ListProgress:
 
 
 _NO_INSTRUCTION = "the program holds a word that is no instruction"
-LISTED_BITS = 24
-"""Width of the program count in LISTED."""
 ERRORS = Status.BUS_ERROR | Status.OPCODE_ERROR | Status.WATCHDOG | Status.STOPPED | Status.PARITY_ERROR
 """Status bits of a run that was stopped early."""
 

@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import SEMAPHORES, WORD_BITS, Instruction
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import FAULT_FIELDS
 
 ALIGNMENT_BITS = 6
 """An alignment is a signed shift."""
@@ -76,9 +77,9 @@ class BusFault(data.Struct):
     """First error response of memory, see `weft.hdl.isa.memmap.Fault`; all 0 if there was no error."""
 
     address: unsigned(32)  # type: ignore[valid-type]
-    unit: unsigned(3)  # type: ignore[valid-type]
-    response: unsigned(2)  # type: ignore[valid-type]
-    known: unsigned(1)  # type: ignore[valid-type]
+    unit: unsigned(FAULT_FIELDS["unit"][1])  # type: ignore[valid-type]
+    response: unsigned(FAULT_FIELDS["response"][1])  # type: ignore[valid-type]
+    known: unsigned(FAULT_FIELDS["known"][1])  # type: ignore[valid-type]
 
 
 class BusRequest(data.Struct):

@@ -8,7 +8,7 @@ The operation calls ``kernel.row``, which returns once for each row.
 from __future__ import annotations
 
 from weft.hdl.isa import Kernel, Microcode
-from weft.hdl.isa.kernel import SOURCES, STRIP_ROWS, TARGETS, micro_places
+from weft.hdl.isa.kernel import INT32_MIN, SOURCES, STRIP_ROWS, TARGETS, micro_places
 from weft.hdl.sequential.assembler import (
     Condition,
     Function,
@@ -22,7 +22,7 @@ from weft.hdl.sequential.assembler import (
     implements,
 )
 from weft.hdl.sequential.micro_kernel_ops import byte_left, dispatch, shift_right, store_lane
-from weft.hdl.sequential.micro_vector import LEAST, multiply_by
+from weft.hdl.sequential.micro_vector import multiply_by
 
 _FIRST_BITS = micro_places()["target"].position
 """Bits of a micro-operation in its first word."""
@@ -301,7 +301,7 @@ def _stage(m: Micro) -> None:
     m.jump(nothing, Condition.ZERO)
     m.ld("fill")
     m.jump(zero, Condition.ZERO)
-    m.ld(m.constant(LEAST))
+    m.ld(m.constant(INT32_MIN))
     m.label(zero)
     again = m.label()
     store_lane(m, Part.STAGED)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from weft.hdl.isa import Normalise, Softmax
+from weft.hdl.isa.kernel import INT32_MIN
 from weft.hdl.sequential.assembler import Condition, Function, Index, Micro, Out, Port, implements
 from weft.hdl.sequential.micro_kernel_ops import append_digits, normalise_left, shift_right, take_top_bits
-from weft.hdl.sequential.micro_vector import LEAST, push, read
+from weft.hdl.sequential.micro_vector import push, read
 
 _OCTAVE, _REACH, _LOWEST = 128, 2048, -256
 _SHIFT_MAX = 31
@@ -300,7 +301,7 @@ def _halve(m: Micro) -> None:
     m.ld(0)
     m.op(Function.ROUND, Port.RAW)
     m.st("whole")
-    m.ld(m.constant(LEAST), Out.MULTIPLICAND)
+    m.ld(m.constant(INT32_MIN), Out.MULTIPLICAND)
     m.ld("places", Out.SHIFT)
     m.ld(1, Out.MULTIPLY)
     m.ld("whole")

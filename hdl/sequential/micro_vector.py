@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weft.hdl.isa import Lookup, Reduce, Table, Vec
 from weft.hdl.isa.config import LOOKUP_ENTRIES
+from weft.hdl.isa.kernel import INT32_MIN
 from weft.hdl.sequential.assembler import (
     Condition,
     Function,
@@ -17,8 +18,6 @@ from weft.hdl.sequential.assembler import (
     implements,
     loops_of,
 )
-
-LEAST = -(1 << 31)
 
 
 @implements(Vec)
@@ -268,7 +267,7 @@ def _vec_many(m: Micro) -> None:
     m.ld("f.pad")
     m.jump(start)
     m.label(least)
-    m.ld(m.constant(LEAST))
+    m.ld(m.constant(INT32_MIN))
     m.st("first")
     m.label(start)
     m.st("outside")

@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import PARAMETER_VECTORS, SEMAPHORES, Kernel, Microcode, Reduce, Softmax, Source, Vec
 from weft.hdl.isa.config import BIAS, MANTISSA, SHIFT, Config
+from weft.hdl.isa.kernel import INT32_MIN
 from weft.hdl.lib import ports
 from weft.hdl.lib.arithmetic import INFERRED, Multipliers
 from weft.hdl.lib.pipeline import pass_registers, register_port
@@ -138,7 +139,7 @@ class VecOperands(wiring.Component):
         m.d.sync += [rows.eq(self._lanes(m, self.accumulator, self.group, "accumulator")), vectors.eq(lanes)]
         m.d.comb += [self.rows.eq(rows), self.vectors.eq(vectors)]
         pad = Signal(signed(32))
-        m.d.comb += pad.eq(Mux(current.settings.reduce == Reduce.MAX, -(1 << 31), current.pad))
+        m.d.comb += pad.eq(Mux(current.settings.reduce == Reduce.MAX, INT32_MIN, current.pad))
         elements = Signal.like(self.operands.elements, name="elements", reset_less=True)
         for lane in range(self.config.lanes):
             vector = self._probability(vectors.word_select(lane, 8).as_signed())

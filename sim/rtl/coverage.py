@@ -24,7 +24,7 @@ from weft.sim.rtl.device import RtlDevice
 KINDS = ("line", "branch", "toggle")
 _TOP = "TOP.weft"
 # Intermediate results of expressions, which have no name in the sources
-_UNNAMED = re.compile(r"\$(?!signal)|port\$")
+_UNNAMED = re.compile(r"\$")
 # Bits of words of a memory
 _MEMORY = re.compile(r"\[\d+\]\[\d+\]:")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from amaranth.back import rtlil
@@ -15,7 +16,7 @@ from weft.boards.registry import BOARDS
 from weft.hdl.core import Core
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.core import SequentialCore
-from weft.hdl.verilog import convert_named, generate
+from weft.hdl.verilog import convert_named, generate, run_yosys
 from weft.sim.rtl.device import core_verilog
 
 LARGE = ("large", "xlarge")
@@ -107,6 +108,23 @@ def test_signals_are_named_after_members_and_submodules() -> None:
     assert names["outer.first"] == {"clk", "rst", "start", "value", "busy", "low", "count"}
     # The value comes from two registers, so that it enters by two ports.
     assert names["outer.second"] == names["outer.first"] | {"value_3_0", "value_7_4"}
+
+
+class Crowded(Outer):
+    """Units of which one has the name that another one's port would get."""
+
+    def elaborate(self, platform: object) -> Module:
+        m = super().elaborate(platform)
+        m.submodules.first_low = third = Inner()
+        m.d.comb += third.start.eq(self.start & third.low.any())
+        return m
+
+
+def test_signals_and_submodules_have_different_names(tmp_path: Path) -> None:
+    (tmp_path / "crowded.v").write_text(generate(Crowded(), name="crowded"))
+    run_yosys(
+        "read_verilog crowded.v", "hierarchy -check -top crowded", "proc", "check -assert", cwd=tmp_path
+    )
 
 
 def test_comments_say_what_modules_are() -> None:

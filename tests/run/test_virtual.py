@@ -238,7 +238,7 @@ def test_verilog_of_boards_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
     made = []
 
-    def generate(component: object, *, name: str, comments: bool = True) -> str:
+    def generate(component: object, *, name: str, comments: bool = False) -> str:
         made.append(component)
         return f"{name} {len(made)}"
 

@@ -161,12 +161,12 @@ def test_a_damaged_model_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_pat
     driver = tmp_path / "driver.cpp"
     driver.write_text("")
 
-    def made() -> Path:
-        verilog = "module top(input clk, output reg q); always @(posedge clk) q <= !q; endmodule\n"
+    def made(comment: str = "") -> Path:
+        verilog = f"{comment}module top(input clk, output reg q); always @(posedge clk) q <= !q; endmodule\n"
         return Model(verilog=verilog, top="top", driver=driver, output="model.so").build()
 
     path = made()
-    assert path == made()
+    assert path == made() == made("// A comment of a unit.\n")
     assert path.read_text() == "model.so\n"
     path.write_text("")
     assert made().read_text() == "model.so\n"

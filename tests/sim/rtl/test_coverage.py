@@ -11,11 +11,11 @@ from weft.sim.rtl.coverage import CoverageError, Explanation, Point, close, expl
 from weft.sim.verilate import Model
 
 DESIGN = r"""
-module weft(input clk, input rst, input never, output reg [2:0] count, output \port$3 );
+module weft(input clk, input rst, input never, output reg [2:0] count, output \$3 );
   initial count = 0;
   wire \$12 ;
   assign \$12 = count[0];
-  assign \port$3 = never ? rst : \$12 ;
+  assign \$3 = never ? rst : \$12 ;
   always @(posedge clk)
     count <= count == 3 ? 3'd0 : count + 3'd1;
 endmodule
@@ -48,14 +48,14 @@ def test_what_happened_is_counted(counts: dict[Point, int]) -> None:
     assert counts[Point("toggle", "core", "count[2]:0->1")] == 0
     assert counts[Point("toggle", "core", "never:0->1")] == 0
     sides = {point.name: count for point, count in counts.items() if point.kind == "branch"}
-    assert sides["port$3 cond_then 1"] == 0
-    assert sides["port$3 cond_else 1"] > 0
+    assert sides["$3 cond_then 1"] == 0
+    assert sides["$3 cond_else 1"] > 0
     assert all(count for point, count in counts.items() if point.kind == "line")
 
 
 def test_results_within_expressions_are_no_points(counts: dict[Point, int]) -> None:
     names = {point.name for point in counts if point.kind == "toggle"}
-    assert not [name for name in names if name.startswith(("$12", "port$3"))]
+    assert not [name for name in names if name.startswith(("$12", "$3"))]
 
 
 def test_what_is_not_covered_must_be_explained(counts: dict[Point, int]) -> None:
