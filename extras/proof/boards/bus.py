@@ -1,4 +1,4 @@
-"""Properties of what stands between those who want memory and the memory: `weft.boards`' arbiter and gates."""
+"""Properties of the arbiter and the gates between memory and its users."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 from weft.boards.bus.arbiter import Arbiter, Gate
 from weft.boards.bus.port import MAX_BEATS, Command
 from weft.extras.proof.hardware.property import Bench, Property
-from weft.extras.proof.hardware.streams import Order, assume_stable, stable, within
-
-
-def transfer(stream: Any) -> Value:
-    """Whether a word of `stream` is transferred in this cycle."""
-    return stream.valid & stream.ready
+from weft.extras.proof.hardware.streams import (
+    Order,
+    WatchedItem,
+    assume_answers,
+    assume_stable,
+    stable,
+    transfer,
+    within,
+)
 
 
 def at_most_one(values: list[Value]) -> Value:
-    """Whether no two of `values` are 1."""
+    """Return whether at most one of `values` is 1."""
     return (sum(values, start=values[0] & 0) <= 1) & 1
 
 
 def number_of(flags: list[Value]) -> Value:
-    """The position of the flag that is 1, of which there is one at most."""
+    """Return the position of the flag that is 1; at most one may be."""
     number: Value = Cat(*flags) & 0
     for index, flag in enumerate(flags):
         number = number | Mux(flag, index, 0)
     return number[: max((len(flags) - 1).bit_length(), 1)]
 
 
-class Bursts:
-    """Watches one command, any one, of those that move words: all its words, and no others, go to or from its port.
+class Bursts(WatchedItem):
+    """Claim that all words of a command, and no others, are transferred at its port.
 
-    That the commands before it end where they should is the same claim of each of these, as the watched command is any
-    one: so `ends` may be the unit's own opinion of which word is the last one of a command.
+    The watched command may be any, so the claim about its last word holds for the commands before it, too. Therefore
+    `ends` may be taken from the unit.
 
     Parameters
     ----------
@@ -46,39 +49,30 @@ class Bursts:
     word : value
         A word is transferred at the memory.
     ends : value
-        It is the last one of its command.
+        The word is the last of its command.
     ports : list of value
-        Which ports transfer a word.
+        By port, whether it transfers a word.
     most : int
-        Commands whose words have not all been transferred, at most.
+        Maximum number of commands of which words are still to be transferred.
     """
 
     def __init__(
         self, m: Module, bench: Bench, name: str, *,
         push: Value, port: Value, beats: Value, word: Value, ends: Value, ports: list[Value], most: int,
     ) -> None:  # fmt: skip
-        mark = bench.free(1, f"{name}_mark")
-        self.inside = inside = Signal(range(most + 2), name=f"{name}_inside")
-        ahead = Signal(range(most + 2), name=f"{name}_ahead")
-        watched = Signal(name=f"{name}_watched")
+        super().__init__(m, bench, name, push=push, pop=ends, most=most, shown=word)
+        current = self.oldest
         whose = Signal(range(max(len(ports), 2)), name=f"{name}_whose")
         more = Signal(range(MAX_BEATS), name=f"{name}_more_words")
         several = Signal(name=f"{name}_several")
-        m.d.sync += inside.eq(inside + push - ends)
-        current = watched & (ahead == 0)
-        with m.If(watched & ends):
-            m.d.sync += [ahead.eq(ahead - 1), watched.eq(ahead != 0)]
         with m.If(current & word):
             m.d.sync += more.eq(more - 1)
-        with m.If(mark & push & ~watched):
-            m.d.sync += [watched.eq(1), whose.eq(port), more.eq(beats - 1), ahead.eq(inside - ends)]
-            m.d.sync += several.eq(beats > 2)
-        bench.claim(f"{name} out of nothing", ~word | (inside != 0))
-        bench.claim(f"{name} no more than there is room for", inside <= most)
+        with m.If(self.starts):
+            m.d.sync += [whose.eq(port), more.eq(beats - 1), several.eq(beats > 2)]
         bench.claim(f"{name} at one port", (Cat(*ports).any() == word) & at_most_one(ports))
         bench.claim(f"{name} at its port", ~(current & word) | (number_of(ports) == whose))
         bench.claim(f"{name} ends with its last word", ~current | (ends == (word & (more == 0))))
-        bench.cover(f"{name} full", inside == most)
+        bench.cover(f"{name} full", self.inside == most)
         bench.cover(f"{name} of three words end", current & ends & several & (whose == len(ports) - 1))
 
 
@@ -188,8 +182,10 @@ class ArbiterBench(Bench):
 
 
 class GateBench(Bench):
-    """A gate for fewer than `commands` commands of `beats` words at most. Memory gives no more words, and reports no
-    more writes, than it was asked for."""
+    """A gate for fewer than `commands` commands of at most `beats` words.
+
+    Assumed: memory gives no more words, and reports no more writes, than were requested.
+    """
 
     def __init__(self, commands: int, beats: int) -> None:
         self.commands, self.beats = commands, beats
@@ -210,16 +206,20 @@ class GateBench(Bench):
             self.claim(name, whole & (Value.cast(source.payload) == Value.cast(sink.payload)))
         self.claim("written", port.written == memory.written)
         taken, write = transfer(command), command.payload.write
-        # One more bit than needed, so that they never come round.
-        words = Signal(range(2 * self.commands * self.beats), name="words_owed")
-        writes = Signal(range(2 * self.commands), name="writes_owed")
-        self.assume(~memory.read.valid | (words != 0))
-        self.assume(~memory.written | (writes != 0))
+        # The counters have one bit more than needed, so they never wrap.
+        words = assume_answers(
+            m,
+            self,
+            "words_owed",
+            asked=Mux(taken & ~write, beats, 0),
+            answer=memory.read.valid,
+            taken=transfer(memory.read),
+            limit=2 * self.commands * self.beats,
+        )
+        writes = assume_answers(
+            m, self, "writes_owed", asked=taken & write, answer=memory.written, limit=2 * self.commands
+        )
         self.assume((words <= (self.commands - 1) * self.beats) & (writes < self.commands))
-        m.d.sync += [
-            words.eq(words + Mux(taken & ~write, beats, 0) - transfer(memory.read)),
-            writes.eq(writes + (taken & write) - memory.written),
-        ]
         rests, before = Signal(), Signal()
         m.d.comb += rests.eq(close & (words == 0) & (writes == 0))
         m.d.sync += before.eq(rests)

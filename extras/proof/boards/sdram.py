@@ -16,7 +16,7 @@ from amaranth.hdl import Array, Module, Mux, Signal, Value
 from weft.boards.sdram.chip import BANKS, SdramCycles, SdramTiming
 from weft.boards.sdram.schedule import Scheduler
 from weft.extras.proof.hardware.property import Bench, Bounded, Invariant, Property
-from weft.extras.proof.hardware.streams import assume_stable, within
+from weft.extras.proof.hardware.streams import WatchedItem, assume_stable, transfer, within
 
 NOP, ACTIVATE, READ, REFRESH, STOP, PRECHARGE, WRITE, MODE = range(8)
 """Commands by the pads that are low: 1 for RAS, 2 for CAS, 4 for WE."""
@@ -163,10 +163,6 @@ class SchedulerBench(Bench):
             )
         )
 
-    def peek(self, path: str, width: int) -> Signal:
-        """As in `Bench`, but the same signal each time."""
-        return self.peeks[path] if path in self.peeks else super().peek(path, width)
-
     def watch(self, m: Module) -> None:
         self.free_inputs(m, "restart")
         dut, segment = self.dut, self.dut.segment.payload
@@ -190,27 +186,20 @@ class SchedulerBench(Bench):
         )  # fmt: skip
 
     def _segments(self, m: Module) -> None:
-        """Watch one segment, any one: its units, and no others, are read or written, in order and at their places.
+        """Claim that the units of a segment, and no others, are read or written, in order and at their places.
 
-        That the segments before it end where they should is the same claim of each of these, as the watched segment is
-        any one: so the unit's own opinion of which unit is the last one of a segment may be used.
+        The watched segment may be any, so the claim about its last unit holds for the segments before it, too.
+        Therefore `ends` may be taken from the scheduler.
         """
         dut = self.dut
-        mark, issue = self.free(1, "mark"), dut.read | dut.write
+        issue = dut.read | dut.write
         ends = issue & (self.peek("now.more", len(dut.segment.payload.more)) == 0)
-        inside, ahead = Signal(range(4), name="inside"), Signal(range(4), name="ahead")
-        watched, item = Signal(name="watched"), Signal(dut.layout, name="item")
-        current = watched & (ahead == 0)
-        push = dut.segment.valid & dut.segment.ready
-        m.d.sync += inside.eq(inside + push - ends)
-        with m.If(watched & ends):
-            m.d.sync += [ahead.eq(ahead - 1), watched.eq(ahead != 0)]
+        segments = WatchedItem(m, self, "segments", push=transfer(dut.segment), pop=ends, most=2, shown=issue)
+        current, item = segments.oldest, Signal(dut.layout, name="item")
         with m.If(current & issue):
             m.d.sync += [item.unit.eq(item.unit + 1), item.more.eq(item.more - 1)]
-        with m.If(mark & push & ~watched):
-            m.d.sync += [watched.eq(1), item.eq(dut.segment.payload), ahead.eq(inside - ends)]
-        self.claim("units of segments only", ~issue | (inside != 0))
-        self.claim("two segments", inside <= 2)
+        with m.If(segments.starts):
+            m.d.sync += item.eq(dut.segment.payload)
         self.claim("read or write", ~current | Mux(item.write, ~dut.read, ~dut.write))
         self.claim("a segment ends with its last unit", ~current | (ends == (issue & (item.more == 0))))
         self.claim("what is written is there", ~dut.write | dut.have)
@@ -220,7 +209,7 @@ class SchedulerBench(Bench):
         self.claim("not both", ~(dut.read & dut.write))
         self.cover("three units of a segment", current & ends & (item.unit == 2) & item.write)
         self._places(m, item, current & issue, ends)
-        self._where(item, watched, inside, ahead)
+        self._where(item, segments)
 
     def _places(self, m: Module, item: Any, issue: Value, ends: Value) -> None:
         """The command in the cycle after a unit of `item` is read or written."""
@@ -239,13 +228,14 @@ class SchedulerBench(Bench):
         self.claim("written", ~told | (dut.written == (wanted.write & wanted.last & last)))
         self.claim("written is a write", ~dut.written | (operation == WRITE))
 
-    def _where(self, item: Any, watched: Value, inside: Value, ahead: Value) -> None:
-        """Help for the proof: the segment is in one of two registers of the unit."""
+    def _where(self, item: Any, segments: WatchedItem) -> None:
+        """Claim that the segment is in one of two registers: the proof needs this invariant."""
+        watched, ahead = segments.watched, segments.ahead
         width = self.dut.layout.size
         now, following = self.peek("now", width), self.peek("next", width)
         now_valid, next_valid = self.peek("now_valid", 1), self.peek("next_valid", 1)
         first = watched & now_valid & (ahead == 0)
-        self.claim("segments inside", inside == now_valid + next_valid)
+        self.claim("segments inside", segments.inside == now_valid + next_valid)
         self.claim("the first", ~first | (Value.cast(item) == now))
         second = next_valid & (ahead == now_valid) & (Value.cast(item) == following)
         self.claim("the second", ~watched | first | second)

@@ -1,4 +1,4 @@
-"""What every unit promises of `busy`: see `weft.hdl.lib.ports.unit`."""
+"""Properties of `busy`, which every unit has: see `weft.hdl.lib.ports.unit`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Module, Mux
 
 from weft.extras.proof.hardware.pipelines import implies
 from weft.extras.proof.hardware.property import Bench, Bounded, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.extras.proof.hardware.streams import assume_answers, count, transfer
 from weft.hdl.load.load import LoadUnit
 from weft.hdl.matrix.mm import MmUnit
 from weft.hdl.store import StoreUnit
@@ -18,14 +19,14 @@ from weft.hdl.vector.vec import VecUnit
 
 _CONFIG = SMALLEST.replace(queue_depth=1)
 _COUNTS = ("rows", "line", "pixels", "length", "run", "nt", "ob", "oy", "ox", "ky", "kx", "kc", "ry", "rx")
-"""Fields of instructions that are 1 at least."""
+"""Fields of instructions that must not be 0."""
 
 
 class BusyBench(Bench):
-    """A whole unit in free inputs.
+    """A whole unit with free inputs.
 
-    Assumed: every instruction signals something, so that its end shows; counts are 1 at least; memory answers what it
-    was asked for.
+    Assumed: every instruction signals something, so that its end is visible; counts are at least 1; memory only answers
+    requests.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -41,23 +42,20 @@ class BusyBench(Bench):
                 self.assume(~instruction.valid | (op[name] != 0))
         if hasattr(dut, "bus"):
             self._memory(m, dut.bus)
-        inside = Signal(range(16), name="inside")
-        m.d.sync += inside.eq(inside + (instruction.valid & instruction.ready) - dut.signal.any())
+        inside = count(m, "inside", 16, transfer(instruction), dut.signal.any())
         self.claim("busy from an instruction to its signal", implies(inside != 0, dut.busy))
         self.claim("a signal of an instruction", implies(dut.signal.any(), inside != 0))
         self.cover("signalled", dut.signal.any())
 
     def _memory(self, m: Module, bus: Any) -> None:
-        """Assume that memory answers what it was asked for: words of reads, or confirmations of bursts."""
-        asked = bus.request.valid & bus.request.ready
-        owed = Signal(range(1 << 12), name="owed")
+        """Assume that memory only answers requests: words of reads, or confirmations of bursts."""
+        asked = transfer(bus.request)
         if hasattr(bus, "confirmed"):
-            beats, answered = asked, bus.confirmed
-        else:
-            beats, answered = Mux(asked, bus.request.payload.beats, 0), bus.beat.valid
-        self.assume(~answered | (owed != 0))
-        taken = answered if hasattr(bus, "confirmed") else answered & bus.beat.ready
-        m.d.sync += owed.eq(owed + beats - taken)
+            assume_answers(m, self, "owed", asked=asked, answer=bus.confirmed, limit=1 << 12)
+            return
+        beats = Mux(asked, bus.request.payload.beats, 0)
+        answer, taken = bus.beat.valid, transfer(bus.beat)
+        assume_answers(m, self, "owed", asked=beats, answer=answer, taken=taken, limit=1 << 12)
 
 
 def properties() -> Iterator[Property]:

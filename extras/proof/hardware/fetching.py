@@ -12,7 +12,7 @@ from weft.extras.proof.hardware.parity import odd
 from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.property import Bench, Bounded, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.streams import stable, within
+from weft.extras.proof.hardware.streams import assume_answers, stable, transfer, within
 from weft.hdl.control.fetch import BURST_BYTES, BURSTS, PAGE, Fetch, queue_kinds
 from weft.hdl.isa import WORD_BITS, Opcode, Queue
 
@@ -38,9 +38,8 @@ class _Running:
         self.ports = [getattr(dut, queue.name.lower()) for queue in Queue]
         self.valid: Value = Cat(port.valid for port in self.ports).any()
         self.handed: Value = Cat(port.valid & port.ready for port in self.ports).any()
-        self.owed = owed = Signal(range(256), name="owed")
-        m.d.sync += owed.eq(owed + Mux(request.valid & request.ready, request.payload.beats, 0) - beat.valid)
-        bench.assume(~beat.valid | (owed != 0))
+        beats = Mux(transfer(request), request.payload.beats, 0)
+        self.owed = assume_answers(m, bench, "owed", asked=beats, answer=beat.valid, limit=256)
         self.watched = Cat(
             *(self.ports[0].payload.data[bit] for bit in _WATCHED), self.ports[0].payload.index
         )

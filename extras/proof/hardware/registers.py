@@ -11,7 +11,7 @@ from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import implies
 from weft.extras.proof.hardware.property import Bench, Induction, Property
-from weft.extras.proof.hardware.streams import within
+from weft.extras.proof.hardware.streams import Channel, count, stable, within
 from weft.hdl.control.control import Control
 from weft.hdl.control.counters import MUX_INPUTS, SETTLING_CYCLES, WORDS, Counters
 from weft.hdl.isa import BASES
@@ -42,10 +42,7 @@ class Answers:
         self, m: Module, bench: Bench, name: str, valid: Value, ready: Value, payload: Value
     ) -> None:
         self.bench, self.name, self.m = bench, name, m
-        waited, before = Signal(name=f"{name}_waited"), Signal.like(payload, name=f"{name}_before")
-        m.d.sync += [waited.eq(valid & ~ready), before.eq(payload)]
-        bench.claim(f"{name} stays", ~waited | (valid & (payload == before)))
-        bench.cover(f"{name} waits", waited & valid & ready)
+        waited = stable(m, bench, Channel(valid, ready, payload), name)
         self.new: Value = valid & ~waited
         """An answer comes."""
         self._taken = valid & ready
@@ -54,12 +51,8 @@ class Answers:
         """Count requests of one channel, `most` at a time: with 2, one that waits for its answer, and one whose answer
         waits to be taken. `beside` is what else has to be 1 before one is taken. Returns whether one has no answer
         yet."""
-        owed = Signal(range(_MOST + 1), name=f"owed_{name}")
-        begun = Signal(range(_MOST + 1), name=f"begun_{name}")
-        self.m.d.sync += [
-            owed.eq(owed + (valid & ready) - self._taken),
-            begun.eq(begun + (valid & ready) - self.new),
-        ]
+        owed = count(self.m, f"owed_{name}", _MOST + 1, valid & ready, self._taken)
+        begun = count(self.m, f"begun_{name}", _MOST + 1, valid & ready, self.new)
         bench = self.bench
         bench.claim(f"{self.name} answers {name}", ~self.new | (begun != 0))
         bench.claim(f"{name} takes no more than it answers", (owed <= most) & (begun <= 1))

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from types import SimpleNamespace
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.streams import Order, assume_stable, stable, within
+from weft.extras.proof.hardware.streams import (
+    Channel,
+    Order,
+    assume_answers,
+    assume_stable,
+    stable,
+    within,
+)
 from weft.hdl.isa import Load, register_fields
 from weft.hdl.load.load import PageReader
 
@@ -57,8 +63,7 @@ class PageBench(Bench):
             m.d.comb += dut.bases.as_value().eq(self.constant(m, len(dut.bases.as_value()), "bases"))
             table, kept = dut.bases[instruction.payload.table[:3]], instruction.payload.as_value()
             self.assume(instruction.payload.table < 8)
-        stands = SimpleNamespace(valid=instruction.valid, ready=instruction.ready, payload=kept)
-        assume_stable(m, self, stands, "instruction")
+        assume_stable(m, self, Channel(instruction.valid, instruction.ready, kept), "instruction")
         self.assume(~instruction.payload.paged | (table % 4 == 0))
         return table
 
@@ -73,9 +78,7 @@ class PageBench(Bench):
         order = Order(m, self, push=self.asks, i=first, pop=pop, o=out, most=2, name="requests")
         self.claim("a request is for a word", ~request.valid | (request.payload.beats == 1))
         within(m, self, (order.inside != 0) & ~request.valid, 1, "a request comes")
-        under_way = Signal(range(4))
-        m.d.sync += under_way.eq(under_way + pop - beat.valid)
-        self.assume(~beat.valid | (under_way != 0))
+        under_way = assume_answers(m, self, "under_way", asked=pop, answer=beat.valid, limit=4)
         self.claim("entries are taken as they come", beat.ready)
         self.claim("two entries are under way at most", under_way <= 2)
         self.cover("two entries under way", under_way == 2)

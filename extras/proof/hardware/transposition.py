@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.property import OPENED, Bench, Induction, Property
-from weft.extras.proof.hardware.streams import assume_stable, stable
+from weft.extras.proof.hardware.streams import Channel, assume_stable, stable
 from weft.hdl.isa.config import Config
 from weft.hdl.load.transpose import Transposer
 
@@ -63,8 +62,7 @@ class TransposeBench(Bench):
         dut, port = self.dut, self.dut.scratchpad
         self.free_inputs(m)
         assume_stable(m, self, dut.vector, "vector")
-        written = SimpleNamespace(valid=port.valid, ready=port.ready, payload=Cat(port.address, port.data))
-        stable(m, self, written, "write")
+        stable(m, self, Channel(port.valid, port.ready, Cat(port.address, port.data)), "write")
         self.takes = taken = Signal(name="takes")
         m.d.comb += taken.eq(dut.vector.valid & dut.vector.ready)
         self.leaves = Signal(name="leaves")

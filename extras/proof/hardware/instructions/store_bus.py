@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from amaranth.hdl import Fragment, Module, Mux, Signal
+from amaranth.hdl import Cat, Fragment, Module, Mux, Signal
 from amaranth.lib import wiring
 
 from weft.extras.proof.hardware.pipelines import implies
 from weft.extras.proof.hardware.property import Bench, Bounded, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.streams import Order, assume_stable, stable, within
+from weft.extras.proof.hardware.streams import (
+    Channel,
+    Order,
+    assume_answers,
+    assume_stable,
+    count,
+    stable,
+    within,
+)
 from weft.hdl.bus.axi import BurstSplitter
 from weft.hdl.isa.config import Config
 from weft.hdl.store import _TAG, BURSTS, Packer, StoreUnit
@@ -65,14 +73,9 @@ class BusBench(Bench):
         }
         for name, value in offered.items():
             m.d.comb += value.eq(self.free(len(value), f"given_{name}"))
-        assume_stable(m, self, burst.request, "burst")
-        before = Signal(_TAG + 1, name="tag_before")
-        waits = Signal(name="burst_waits")
-        m.d.sync += [
-            before.eq(burst.tag << 1 | burst.last),
-            waits.eq(burst.request.valid & ~burst.request.ready),
-        ]
-        self.assume(~waits | (before == (burst.tag << 1 | burst.last)[: _TAG + 1]))
+        request = burst.request
+        whole = Cat(request.payload.as_value(), burst.last, burst.tag)
+        assume_stable(m, self, Channel(request.valid, request.ready, whole), "burst")
         assume_stable(m, self, beat, "word")
         self._passes(m)
         self._signals(m)
@@ -91,16 +94,13 @@ class BusBench(Bench):
         self.claim(
             "unchanged", implies(bus.beat.valid, bus.beat.payload.as_value() == beat.payload.as_value())
         )
-        ahead = Signal(range(2 * BURSTS), name="bursts_ahead")
-        m.d.sync += ahead.eq(ahead + self.send - sent)
+        ahead = count(m, "bursts_ahead", 2 * BURSTS, self.send, sent)
         self.claim("words of bursts that were asked for", bus.beat.valid == (beat.valid & (ahead != 0)))
 
     def _signals(self, m: Module) -> None:
         """A signal comes when all bursts up to the last one of its instruction are confirmed."""
         dut, bus, burst = self.dut, self.dut.bus, self.dut.splitter
-        owed = Signal(range(2 * BURSTS), name="owed")
-        self.assume(~bus.confirmed | (owed != 0))
-        m.d.sync += owed.eq(owed + self.send - bus.confirmed)
+        owed = assume_answers(m, self, "owed", asked=self.send, answer=bus.confirmed, limit=2 * BURSTS)
         self.claim("no more bursts than it counts", owed <= BURSTS)
         mask = burst.tag[1:]
         self.assume(mask.any())

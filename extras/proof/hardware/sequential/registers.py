@@ -10,6 +10,7 @@ from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.property import Property
 from weft.extras.proof.hardware.registers import Answers, RunsBench
 from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.extras.proof.hardware.streams import assume_stable, axi_channel
 from weft.hdl.control.control import fault_word
 from weft.hdl.control.counters import SETTLING_CYCLES
 from weft.hdl.isa import BASES
@@ -21,7 +22,7 @@ _CONTROL, _WATCHDOG = Reg.CONTROL >> 2, Reg.WATCHDOG >> 2
 
 
 class _RegistersBench(RunsBench):
-    """The registers. As for the pipelined core, a host need not keep a request up, and there is progress always."""
+    """The registers, with progress in every cycle: the watchdog has properties of its own."""
 
     def __init__(self) -> None:
         super().__init__(Control(SMALLEST, _COUNTED))
@@ -34,7 +35,10 @@ class _RegistersBench(RunsBench):
 
 
 class WritesBench(_RegistersBench):
-    """Writes, whose address and data are taken together."""
+    """Writes, whose address and data are taken together, in the cycle after data memory took them if they go there.
+
+    Assumed, as AXI4 demands: address and data stay until they are taken.
+    """
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -42,17 +46,21 @@ class WritesBench(_RegistersBench):
         _busy, was_busy = self.runs(m)
         word, kept = dut.s_axi_awaddr[2:], self.kept(dut.s_axi_awaddr[2:])
         both = dut.s_axi_awvalid & dut.s_axi_wvalid
-        may = both & (~kept | dut.write_ready)
+        for name in ("aw", "w"):
+            assume_stable(m, self, axi_channel(dut, f"s_axi_{name}"), name)
+        taken = dut.s_axi_awvalid & dut.s_axi_awready
+        may = both & ~taken & ~dut.s_axi_bvalid & (~kept | dut.write_ready)
+        could = ago(m, may, 1, "could", reset=True)
         answers = Answers(m, self, "b", dut.s_axi_bvalid, dut.s_axi_bready, dut.s_axi_bresp)
         self.claim("b okay", dut.s_axi_bresp == 0)
         for name in ("aw", "w"):
             valid, ready = (getattr(dut, f"s_axi_{name}{end}") for end in ("valid", "ready"))
-            waits = answers.to(name, valid, ready, most=1, beside=may)
+            waits = answers.to(name, valid, ready, most=1, beside=could)
             self.claim(f"an answer in the cycle after {name}", waits == answers.new)
-        taken = dut.s_axi_awvalid & dut.s_axi_awready
         self.claim("both are taken at once", taken == (dut.s_axi_wvalid & dut.s_axi_wready))
         given = dut.write_valid & dut.write_ready
-        self.claim("what data memory keeps goes there once", given == (taken & kept))
+        went = ago(m, given, 1, "went", reset=True)
+        self.claim("what data memory keeps goes there once", went == (taken & kept))
         same = (dut.write_address == word[: len(dut.write_address)]) & (dut.write_data == dut.s_axi_wdata)
         self.claim("as it came", implies(given, same & (dut.write_strobe == dut.s_axi_wstrb)))
         low = taken & dut.s_axi_wstrb[0]
@@ -134,8 +142,9 @@ def properties() -> Iterator[Property]:
     yield Property(
         "sequential/control",
         "writes",
-        "Address and data of a write are taken together, those for data memory when it takes them, and answered once, "
-        "in the next cycle; a start is a pulse, comes with a write of 1 to CONTROL and never while a run is on.",
+        "Address and data of a write are taken together, in the cycle after data memory takes those that it keeps, and "
+        "answered once, in the next cycle; a start is a pulse, comes with a write of 1 to CONTROL and never while a "
+        "run is on.",
         WritesBench,
         cover=2 * SETTLING_CYCLES,
         proven=("state",),
