@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from weft.extras.proof.programs.words import Unproven, ValueDevice
 
 from weft.extras.proof.programs.values import Values
-from weft.extras.proof.programs.words import Unproven, ValueDevice
 from weft.hdl.isa import INSTRUCTIONS, Instruction
 from weft.hdl.isa.config import PRESETS
 from weft.sim.device import DeviceError
