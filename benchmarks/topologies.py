@@ -30,7 +30,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Buffer, CompileError, Conv, DeviceSegment, View, Window
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View, Window
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
 from weft.run.runtime import Image

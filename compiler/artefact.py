@@ -13,14 +13,15 @@ from typing import Annotated, Any
 import msgspec
 
 from weft.compiler.backend import DeviceProgram, Layer
-from weft.compiler.ir.graph import Buffer, CompileError
+from weft.compiler.errors import ProgramFileError
+from weft.compiler.ir.graph import Buffer
 from weft.compiler.ir.layout import Rows
 from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import Network, State, decode, encode
 from weft.hdl import schema
-from weft.hdl.isa import IsaError
+from weft.hdl.errors import ConfigError, IsaError
 from weft.hdl.isa.code import Code
-from weft.hdl.isa.config import Config, ConfigError
+from weft.hdl.isa.config import Config
 
 MANIFEST = "program.json"
 STATES = "states.bin"
@@ -29,10 +30,6 @@ MOST_BYTES = 1 << 32
 """Most bytes of a program's file: the range of device addresses."""
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
-
-
-class ProgramFileError(CompileError):
-    """A saved program is missing, damaged or of another version. The message names file and field."""
 
 
 class _Segment(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind"):

@@ -15,8 +15,8 @@ import numpy as np
 
 from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.host.onnx_model import NetworkError, check
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError, NetworkError
+from weft.compiler.host.onnx_model import check
 from weft.compiler.ir.layout import Rows
 from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import DTYPES, Network, State, dtype_of, type_of

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
+from weft.compiler.errors import CompileError
 from weft.compiler.host.segments import prepare
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import Graph, HostSegment
 from weft.compiler.ir.network import ModelFormat, Network
 from weft.compiler.onnx.lowering import lower

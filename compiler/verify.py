@@ -6,8 +6,9 @@ from collections.abc import Hashable, Mapping
 
 import numpy as np
 
+from weft.compiler.errors import IrError
 from weft.compiler.host.segments import from_buffer, run_host, to_buffer
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, IrError, View
+from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, View
 from weft.compiler.ir.model import Graph
 from weft.compiler.operators.record import operator_of
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from weft.hdl.errors import WeftError
+from weft.hdl.errors import CacheError
 
 CONTENTS = "contents.txt"
 """Manifest of an entry: a line `_FORMAT`, then SHA-256, size in bytes and name of each other file."""
@@ -29,10 +29,6 @@ _FORMAT = "weft cache 1"
 _STALE_SECONDS = 3600.0
 """Age at which an unlocked temporary folder counts as left by a killed process."""
 _REMEDY = "set WEFT_CACHE to a folder of your own that can be written"
-
-
-class CacheError(WeftError, RuntimeError):
-    """The cache folder cannot be used."""
 
 
 def cache_root() -> Path:

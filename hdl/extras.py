@@ -14,13 +14,9 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from weft.hdl.errors import WeftError
+from weft.hdl.errors import ExtraError
 
 GROUP = "weft.extras"
-
-
-class ExtraError(WeftError, ValueError):
-    """A required extra is not installed."""
 
 
 class Extra(NamedTuple):

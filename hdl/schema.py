@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from weft.hdl.errors import WeftError
+from weft.hdl.errors import SchemaError
 
 T = TypeVar("T")
 
@@ -23,10 +23,6 @@ MAX_FILE_BYTES = 64 << 20
 """Default size limit of a file, in bytes."""
 _REPR_CHARACTERS = 60
 """Maximum length of a value in an error message."""
-
-
-class SchemaError(WeftError, ValueError):
-    """Invalid file contents. The message says what is wrong and where in the file; callers add the file's name."""
 
 
 class _Head(msgspec.Struct):

@@ -24,7 +24,7 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.cache import entry
 from weft.hdl.control.control import AXI_LITE
-from weft.hdl.errors import WeftError
+from weft.hdl.errors import PrefixError, YosysError
 from weft.hdl.isa import BASES, WORD_BYTES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import MAGIC, SIZE, VERSION, Counter, Reg, Status, base_register, counter_register
@@ -54,14 +54,6 @@ _ZERO_INIT = re.compile(
 _COMMENT_WIDTH = 100
 MAX_PREFIX = 64
 """Length of the longest prefix for module names. Tools limit identifiers to 1024 characters or more."""
-
-
-class PrefixError(WeftError, ValueError):
-    """A prefix cannot begin the names of Verilog modules."""
-
-
-class YosysError(WeftError, RuntimeError):
-    """Yosys failed; the message is the end of its log."""
 
 
 def yosys_command(*commands: str) -> list[str]:
@@ -219,7 +211,7 @@ def generate_cached(
 
     Raises
     ------
-    weft.hdl.cache.CacheError
+    weft.hdl.errors.CacheError
         If the cache cannot be used.
     """
     digest = hashlib.sha256(f"{version('amaranth')} {version('pyosys')} {name} {comments} {of}".encode())

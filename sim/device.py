@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-from weft.hdl.errors import WeftError
-from weft.hdl.isa import BASES, IsaError, program_lists
+from weft.hdl.errors import IsaError, WeftError
+from weft.hdl.isa import BASES, program_lists
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter, ListProgress
 

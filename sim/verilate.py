@@ -354,7 +354,7 @@ def replace_cells(verilog: str, *, top: str, models: Libraries) -> str:
 
     Returns `verilog` unchanged if `models` is empty.
 
-    Raises `weft.hdl.verilog.YosysError` if a cell has no model.
+    Raises `weft.hdl.errors.YosysError` if a cell has no model.
     """
     if not models:
         return verilog

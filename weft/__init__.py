@@ -68,15 +68,12 @@ __all__ = [
 if TYPE_CHECKING:
     from weft.api import check, compile, load, verilog
     from weft.boards.board import BoardError
-    from weft.compiler.artefact import ProgramFileError
-    from weft.compiler.ir.graph import CompileError
+    from weft.compiler.errors import CompileError, ProgramFileError
     from weft.errors import FileError, InputError
     from weft.extras.mlir.convert_command import convert_model as convert
     from weft.extras.training.interface import Trained, grad, train
-    from weft.hdl.cache import CacheError
-    from weft.hdl.checker.program import ProgramError
-    from weft.hdl.errors import WeftError
-    from weft.hdl.isa.config import Config, ConfigError
+    from weft.hdl.errors import CacheError, ConfigError, ProgramError, WeftError
+    from weft.hdl.isa.config import Config
     from weft.quantiser.quantise import Quantised, quantise
     from weft.run.options import RunOptions
     from weft.run.program import Program, Result
@@ -87,16 +84,16 @@ if TYPE_CHECKING:
 _MODULES = {
     "BoardError": "boards.board",
     "BuildError": "sim.verilate",
-    "CacheError": "hdl.cache",
-    "CompileError": "compiler.ir.graph",
+    "CacheError": "hdl.errors",
+    "CompileError": "compiler.errors",
     "Config": "hdl.isa.config",
-    "ConfigError": "hdl.isa.config",
+    "ConfigError": "hdl.errors",
     "DeviceError": "sim.device",
     "FileError": "errors",
     "InputError": "errors",
     "Program": "run.program",
-    "ProgramError": "hdl.checker.program",
-    "ProgramFileError": "compiler.artefact",
+    "ProgramError": "hdl.errors",
+    "ProgramFileError": "compiler.errors",
     "Quantised": "quantiser.quantise",
     "Result": "run.program",
     "RunOptions": "run.options",

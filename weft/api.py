@@ -13,8 +13,9 @@ from weft.compiler.artefact import Compiled
 from weft.compiler.artefact import load as load_compiled
 from weft.compiler.artefact_verify import verify
 from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError, DeviceSegment
+from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.model import Graph, Shares, clamp_warnings, shares
 from weft.compiler.onnx.limits import ELEMENTS
 from weft.compiler.onnx.reader import Source
@@ -23,8 +24,8 @@ from weft.compiler.plan.conv_plan import Chooser, plan
 from weft.configurations import configuration, memory_of, room_of, sequential_boards
 from weft.errors import InputError
 from weft.hdl.checker.order import check_sequence
-from weft.hdl.checker.program import ProgramError
 from weft.hdl.checker.program import check as check_program
+from weft.hdl.errors import ProgramError
 from weft.hdl.extras import provider
 from weft.hdl.isa.config import Config
 from weft.hdl.schema import printable
@@ -325,7 +326,7 @@ def verilog(
     ------
     ConfigError, InputError
         See `compile`.
-    weft.hdl.verilog.PrefixError
+    weft.hdl.errors.PrefixError
         If `prefix` cannot begin a Verilog identifier, or is too long.
     """
     from weft.hdl.core import Core

@@ -9,7 +9,8 @@ from typing import Any
 
 from weft.arguments import BANDWIDTH, number
 from weft.errors import InputError
-from weft.hdl.isa.config import PRESETS, Config, ConfigError
+from weft.hdl.errors import ConfigError
+from weft.hdl.isa.config import PRESETS, Config
 
 
 def configuration(source: str | os.PathLike[str] | Config) -> Config:

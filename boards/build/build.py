@@ -223,14 +223,14 @@ def build(
 
     Raises
     ------
-    weft.hdl.isa.config.ConfigError
+    weft.hdl.errors.ConfigError
         If the family's multipliers cannot carry out the configuration.
     BoardError
         If it does not fit.
     TimingError
     weft.boards.build.tools.ToolError
         If a tool is missing or fails.
-    weft.hdl.cache.CacheError
+    weft.hdl.errors.CacheError
         If `cache` belongs to another user, or cannot be written.
     """
     board.family.fabric.multipliers.check(config)

@@ -80,7 +80,7 @@ class Weft(LiteXModule):
 
     Raises
     ------
-    weft.hdl.isa.config.ConfigError
+    weft.hdl.errors.ConfigError
         If the multipliers cannot carry out the configuration.
     """
 
@@ -184,7 +184,7 @@ def add_weft(
     ------
     BoardError
         If the LiteDRAM core does not exist, or if a cache in front of it would hide data from the accelerator.
-    weft.hdl.isa.config.ConfigError
+    weft.hdl.errors.ConfigError
         As `Weft` does.
     """
     if dram is not None:

@@ -118,9 +118,9 @@ def soc_core_verilog(
 
     Raises
     ------
-    weft.hdl.isa.config.ConfigError
+    weft.hdl.errors.ConfigError
         If the multipliers cannot carry out the configuration.
-    weft.hdl.cache.CacheError
+    weft.hdl.errors.CacheError
         If there is no cache folder.
     """
     return generate_cached(

@@ -17,11 +17,11 @@ import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from weft.compiler.host.onnx_model import STANDARD, NetworkError, first_line, model_of
+from weft.compiler.errors import EvaluationError, NetworkError
+from weft.compiler.host.onnx_model import STANDARD, first_line, model_of
 from weft.compiler.host.reference import is_wrong, replacements
 from weft.compiler.ir.network import Network, Node, Type
 from weft.compiler.ir.windows import span
-from weft.hdl.errors import WeftError
 
 
 class _Operand(NamedTuple):
@@ -183,10 +183,6 @@ even size, MaxUnpool.
 
 Feeds = dict[str, np.ndarray]
 Run = Callable[[Feeds], list[Any]]
-
-
-class EvaluationError(WeftError, RuntimeError):
-    """An operator cannot be evaluated on the host, or not for these values. The message is one sentence."""
 
 
 @functools.cache

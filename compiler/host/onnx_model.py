@@ -10,8 +10,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, helper, numpy_helper
 
+from weft.compiler.errors import NetworkError
 from weft.compiler.ir.network import Network, Node, Type, dtype_of
-from weft.hdl.errors import WeftError
 from weft.hdl.schema import printable
 
 STANDARD = ("", "ai.onnx.ml")
@@ -24,10 +24,6 @@ _SMALL = 4096
 """Elements of constants that may be shapes or axes; shape inference needs no values of larger constants."""
 _IR_VERSION = 8
 """Version of the file format, unless the operator sets need a newer one."""
-
-
-class NetworkError(WeftError, ValueError):
-    """A network is not valid. The message is one sentence."""
 
 
 def model_of(network: Network, *, weights: bool = True) -> onnx.ModelProto:

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from weft.compiler.host.evaluate import EvaluationError, Evaluator
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError, EvaluationError
+from weft.compiler.host.evaluate import Evaluator
 from weft.compiler.ir.layout import join_planes, split_planes, to_signed, to_unsigned
 from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import dtype_of

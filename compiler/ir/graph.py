@@ -20,15 +20,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from weft.compiler.ir.layout import Rows
-from weft.hdl.errors import WeftError
-
-
-class IrError(AssertionError):
-    """A graph breaks this module's rules: a bug in a pass, never the user's mistake."""
-
-
-class CompileError(WeftError, ValueError):
-    """A model or configuration cannot be compiled. The message names node or field, value and remedy."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
-from weft.hdl.schema import SchemaError, printable, short_repr
+from weft.hdl.errors import SchemaError
+from weft.hdl.schema import printable, short_repr
 
 LINKS = ("QuantizeLinear", "DequantizeLinear")
 """Operators between real numbers and integers.

@@ -8,7 +8,8 @@ from math import prod
 
 import numpy as np
 
-from weft.compiler.ir.graph import Attention, CompileError, DeviceOp, Softmax, View
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import Attention, DeviceOp, Softmax, View
 from weft.compiler.ir.scales import causal
 from weft.hdl.isa import PAGE_ENTRY
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError, Rounding
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import Rounding
 
 SHIFT_MAX = 63
 """Largest shift of a parameter word (`weft.hdl.isa.Vec`)."""

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from weft.compiler.kernel.expressions import EXPONENTS, FACTOR, IMMEDIATE, Expression, KernelError, Rows
+from weft.compiler.errors import KernelError
+from weft.compiler.kernel.expressions import EXPONENTS, FACTOR, IMMEDIATE, Expression, Rows
 from weft.hdl.isa import MicroOp
 from weft.hdl.isa.kernel import REGISTERS, Op
 

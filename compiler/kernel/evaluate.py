@@ -10,7 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError, View
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import View
 from weft.compiler.kernel.expressions import EXPONENTS, WORD, Expression, Rows, factor_of
 from weft.compiler.kernel.operators import FRACTION_PLACES, RowOp
 from weft.compiler.kernel.products import steps

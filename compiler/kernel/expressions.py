@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import KernelError
 from weft.hdl.isa.config import LOOKUP_ENTRIES
 from weft.hdl.isa.kernel import MULTIPLIER_BITS
 
@@ -29,10 +29,6 @@ EXPONENTS = ("reciprocal", "rsqrt", "factor")
 """Kinds of factors with an exponent of their own."""
 DIGITS = 32639
 """Largest number of two digits (see `digits`)."""
-
-
-class KernelError(CompileError):
-    """A kernel that the engine cannot run. The message names the line of Python at fault."""
 
 
 @dataclass(frozen=True, eq=False)

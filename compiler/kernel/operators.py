@@ -11,16 +11,9 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from weft.compiler.errors import KernelError
 from weft.compiler.ir.graph import DeviceOp, View
-from weft.compiler.kernel.expressions import (
-    FACTOR,
-    IMMEDIATE,
-    RECIPROCAL_PLACES,
-    Expression,
-    KernelError,
-    Rows,
-    constant,
-)
+from weft.compiler.kernel.expressions import FACTOR, IMMEDIATE, RECIPROCAL_PLACES, Expression, Rows, constant
 
 MEAN_PLACES = 12
 """Binary places of a row's mean."""

@@ -9,7 +9,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import ONE, CompileError, View, Weighted, Window
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import ONE, View, Weighted, Window
 from weft.compiler.ir.layout import fill_planes, join_planes, split_planes
 from weft.compiler.kernel.evaluate import LIMITS, ClampedRows, evaluate, store_clamped
 from weft.compiler.kernel.expressions import (

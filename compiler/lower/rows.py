@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Attention, CompileError, DeviceOp, Softmax
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import Attention, DeviceOp, Softmax
 from weft.compiler.ir.products import Embedding
 from weft.compiler.kernel.code import elementwise, generate, tables_of, with_tables
 from weft.compiler.kernel.operators import GroupNorm, RowOp

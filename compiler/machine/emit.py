@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.machine.memory import CONSTANTS, Constants, Kernels, Ring, TensorRef
 from weft.compiler.machine.target import COUNT_MAX, PITCH_MAX, RUN_MAX, Target
 from weft.compiler.machine.tasks import Task

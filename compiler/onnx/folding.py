@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.compiler.host.evaluate import EvaluationError, Evaluator, foreign_types
-from weft.compiler.host.onnx_model import STANDARD, NetworkError, infer_types
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError, EvaluationError, NetworkError
+from weft.compiler.host.evaluate import Evaluator, foreign_types
+from weft.compiler.host.onnx_model import STANDARD, infer_types
 from weft.compiler.ir.network import Network, Node, Type, type_of
 from weft.compiler.ir.windows import axes, span
 from weft.compiler.onnx.limits import check_values

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.compiler.host.evaluate import EvaluationError, Evaluator
+from weft.compiler.errors import EvaluationError
+from weft.compiler.host.evaluate import Evaluator
 from weft.compiler.ir.layout import to_signed
 from weft.compiler.ir.network import Network, Node, type_of
 from weft.compiler.onnx.qdq import Quant, Tensor

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.host.evaluate import EvaluationError, Evaluator
+from weft.compiler.errors import EvaluationError
+from weft.compiler.host.evaluate import Evaluator
 from weft.compiler.ir.graph import View
 from weft.compiler.ir.layout import Layout, Shape4, natural, row_major_layout, slice_indices
 from weft.compiler.ir.network import Network, Type

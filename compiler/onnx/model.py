@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.network import Network, Node, Type
 from weft.compiler.onnx.folding import Known, resolve
 from weft.compiler.onnx.limits import check_windows

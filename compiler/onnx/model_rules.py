@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.windows import axes, span
 
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from weft.compiler.ir.graph import IrError
+from weft.compiler.errors import IrError
 from weft.compiler.ir.model import COMPUTED_ON_HOST, READ_ON_HOST
 from weft.compiler.ir.network import Node
 from weft.compiler.onnx.patterns import Match

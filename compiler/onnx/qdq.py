@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, CompileError, Conv, DeviceOp, Rescale, View
+from weft.compiler.errors import CompileError, NarrowError
+from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View
 from weft.compiler.ir.layout import BITS, PACKED, Layout, natural, row_major_layout
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.products import RowIndices
 from weft.compiler.ir.scales import Bounds, Pair, product_ends
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.wide import NarrowError, upper_plane, widen
+from weft.compiler.onnx.wide import upper_plane, widen
 
 RESULT = ""
 """Name of the buffer that an unfinished operator writes."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.layout import BITS
 from weft.compiler.ir.network import Network, Node
 from weft.compiler.onnx.model_rules import Site, parameters_agree

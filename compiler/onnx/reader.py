@@ -17,8 +17,8 @@ import onnx.inliner
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, helper, numpy_helper
 
-from weft.compiler.host.onnx_model import INVALID, STANDARD, NetworkError, first_line, types_of
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError, NetworkError
+from weft.compiler.host.onnx_model import INVALID, STANDARD, first_line, types_of
 from weft.compiler.ir.layout import PACKED
 from weft.compiler.ir.network import Network, Node, Type, type_of
 from weft.compiler.onnx.limits import NODES

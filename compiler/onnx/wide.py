@@ -12,19 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import (
-    Add,
-    Buffer,
-    CompileError,
-    Conv,
-    DeviceOp,
-    Multiply,
-    Pad,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
+from weft.compiler.errors import CompileError, NarrowError
+from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, Multiply, Pad, Pool, Rescale, View, Window
 from weft.compiler.ir.layout import fill_planes, split_planes
 from weft.compiler.ir.products import Embedding
 from weft.compiler.kernel.evaluate import LIMITS, WideElements
@@ -40,10 +29,6 @@ OPERATORS = (
     "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze",
 )  # fmt: skip
 """ONNX operators that accept values of 16 bits."""
-
-
-class NarrowError(CompileError):
-    """Operator without a 16-bit form; the message names it."""
 
 
 def is_wide(view: View) -> bool:

@@ -7,8 +7,9 @@ from math import prod
 
 import numpy as np
 
+from weft.compiler.errors import IrError
 from weft.compiler.ir import products
-from weft.compiler.ir.graph import Attention, DeviceOp, IrError, Softmax
+from weft.compiler.ir.graph import Attention, DeviceOp, Softmax
 from weft.compiler.ir.products import Embedding
 from weft.compiler.lower.attention import lower_attention
 from weft.compiler.lower.product import lower_softmax

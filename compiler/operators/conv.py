@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.compiler.ir.graph import Conv, IrError
+from weft.compiler.errors import IrError
+from weft.compiler.ir.graph import Conv
 from weft.compiler.ir.microops import (
     Value,
     apply_lookup,

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from weft.compiler.ir.graph import IrError
+from weft.compiler.errors import IrError
 from weft.compiler.ir.microops import Value, product_sum, requantise
 from weft.compiler.ir.products import Counts, Product
 from weft.compiler.lower.product import lower_product

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import DeviceOp, IrError
+from weft.compiler.errors import IrError
+from weft.compiler.ir.graph import DeviceOp
 from weft.compiler.machine.emit import Emitter
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task

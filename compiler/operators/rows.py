@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from weft.compiler.ir.graph import IrError
+from weft.compiler.errors import IrError
 from weft.compiler.kernel.code import elementwise, generate, tables_of
 from weft.compiler.kernel.evaluate import WideElements, evaluate
 from weft.compiler.kernel.operators import GroupNorm, LayerNorm, RowFunction, RowOp

@@ -13,7 +13,8 @@ from itertools import islice
 from math import prod
 from typing import NamedTuple
 
-from weft.compiler.ir.graph import Add, CompileError, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Region
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Region
 from weft.compiler.ir.views import may_overlap
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.operators.record import operator_of

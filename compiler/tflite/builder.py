@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.host.onnx_model import NetworkError, infer_types
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError, NetworkError
+from weft.compiler.host.onnx_model import infer_types
 from weft.compiler.ir.network import Names, Network, Node, Type
 from weft.compiler.tflite.file import File, Quantisation, Tensor
 from weft.compiler.tflite.variables import Key, Variables

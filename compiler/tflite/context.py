@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.network import Type
 from weft.compiler.tflite.builder import FIRST, LAST, QUANTISED, Builder, Order
 from weft.compiler.tflite.file import Operator, Quantisation, Tensor

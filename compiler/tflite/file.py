@@ -18,7 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.onnx.limits import ELEMENTS
 from weft.hdl.isa import encoding
 from weft.hdl.schema import printable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.network import ModelFormat, Network
 from weft.compiler.onnx.limits import NODES
 from weft.compiler.tflite.builder import QUANTISED, Builder

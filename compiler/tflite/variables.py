@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.compiler.host.evaluate import EvaluationError, Evaluator
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError, EvaluationError
+from weft.compiler.host.evaluate import Evaluator
 from weft.compiler.ir.network import State, Type, type_of
 
 if TYPE_CHECKING:

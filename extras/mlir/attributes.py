@@ -14,7 +14,7 @@ from xdsl.ir import Attribute, BuiltinAttribute, Data
 from xdsl.irdl import irdl_attr_definition
 from xdsl.printer import Printer
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.mlir.program import DTYPES, FLOATS, TensorType, check_shape, quantised_type
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name not in ("si8", "index")}

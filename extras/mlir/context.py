@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.mlir.builder import Builder, compact, compact_equal
 from weft.extras.mlir.program import Op, TensorType, Value
 

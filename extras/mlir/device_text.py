@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import Add, CompileError, Conv, DeviceOp, Multiply, Pad, Pool, Rescale, Window
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, Multiply, Pad, Pool, Rescale, Window
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
 from weft.extras.mlir import forms
 from weft.extras.mlir.operators.tosa_products import sums_range

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.scales import quantise_pair
 from weft.extras.mlir.builder import Builder, compact_equal
 from weft.extras.mlir.context import Context

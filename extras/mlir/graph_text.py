@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError, DeviceSegment, View
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import DeviceSegment, View
 from weft.compiler.ir.model import Graph, Transfer
 from weft.extras.mlir.device_text import convert_signedness, refuse, write_operator
 from weft.extras.mlir.printing import Body, Ssa, module_text

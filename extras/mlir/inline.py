@@ -9,7 +9,7 @@ from xdsl.dialects import builtin, func
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.utils.exceptions import ParseError, VerifyException
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.mlir.attributes import Resource, parse_type, plain
 from weft.extras.mlir.program import WRITTEN_OUT, Op, Program, TensorType, Value
 from weft.extras.mlir.text import Reader

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.onnx.limits import ELEMENTS
 
 INTEGERS = {"i4": "int4", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "si8": "int8",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.network import ModelFormat, Network, Type
 from weft.compiler.onnx.limits import NODES
 from weft.extras.mlir import operators

@@ -20,7 +20,7 @@ from xdsl.parser.generic_parser import ParserState
 from xdsl.utils.lexer import Input
 from xdsl.utils.mlir_lexer import MLIRLexer, MLIRTokenKind
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.mlir.attributes import Elements, Plain, Resource, decode_float_bits, decode_hex, tensor_type
 from weft.extras.mlir.program import DTYPES, OPERATIONS, check_shape
 

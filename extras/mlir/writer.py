@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError, DeviceSegment
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.model import Graph, HostSegment, Transfer
 from weft.compiler.ir.network import Node
 from weft.extras.mlir.program import import_with_xdsl

@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 
 from weft.api import load
-from weft.compiler.artefact import MANIFEST, ProgramFileError, hash_of, read_file
+from weft.compiler.artefact import MANIFEST, hash_of, read_file
 from weft.compiler.backend import DeviceProgram
+from weft.compiler.errors import ProgramFileError
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceSegment, Rounding
 from weft.compiler.ir.graph import View as IrView

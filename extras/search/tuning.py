@@ -16,7 +16,8 @@ from weft.compiler.plan.conv_plan import Chooser, ConvPlan, Tiling, candidates, 
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.errors import FileError
 from weft.hdl import schema
-from weft.hdl.isa.config import Config, ConfigError
+from weft.hdl.errors import ConfigError
+from weft.hdl.isa.config import Config
 
 FORMAT = "weft tuning 3"
 LAYER_FORMAT = "weft tuned layer 2"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from weft.hdl.checker.conflicts import step_of
-from weft.hdl.errors import WeftError
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import BASES, Instruction, Memory, Operand
 from weft.hdl.isa.config import Config
 
@@ -22,10 +22,6 @@ Loop = tuple[int, int]
 """(count, stride) of one loop."""
 Cells = slice | np.ndarray
 """Addresses as a slice if they are contiguous, else as a sorted array."""
-
-
-class ProgramError(WeftError, ValueError):
-    """The hardware must not run the program; the message has the instruction's index and the reason."""
 
 
 def describe(index: int, instruction: Instruction) -> str:

@@ -12,9 +12,10 @@ from functools import cache, cached_property
 import numpy as np
 
 from weft.hdl.checker.conflicts import DRAM, SPACES, Uses, expand_forms, step_of
-from weft.hdl.checker.extents import DramAccess, Extents, OnChipAccess, OnChipLayout, ProgramError, describe
+from weft.hdl.checker.extents import DramAccess, Extents, OnChipAccess, OnChipLayout, describe
 from weft.hdl.checker.rules import ADDRESSES, check_instruction
-from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Opcode, places, required_features
+from weft.hdl.errors import IsaError, ProgramError
+from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, Opcode, places, required_features
 from weft.hdl.isa.code import Code, field_mask
 from weft.hdl.isa.config import Config
 

@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.hdl.checker.extents import DramAccess, Extents, ProgramError, describe
+from weft.hdl.checker.extents import DramAccess, Extents, describe
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import (
     PROGRAM_REGISTERS,
     SEMAPHORES,

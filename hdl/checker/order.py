@@ -14,8 +14,9 @@ from functools import cache
 import numpy as np
 
 from weft.hdl.checker.conflicts import DRAM, SPACES, Uses, conflicts
-from weft.hdl.checker.extents import Cells, DramAccess, OnChipAccess, ProgramError, describe, verb
+from weft.hdl.checker.extents import Cells, DramAccess, OnChipAccess, describe, verb
 from weft.hdl.checker.forms import Forms
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, Instruction, Queue
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config

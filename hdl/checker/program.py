@@ -22,18 +22,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weft.hdl.checker.conflicts import SCRATCHPAD
-from weft.hdl.checker.extents import Extent, Extents, ProgramError, describe
+from weft.hdl.checker.extents import Extent, Extents, describe
 from weft.hdl.checker.forms import Forms
 from weft.hdl.checker.loops import check_loops
 from weft.hdl.checker.order import Order, check_races
 from weft.hdl.checker.rules import check_kernels
+from weft.hdl.errors import IsaError, ProgramError
 from weft.hdl.isa import (
     BASES,
     PARAMETER_VECTORS,
     PROGRAM_REGISTERS,
     WORD_BYTES,
     Instruction,
-    IsaError,
     Memory,
     Opcode,
     Queue,

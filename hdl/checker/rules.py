@@ -12,7 +12,6 @@ from weft.hdl.checker.extents import (
     Extents,
     OnChipAccess,
     OnChipLayout,
-    ProgramError,
     address_sequence,
     describe,
     dram_accesses,
@@ -21,12 +20,12 @@ from weft.hdl.checker.extents import (
     on_chip_layout,
     verb,
 )
+from weft.hdl.errors import IsaError, ProgramError
 from weft.hdl.isa import (
     COORDINATE_MAX,
     FILL_MAX,
     INT4_RUN_MAX,
     Instruction,
-    IsaError,
     Kernel,
     Load,
     Lookup,

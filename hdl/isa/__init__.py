@@ -1,5 +1,6 @@
 """Instruction set, register map, and the hardware configuration that both depend on."""
 
+from weft.hdl.errors import IsaError
 from weft.hdl.isa.config import PARAMETER_VECTORS, Feature
 from weft.hdl.isa.encoding import (
     BASES,
@@ -10,7 +11,6 @@ from weft.hdl.isa.encoding import (
     WORD_BITS,
     WORD_BYTES,
     Instruction,
-    IsaError,
     Opcode,
     Place,
     Queue,

@@ -14,13 +14,12 @@ from typing import Any, overload
 
 import numpy as np
 
-from weft.hdl.errors import WeftError
+from weft.hdl.errors import AsmError, IsaError
 from weft.hdl.isa import (
     INSTRUCTIONS,
     SEMAPHORES,
     WORD_BYTES,
     Instruction,
-    IsaError,
     Mode,
     Opcode,
     Place,
@@ -226,10 +225,6 @@ _NAMES: dict[str, type[enum.IntEnum]] = {"source": Source, "reduce": Reduce} | {
     f"mode{slot}": Mode for slot in range(SLOTS)
 }
 _HEXADECIMAL = ("offset", "a", "b", "c", "src", "dst", "params", "state", "alignment")
-
-
-class AsmError(WeftError, ValueError):
-    """Invalid assembly text; the message names line, field and value."""
 
 
 def assemble(text: str) -> list[Instruction]:

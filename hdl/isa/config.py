@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.hdl import schema
-from weft.hdl.errors import WeftError
+from weft.hdl.errors import ConfigError
 
 FORMAT = "weft configuration 1"
 """Value of the optional field `format` in a configuration file."""
@@ -29,10 +29,6 @@ MAX_KERNEL_ENTRIES = 256
 MAX_BLOCK_COLUMNS = 32
 """Maximum `n` with block factors for int4 (``int4`` 2): a word must hold values of one block only."""
 MAX_DEPTHWISE_TAPS = 8
-
-
-class ConfigError(WeftError, ValueError):
-    """Invalid configuration; the message names the field, the value and the rule."""
 
 
 def _is_power_of_two(value: int) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from amaranth.hdl import signed, unsigned
 from amaranth.lib import data
 
-from weft.hdl.errors import WeftError
+from weft.hdl.errors import IsaError
 from weft.hdl.isa.config import Config, Feature
 from weft.hdl.isa.operands import Operand
 
@@ -33,10 +33,6 @@ BASES = 8
 """Number of base registers, which the host sets."""
 PROGRAM_REGISTERS = 16
 """Number of registers with loops: the base registers, which the program may change, and as many others."""
-
-
-class IsaError(WeftError, ValueError):
-    """A value does not fit its instruction field, or a word is no valid instruction."""
 
 
 class Queue(enum.IntEnum):

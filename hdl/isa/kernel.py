@@ -16,10 +16,10 @@ from functools import cache, lru_cache
 from amaranth.hdl import signed, unsigned
 from amaranth.lib import data
 
+from weft.hdl.errors import IsaError
 from weft.hdl.isa.config import Config, Feature
 from weft.hdl.isa.encoding import (
     Instruction,
-    IsaError,
     Opcode,
     Place,
     Queue,

@@ -26,8 +26,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from weft.hdl.errors import IsaError
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.encoding import BASES, IsaError
+from weft.hdl.isa.encoding import BASES
 from weft.hdl.isa.memmap import LISTED_BITS
 
 DESCRIPTOR_BYTES = 64

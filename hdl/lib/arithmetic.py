@@ -9,7 +9,8 @@ from amaranth.hdl import Cat, Const, Instance, Module, Mux, Signal, Value, signe
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa.config import Config, ConfigError
+from weft.hdl.errors import ConfigError
+from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import DIVISION_LATENCY
 
 LEAD = 3

@@ -155,7 +155,7 @@ class Array(wiring.Component):
     ----------
     config : Config
     multipliers : Multipliers
-        Raises `weft.hdl.isa.config.ConfigError` if they do not support the configuration.
+        Raises `weft.hdl.errors.ConfigError` if they do not support the configuration.
 
     Attributes
     ----------

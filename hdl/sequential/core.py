@@ -13,8 +13,9 @@ from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.control.control import AXI_LITE, connect_parity
 from weft.hdl.control.counters import Counters
 from weft.hdl.control.fetch import ParityCounts
+from weft.hdl.errors import ConfigError
 from weft.hdl.isa import Queue
-from weft.hdl.isa.config import Config, ConfigError
+from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import MULTIPLIER_BITS
 from weft.hdl.isa.memmap import Counter, FaultUnit, ParityMemory
 from weft.hdl.lib.arithmetic import INFERRED, Coding, Multipliers

@@ -14,6 +14,7 @@ import numpy as np
 
 import weft.sim.timing.hardware as hardware
 from weft.hdl.cache import entry
+from weft.hdl.errors import IsaError
 from weft.hdl.isa import (
     BASES,
     INSTRUCTIONS,
@@ -21,7 +22,6 @@ from weft.hdl.isa import (
     SEMAPHORES,
     WORD_BYTES,
     Instruction,
-    IsaError,
     Kernel,
     Opcode,
     Queue,

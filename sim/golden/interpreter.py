@@ -29,6 +29,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from weft.hdl.errors import IsaError
 from weft.hdl.isa import (
     PROGRAM_REGISTERS,
     SEMAPHORE_MAX,
@@ -36,7 +37,6 @@ from weft.hdl.isa import (
     WORD_BYTES,
     End,
     Instruction,
-    IsaError,
     LoopNext,
     LoopStart,
     Mode,

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.hdl.isa import IsaError, Kernel, Memory, Microcode, MicroOp
+from weft.hdl.errors import IsaError
+from weft.hdl.isa import Kernel, Memory, Microcode, MicroOp
 from weft.hdl.isa.kernel import (
     INT32_MIN,
     MULTIPLIER_BITS,

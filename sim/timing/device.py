@@ -11,7 +11,8 @@ from itertools import accumulate
 import numpy as np
 
 from weft.hdl.checker.extents import Cells, on_chip_accesses
-from weft.hdl.isa import BASES, WORD_BYTES, Instruction, IsaError, Memory, Queue, decode
+from weft.hdl.errors import IsaError
+from weft.hdl.isa import BASES, WORD_BYTES, Instruction, Memory, Queue, decode
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter, ListProgress
 from weft.hdl.isa.program_lists import DESCRIPTOR_BYTES, RECORD_READ_BYTES, Descriptor, Record, pitch

@@ -43,7 +43,7 @@ class SequentialTimingDevice(TimingDevice):
 
     Raises
     ------
-    weft.hdl.isa.config.ConfigError
+    weft.hdl.errors.ConfigError
         If the sequential core does not support this configuration.
     weft.sim.verilate.BuildError
         If the C++ model cannot be built.

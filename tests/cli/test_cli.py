@@ -19,7 +19,7 @@ from weft import __main__ as command
 from weft import report
 from weft.api import Check
 from weft.cli.demo import Demo
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.model import Shares
 from weft.hdl.isa.config import PRESETS
 from weft.run.options import RunOptions

@@ -14,13 +14,13 @@ from support.core_cases import Bench, Core, Scenario, Step, compared
 from support.random_instructions import OUTPUT
 from support.random_programs import Generator
 
-from weft.hdl.checker.program import ProgramError, check
+from weft.hdl.checker.program import check
+from weft.hdl.errors import IsaError, ProgramError
 from weft.hdl.isa import (
     BASES,
     INSTRUCTIONS,
     End,
     Instruction,
-    IsaError,
     Kernel,
     Load,
     LoopNext,

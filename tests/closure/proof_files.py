@@ -36,13 +36,13 @@ from support.state_models import Ring
 
 import weft
 from weft.compiler.artefact import MANIFEST
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.certificate.certificate import describe_model
 from weft.extras.language.certificate.decoder_memory import Token
 from weft.extras.language.certificate.language import Language
 from weft.extras.language.run.decoder_run import DecoderMemory
 from weft.extras.proof.certificate import CERTIFICATE, CertificateError, certify, verify
-from weft.hdl.checker.program import ProgramError
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import End
 from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.device import DeviceError

@@ -24,8 +24,9 @@ from support.state_models import Ring, Svdf
 from weft.boards.board import CoreKind
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError, Conv, DeviceSegment
+from weft.compiler.ir.graph import Conv, DeviceSegment
 from weft.compiler.operators.record import operator_of
 from weft.extras.proof.certificate import placement_of
 from weft.extras.proof.programs.graph import Graph, GraphError, decode, encode

@@ -13,13 +13,13 @@ from support import qdq_models
 import weft
 from weft.api import InputError, Program
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.model import HostSegment
 from weft.examples import digits
-from weft.hdl.checker.program import ProgramError
+from weft.hdl.errors import ConfigError, ProgramError
 from weft.hdl.isa import Store
 from weft.hdl.isa.code import Code
-from weft.hdl.isa.config import PRESETS, Config, ConfigError
+from weft.hdl.isa.config import PRESETS, Config
 from weft.run.runtime import Image
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice

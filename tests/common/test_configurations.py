@@ -26,7 +26,7 @@ from weft.examples import digits
 from weft.extras.search.tune import tune
 from weft.hdl import core as pipelined
 from weft.hdl import verilog as generating
-from weft.hdl.checker.program import ProgramError
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential import core as sequential

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft.compiler.artefact import MANIFEST, ProgramFileError, load
+from weft.compiler.artefact import MANIFEST, load
 from weft.compiler.backend import DeviceProgram
+from weft.compiler.errors import ProgramFileError
 from weft.examples import digits
 
 

@@ -16,9 +16,9 @@ from support.state_models import Ring
 import weft
 from weft.compiler.artefact import MANIFEST, STATES, Compiled, load
 from weft.compiler.artefact_verify import verify
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.network import State
-from weft.hdl.checker.program import ProgramError
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa.config import PRESETS
 
 

@@ -23,10 +23,10 @@ from support.qdq_models import Builder
 import weft
 from weft.compiler.artefact import MANIFEST
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.model import HostSegment
 from weft.compiler.ir.network import Network, Node, Type, decode, encode
-from weft.hdl.checker.program import ProgramError
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa.config import PRESETS
 
 Paths = tuple[Any, ...]

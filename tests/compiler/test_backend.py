@@ -22,18 +22,8 @@ from support.op_cases import (
 )
 
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import (
-    Add,
-    Buffer,
-    CompileError,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, Rescale, View, Window
 from weft.compiler.ir.layout import Rows
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.fuse import fuse_epilogue, fuse_lookup, fuse_pool

@@ -8,7 +8,8 @@ import pytest
 from support.op_cases import apart, convolution, segment_of, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import DeviceSegment, IrError, Window
+from weft.compiler.errors import IrError
+from weft.compiler.ir.graph import DeviceSegment, Window
 from weft.compiler.ir.model import dump_segment
 from weft.compiler.machine.target import Target
 from weft.compiler.pipeline import PIPELINE, Pass, run_passes

@@ -7,17 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from weft.compiler.ir.graph import (
-    Add,
-    Attention,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    IrError,
-    Rescale,
-    View,
-)
+from weft.compiler.errors import IrError
+from weft.compiler.ir.graph import Add, Attention, Buffer, Conv, DeviceOp, DeviceSegment, Rescale, View
 from weft.compiler.ir.model import Graph, Transfer
 from weft.compiler.verify import verify, verify_op
 

@@ -31,8 +31,8 @@ from support.memories import BANDWIDTHS
 
 import weft
 from weft.compiler.backend import DeviceProgram
+from weft.compiler.errors import CompileError
 from weft.compiler.host.segments import run_host
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import HostSegment
 from weft.compiler.onnx.convolutions import ADD_WEIGHT
 from weft.compiler.onnx.operators.attention import ROUNDED_SCORES, ROUNDING

@@ -13,7 +13,8 @@ from fuzz import programs
 from fuzz.files import Edit
 from fuzz.outcome import Failure, Outcome, check_sentence
 
-from weft.hdl.isa.config import PRESETS, Config, ConfigError
+from weft.hdl.errors import ConfigError
+from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.core import check_config
 from weft.sim.verilate import BuildError
 

@@ -16,7 +16,7 @@ from fuzz.command import call
 from fuzz.outcome import Failure, Outcome, check_sentence
 
 from weft.boards.link.frames import LONGEST, Answer, FrameError, Identity, Parser, Request, frame
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.encoders import TokenError
 from weft.extras.language.compiler.reference import Reference
 from weft.extras.language.compiler.tokenizer import Tokenizer

@@ -17,7 +17,8 @@ from support.random_programs import MEMORY, PROGRAM, Generator, WithoutDivision
 
 from weft.boards.registry import BOARDS
 from weft.hdl.checker.order import check_sequence
-from weft.hdl.checker.program import ProgramError, check
+from weft.hdl.checker.program import check
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import BASES, SEMAPHORE_MAX, SEMAPHORES, End, Instruction, Load, Queue, Store, places
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import DECERR, SLVERR, Counter, FaultUnit, Reg, Status, base_register

@@ -20,9 +20,10 @@ from fuzz.kinds import KINDS
 from fuzz.outcome import Outcome, check_sentence
 
 from weft.boards.registry import BOARDS
+from weft.hdl.errors import ConfigError
 from weft.hdl.isa import SEMAPHORE_MAX, Vec
 from weft.hdl.isa import kernel as kernels
-from weft.hdl.isa.config import PRESETS, ConfigError
+from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter, base_register
 from weft.run.runtime import Image
 from weft.sim.device import Device

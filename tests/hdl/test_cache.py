@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from weft.hdl import cache
-from weft.hdl.cache import CONTENTS, CacheError, cache_root, entry, is_whole
+from weft.hdl.cache import CONTENTS, cache_root, entry, is_whole
+from weft.hdl.errors import CacheError
 
 
 @pytest.mark.parametrize(

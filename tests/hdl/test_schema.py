@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.hdl.schema import SchemaError, read_bytes
+from weft.hdl.errors import SchemaError
+from weft.hdl.schema import read_bytes
 
 
 def test_regular_files_are_read(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from amaranth.lib.wiring import In, Out
 
 import weft
 from weft.extras.search.explore.space import Space
+from weft.hdl.errors import PrefixError, YosysError
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.verilog import PrefixError, YosysError, check_prefix, generate, run_yosys
+from weft.hdl.verilog import check_prefix, generate, run_yosys
 from weft.sim.rtl.device import core_verilog
 from weft.sim.verilate import verilator_root
 

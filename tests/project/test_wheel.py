@@ -137,7 +137,7 @@ def test_type_checkers_see_the_installed_package(weft: Path, tmp_path: Path) -> 
         'error: Incompatible types in assignment (expression has type "Check", '
         'variable has type "int")  [assignment]',
         'note: Revealed type is "weft.run.program.Result"',
-        'note: Revealed type is "weft.compiler.ir.graph.CompileError"',
+        'note: Revealed type is "weft.compiler.errors.CompileError"',
     ]
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import weft
 from weft.cli.main import app
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.onnx.reader import read_proto
 from weft.quantiser import integer_models
 

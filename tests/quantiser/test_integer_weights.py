@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support import integer_nets
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.quantiser.integer_weights import Integers, Packing, Remembered, linear
 
 

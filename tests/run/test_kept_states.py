@@ -13,8 +13,9 @@ from support.state_models import Ring, Svdf
 
 import weft
 from weft import __main__ as command
-from weft.compiler.artefact import STATES, ProgramFileError
+from weft.compiler.artefact import STATES
 from weft.compiler.backend import DeviceProgram
+from weft.compiler.errors import ProgramFileError
 from weft.compiler.tflite.file import parse
 from weft.errors import InputError
 from weft.hdl.isa.config import PRESETS

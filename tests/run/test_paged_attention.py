@@ -11,7 +11,8 @@ from support import attention_cases, configurations
 from support.attention_cases import view
 
 from weft.api import InputError
-from weft.compiler.ir.graph import Attention, CompileError
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import Attention
 from weft.compiler.ir.scales import (
     CALIBRATION_HEADROOM,
     NEGLIGIBLE_SHIFT,

@@ -11,8 +11,9 @@ import pytest
 import weft
 import weft.run.kernel
 from weft import CompileError, InputError
+from weft.compiler.errors import KernelError
 from weft.hdl.isa.config import PRESETS
-from weft.run.kernel import KernelError, Rows
+from weft.run.kernel import Rows
 
 TINY = PRESETS["tiny"].replace(kernel=64)
 

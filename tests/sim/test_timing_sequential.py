@@ -14,8 +14,9 @@ from weft.boards.board import CoreKind
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
+from weft.hdl.errors import ConfigError
 from weft.hdl.isa import End, Instruction, Load, Mm, Store
-from weft.hdl.isa.config import PRESETS, Config, ConfigError
+from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
 from weft.run.runtime import Image
 from weft.sim.device import Device, DeviceError

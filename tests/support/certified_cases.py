@@ -21,10 +21,11 @@ from support.op_cases import (
 )
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import CompileError, Conv, DeviceOp, DeviceSegment
+from weft.compiler.errors import CompileError, KernelError
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment
 from weft.compiler.ir.products import Embedding, Product
 from weft.compiler.kernel.evaluate import WideElements
-from weft.compiler.kernel.expressions import Expression, KernelError, Rows
+from weft.compiler.kernel.expressions import Expression, Rows
 from weft.compiler.kernel.operators import GroupNorm, LayerNorm, RowFunction
 from weft.compiler.kernel.products import RowNorm
 from weft.compiler.kernel.rows import RowLogSoftmax, RowPair, RowPlace, RowTotal

@@ -26,7 +26,8 @@ from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun, Prog
 from weft.extras.proof.programs.symbols import Symbols
 from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.proof.programs.values import CONSTANTS, Values
-from weft.hdl.checker.program import ProgramError, check
+from weft.hdl.checker.program import check
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import WORD_BYTES, Instruction, decode
 from weft.hdl.isa.config import Config
 from weft.sim.compiled.device import golden_device

@@ -11,8 +11,8 @@ import pytest
 
 import weft
 from weft.compiler.artefact import MANIFEST
-from weft.compiler.ir.graph import CompileError
-from weft.hdl.checker.program import ProgramError
+from weft.compiler.errors import CompileError
+from weft.hdl.errors import ProgramError
 
 
 def manifest_of(folder: Path) -> Any:

@@ -26,8 +26,8 @@ from onnx.backend.base import Backend, BackendRep
 
 import weft
 from weft.api import Program
-from weft.compiler.host.evaluate import EvaluationError, Evaluator
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError, EvaluationError
+from weft.compiler.host.evaluate import Evaluator
 from weft.compiler.onnx.reader import network_of
 
 NATIVE = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul")

@@ -22,7 +22,8 @@ from support.random_instructions import (
     PROGRAM,
     Drawing,
 )
-from weft.hdl.checker.program import ProgramError, check
+from weft.hdl.checker.program import check
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import (
     INSTRUCTIONS,
     End,

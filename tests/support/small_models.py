@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from support import qdq_models
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError
 
 
 def fails(source: str | Path | onnx.ModelProto) -> str:

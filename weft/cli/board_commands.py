@@ -98,7 +98,7 @@ def _shares(board: Board) -> dict[str, float]:
 
 def _fits(board: Board, config: Config) -> bool:
     from weft.boards.build.estimate import can_place
-    from weft.hdl.isa.config import ConfigError
+    from weft.hdl.errors import ConfigError
 
     # A preset may need wider multipliers than the FPGA has.
     try:

@@ -15,10 +15,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, version_converter
 
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import check_kind, formats
 from weft.compiler.host.evaluate import HOW_TO_INSTALL, runtime
 from weft.compiler.host.onnx_model import first_line
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.onnx.model import QLINEAR
 from weft.compiler.onnx.reader import Source, read_proto
 from weft.errors import InputError

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.onnx.model import QLINEAR, UNFIXED
 from weft.compiler.onnx.model_rules import Site, check
 from weft.quantiser.integer_weights import Integers, Packing, Remembered, check_scales, linear

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 
 PACKED_BITS = (2, 4, 8)
 """Widths of MatMulNBits weights that weft reads: those that divide a byte."""

@@ -16,7 +16,7 @@ import onnx
 
 from weft import files
 from weft.arguments import integer
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.onnx.limits import ELEMENTS
 from weft.compiler.onnx.reader import Source
 from weft.errors import InputError

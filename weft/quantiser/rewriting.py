@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 
 Nodes = list[onnx.NodeProto] | None
 """Nodes that replace a node; None to leave it."""

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from weft.compiler.errors import CompileError
 from weft.compiler.host.onnx_model import first_line
-from weft.compiler.ir.graph import CompileError
 from weft.errors import InputError
 from weft.quantiser import float_model
 from weft.samples import SampleSource, arrays_of

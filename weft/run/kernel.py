@@ -25,9 +25,10 @@ import numpy as np
 
 from weft.arguments import integer
 from weft.compiler.backend import compile_segment
+from weft.compiler.errors import KernelError
 from weft.compiler.ir.graph import Buffer, DeviceSegment, View
 from weft.compiler.kernel.code import generate
-from weft.compiler.kernel.expressions import Expression, KernelError, Rows, constant
+from weft.compiler.kernel.expressions import Expression, Rows, constant
 from weft.compiler.kernel.operators import RowFunction
 from weft.compiler.verify import evaluate as evaluate_operator
 from weft.configurations import configuration, sequential_boards

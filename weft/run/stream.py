@@ -13,8 +13,8 @@ from weft.compiler.host.segments import prepare, run_host
 from weft.compiler.ir.model import HostSegment
 from weft.compiler.machine.memory import CONSTANTS, INPUTS, OUTPUTS
 from weft.errors import InputError
-from weft.hdl.checker.extents import ProgramError
 from weft.hdl.checker.program import ListedProgram, check_places
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.program_lists import Record, encode_list, pitch

@@ -128,7 +128,7 @@ def locate_board(port: str | None, baud: int | None, config: Config | None = Non
     ------
     weft.boards.board.BoardError
         If the board does not exist, or CONFIG does not fit it.
-    weft.hdl.isa.config.ConfigError
+    weft.hdl.errors.ConfigError
         If CONFIG is not a configuration.
     weft.sim.device.DeviceError
         If no board answers, a virtual board has another configuration than `config`, or the design broke the rules of

@@ -7,7 +7,8 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir.graph import Attention, CompileError, Rounding
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import Attention, Rounding
 from weft.compiler.ir.network import Node
 from weft.compiler.onnx.attention import (
     FORM,

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from weft.compiler.errors import NarrowError
 from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View
 from weft.compiler.ir.layout import BITS
 from weft.compiler.ir.products import Embedding
@@ -33,7 +34,7 @@ from weft.compiler.onnx.qdq import (
     rescale,
     result_of,
 )
-from weft.compiler.onnx.wide import NarrowError, is_wide, upper_plane
+from weft.compiler.onnx.wide import is_wide, upper_plane
 
 
 def bounds_constant(context: NodeContext) -> str | None:

@@ -23,7 +23,8 @@ from weft.extras.proof.certificate import CertificateError, formula_of
 from weft.extras.proof.programs.graph import Array
 from weft.extras.proof.programs.symbols import Rows
 from weft.extras.proof.programs.value_device import Unproven
-from weft.hdl.checker.program import ProgramError, check
+from weft.hdl.checker.program import check
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import WORD_BYTES, decode
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.attend import Attend, vectors
 from weft.extras.language.compiler.behind import SumKernels, Sums
 from weft.extras.language.compiler.contents import Contents

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Norm
 
 PRODUCTS = {

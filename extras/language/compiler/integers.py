@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.scales import CALIBRATION_HEADROOM, SCORE_CLAMP, SCORE_REACH
 from weft.compiler.kernel.expressions import DIGITS
 from weft.extras.language.compiler.form import PRODUCTS, Form, form_of, matrices

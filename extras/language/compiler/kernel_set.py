@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError, KernelError
 from weft.compiler.kernel.code import generate, tables_of, with_tables
-from weft.compiler.kernel.expressions import KernelError, Rows
+from weft.compiler.kernel.expressions import Rows
 from weft.extras.language.compiler import kernels
 from weft.extras.language.compiler.integers import Integers, describe_outlier
 from weft.extras.language.compiler.spread import At, columnwise_kernel

@@ -21,7 +21,7 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.kernel.expressions import (
     DIGITS,
     FACTOR,

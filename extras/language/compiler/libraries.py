@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 
 HOW_TO_INSTALL = "pip install 'weft[lm]'"
 

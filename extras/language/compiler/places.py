@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import COUNT_MAX
 from weft.extras.language.compiler.form import Form

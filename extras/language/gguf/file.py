@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.onnx.limits import ELEMENTS
 from weft.extras.language.compiler.libraries import import_library
 from weft.hdl.schema import printable, short_repr

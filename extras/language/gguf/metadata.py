@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.gguf.file import Value
 from weft.hdl.schema import short_repr
 

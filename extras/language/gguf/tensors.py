@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import Linear, Matrix, Norm, dense
 from weft.extras.language.gguf.blocks import READABLE_TYPES, decode, is_finite
 from weft.extras.language.gguf.file import StoredTensor

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.vocabulary import Kind, Vocabulary, find_ends
 from weft.extras.language.compiler.words import PATTERNS
 from weft.extras.language.gguf.file import Value

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.libraries import import_library
 from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Matrix, Norm, dense
 from weft.extras.language.compiler.vocabulary import Vocabulary, find_ends

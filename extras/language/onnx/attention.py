@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.network import Node
 from weft.extras.language.compiler.model import BlockTensor, Linear, Matrix, Rotary, rows
 from weft.extras.language.compiler.reference import rotate_pairs

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.compiler.ir.graph import CompileError
-from weft.hdl.schema import SchemaError, decode, printable, read_bytes, short_repr
+from weft.compiler.errors import CompileError
+from weft.hdl.errors import SchemaError
+from weft.hdl.schema import decode, printable, read_bytes, short_repr
 
 CONTEXT = ("max_position_embeddings", "n_positions", "context_length")
 """Keys of the context length, which differ between models."""

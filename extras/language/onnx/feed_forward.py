@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import Linear, rows
 from weft.extras.language.onnx.norms import is_close
 from weft.extras.language.onnx.structure import Half

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.network import Node
 
 Inputs = Sequence[np.ndarray | None]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import Norm
 from weft.extras.language.onnx.products import Weights
 from weft.extras.language.onnx.texts import Texts

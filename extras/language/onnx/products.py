@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.host.evaluate import EvaluationError, Evaluator
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError, EvaluationError
+from weft.compiler.host.evaluate import Evaluator
 from weft.compiler.ir.network import Node
 from weft.extras.language.compiler.model import BlockTensor, Linear, Matrix, dense
 from weft.extras.language.onnx.graph import Graph

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.onnx.reader import read_open
 from weft.extras.language.compiler.model import (
     Block,

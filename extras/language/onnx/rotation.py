@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import Rotary
 from weft.extras.language.onnx.norms import is_close
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.network import Node
 from weft.extras.language.onnx.graph import ALIASES, SHAPES, Graph
 from weft.extras.language.onnx.products import Product

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.network import dtype_of
 from weft.extras.language.onnx.graph import SHAPES, Graph
 from weft.extras.language.onnx.structure import Half, Structure

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.encoders import SPACE
 from weft.extras.language.compiler.vocabulary import Kind, Vocabulary, find_ends
 from weft.extras.language.compiler.words import PATTERNS

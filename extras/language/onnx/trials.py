@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.host.evaluate import EvaluationError, Evaluator
+from weft.compiler.errors import CompileError, EvaluationError
+from weft.compiler.host.evaluate import Evaluator
 from weft.compiler.host.onnx_model import first_line
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Node, Type
 from weft.extras.language.onnx.graph import SHAPES, Graph
 from weft.extras.language.onnx.natives import find_native

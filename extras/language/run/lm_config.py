@@ -7,13 +7,14 @@ import dataclasses
 import os
 from dataclasses import dataclass
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.configurations import configuration
 from weft.extras.language.compiler.contents import plan_ring
 from weft.extras.language.compiler.form import Form
 from weft.extras.language.compiler.model import Sizes
 from weft.extras.language.compiler.places import Places
-from weft.hdl.isa.config import MAX_BLOCK_COLUMNS, PRESETS, Config, ConfigError
+from weft.hdl.errors import ConfigError
+from weft.hdl.isa.config import MAX_BLOCK_COLUMNS, PRESETS, Config
 
 _MIN_FIELDS = {"loops": 1, "kernel": 256, "lookup_tables": 4}
 """Smallest values of the fields that every model depends on."""

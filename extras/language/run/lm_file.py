@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import LanguageModel
 from weft.extras.language.gguf import reader as gguf
 from weft.extras.language.gguf.file import is_gguf

@@ -67,7 +67,7 @@ def model_ranges(reference: Reference, digest: str, tokens: Sequence[int] | None
 
     Raises
     ------
-    weft.hdl.cache.CacheError
+    weft.hdl.errors.CacheError
         If the cache cannot be used.
     """
     context = reference.model.sizes.context

@@ -15,7 +15,7 @@ from support.decoder_run import DecoderRun
 from support.language_models import config_of, random_model
 from support.mostly_long import mostly_long
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.decoder import Decoder
 from weft.extras.language.compiler.form import PRODUCTS
 from weft.extras.language.compiler.integers import Integers, to_integers

@@ -23,7 +23,7 @@ from support.certified_decoders import (
     with_code,
 )
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.certificate.certificate import certify, describe_layout, describe_model
 from weft.extras.language.certificate.decoder_memory import StepLayout, Token
 from weft.extras.language.certificate.language import Language

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.language_models import random_model
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.form import PRODUCTS, Form, form_of, matrices
 from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Norm, Rotary
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.gguf_bytes import TYPES, Gguf, Tensor, blocks, text, value
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.gguf import file
 
 HUGE = 1 << 60

@@ -14,8 +14,8 @@ import pytest
 from support import language_models
 from support.gguf_bytes import KINDS, Gguf, Tensor, blocks
 
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError
 from weft.extras.language.compiler.model import Block, BlockTensor, LanguageModel, Linear, Norm, Rotary, dense
 from weft.extras.language.gguf import file
 from weft.extras.language.gguf.file import File, parse

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
 from weft.extras.language.compiler.words import PATTERNS
 from weft.extras.language.gguf.metadata import Metadata

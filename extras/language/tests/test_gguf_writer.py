@@ -11,7 +11,7 @@ import pytest
 from support import language_models
 from support.language_models import SIZES
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import LanguageModel, Linear, Norm, dense
 from weft.extras.language.gguf.reader import read
 from weft.extras.language.gguf.writer import WRITABLE_TYPES, write

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.libraries import import_library
 
 

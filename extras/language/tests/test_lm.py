@@ -12,7 +12,7 @@ import pytest
 from support.language_models import SIZES, byte_pairs, pieces, random_model
 
 import weft.extras.language.run.lm
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.errors import InputError
 from weft.extras.language.compiler.decoder import Decoder
 from weft.extras.language.compiler.model import LanguageModel

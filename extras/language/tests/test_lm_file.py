@@ -13,7 +13,7 @@ from support.onnx_decoders import Form, write
 
 import weft.extras.language.run.lm
 from weft import __main__ as command
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import LanguageModel, Linear
 from weft.extras.language.gguf import writer as gguf
 from weft.extras.language.run.lm_file import digest, read

@@ -10,8 +10,7 @@ import pytest
 from support.language_models import random_model, write
 
 import weft.extras.language.run.lm
-from weft.compiler.ir.graph import CompileError
-from weft.compiler.kernel.expressions import KernelError
+from weft.compiler.errors import CompileError, KernelError
 
 
 @pytest.mark.parametrize(("architecture", "field", "factor", "message"), [

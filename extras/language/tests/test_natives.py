@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 from support.ort_sessions import plain_session
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.network import Node
 from weft.extras.language.onnx.natives import find_native
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.language_models import SIZES, random_model
 from support.onnx_decoders import MICROSOFT, Builder, Form, put, write
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Norm
 from weft.extras.language.onnx.reader import read
 

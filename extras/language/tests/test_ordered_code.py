@@ -8,8 +8,8 @@ import pytest
 from support.repeated import repeated
 
 from weft.extras.language.compiler.ordered_code import FIRST_FREE, OrderedCode, copies
-from weft.hdl.checker.extents import ProgramError
 from weft.hdl.checker.program import check
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import End, Instruction, Load, Mm, Queue, Source, Store, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.loops import LoopNext, SetRegisters, slots

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.form import Form
 from weft.extras.language.compiler.model import Sizes
 from weft.extras.language.compiler.places import Places

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.ring import Product, cut, find_slots
 
 _products = st.tuples(st.integers(1, 300), st.integers(3, 600), st.sampled_from([1, 2]))

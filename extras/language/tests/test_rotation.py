@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.repeated import repeated
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import Rotary
 from weft.extras.language.onnx.natives import rotate
 from weft.extras.language.onnx.rotation import measure

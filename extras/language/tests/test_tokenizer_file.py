@@ -12,7 +12,7 @@ from support import trained_vocabularies
 from support.language_models import byte_pairs
 from support.onnx_decoders import tokenizer_file
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.tokenizer import Tokenizer
 from weft.extras.language.compiler.vocabulary import Kind
 from weft.extras.language.compiler.words import PATTERNS

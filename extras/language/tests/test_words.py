@@ -9,7 +9,7 @@ import regex
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.extras.language.compiler import words
 from weft.extras.language.compiler.words import PATTERNS, split
 

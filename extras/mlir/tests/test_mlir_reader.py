@@ -15,8 +15,8 @@ from support import qdq_models
 
 import weft
 from weft.cli.main import main
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError
 from weft.extras.mlir.program import import_with_xdsl
 from weft.extras.mlir.reader import FORMAT, is_mlir, read
 

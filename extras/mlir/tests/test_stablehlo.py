@@ -11,9 +11,9 @@ import onnxruntime
 import pytest
 from support.graph_runs import on_host, run_graph
 
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
 from weft.compiler.host.onnx_model import model_of
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network
 from weft.extras.mlir.reader import read
 

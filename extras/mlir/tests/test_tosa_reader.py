@@ -11,8 +11,9 @@ import pytest
 from support import tosa_numpy
 from support.graph_runs import device_ops, on_host, run_graph
 
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError, Conv, Pool, Rescale
+from weft.compiler.ir.graph import Conv, Pool, Rescale
 from weft.extras.mlir.operators.tosa_products import sums_range
 from weft.extras.mlir.reader import read
 

@@ -9,7 +9,8 @@ import numpy as np
 from weft.extras.proof.programs.form import SATURATE
 from weft.extras.proof.programs.registers import Register, add, maximum, minimum, select, subtract
 from weft.extras.proof.programs.sums import Sums
-from weft.hdl.isa import IsaError, Kernel, Memory, MicroOp
+from weft.hdl.errors import IsaError
+from weft.hdl.isa import Kernel, Memory, MicroOp
 from weft.hdl.isa.kernel import (
     INT32_MIN,
     REGISTERS,

@@ -12,7 +12,8 @@ import numpy as np
 from weft.boards.build.build import synthesised_resources
 from weft.boards.families.family import Resources
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import Attention, CompileError, DeviceOp, DeviceSegment, View
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import Attention, DeviceOp, DeviceSegment, View
 from weft.configurations import room_of
 from weft.extras.search.explore.evaluate import Models, device_segments
 from weft.extras.search.explore.point import Measured

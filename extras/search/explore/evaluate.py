@@ -9,8 +9,9 @@ from typing import Any, cast
 
 from weft.api import without_garbage_collection
 from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment
 from weft.compiler.ir.model import Graph, dump
 from weft.compiler.onnx.model import COMPLETE
 from weft.compiler.onnx.patterns import has_plan

@@ -28,7 +28,8 @@ from weft.extras.search.explore.point import OBJECTIVES, Measured, Point, Timing
 from weft.extras.search.explore.space import Space
 from weft.extras.search.explore.study import Study
 from weft.extras.search.explore.workers import Workers, WorkersError
-from weft.hdl.isa.config import PRESETS, Config, ConfigError
+from weft.hdl.errors import ConfigError
+from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.core import check_config
 
 FEASIBILITY_SAMPLES = 2000

@@ -45,5 +45,5 @@ def run_once(path: Path, kind: type[Result], work: Callable[[], Result]) -> Resu
 
 
 def read(path: Path, kind: type[Result]) -> Result:
-    """Read a result; raise `OSError` or `weft.hdl.schema.SchemaError` if there is none."""
+    """Read a result; raise `OSError` or `weft.hdl.errors.SchemaError` if there is none."""
     return schema.decode(schema.read_bytes(path), kind)

@@ -12,7 +12,8 @@ import msgspec
 
 from weft.errors import FileError, InputError
 from weft.hdl import schema
-from weft.hdl.isa.config import MAX_DEPTHWISE_TAPS, PRESETS, Config, ConfigError
+from weft.hdl.errors import ConfigError
+from weft.hdl.isa.config import MAX_DEPTHWISE_TAPS, PRESETS, Config
 
 FORMAT = "weft space 1"
 FIELDS = tuple(field.name for field in dataclasses.fields(Config))

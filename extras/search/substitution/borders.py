@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 
-from weft.compiler.ir.graph import Conv, IrError, View, Window
+from weft.compiler.errors import IrError
+from weft.compiler.ir.graph import Conv, View, Window
 
 MAX_SHARE = 0.93
 """Largest share of the original products for which a split pays off; each part has a start-up time."""

@@ -7,19 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import (
-    ONE,
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    IrError,
-    Multiply,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
+from weft.compiler.errors import IrError
+from weft.compiler.ir.graph import ONE, Add, Buffer, Conv, DeviceOp, Multiply, Pool, Rescale, View, Window
 from weft.compiler.ir.views import channels, whole_view
 from weft.compiler.passes.fuse import table_of
 from weft.compiler.verify import verify_op

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment, IrError, View
+from weft.compiler.errors import CompileError, IrError
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, View
 from weft.compiler.passes.trial import part_of
 from weft.compiler.verify import verify_segment
 from weft.extras.search.substitution.places import touched

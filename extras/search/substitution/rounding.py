@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.compiler.errors import IrError
 from weft.compiler.ir.graph import (
     ONE,
     Add,
@@ -19,7 +20,6 @@ from weft.compiler.ir.graph import (
     Conv,
     DeviceOp,
     DeviceSegment,
-    IrError,
     Multiply,
     Pool,
     Rescale,

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, IrError, View
+from weft.compiler.errors import IrError
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View
 from weft.compiler.verify import run_ops
 from weft.extras.search.substitution.borders import useful_products
 from weft.extras.search.substitution.moves import Move, Moves

@@ -12,7 +12,8 @@ import pytest
 from weft.boards.registry import BOARDS
 from weft.errors import FileError, InputError
 from weft.extras.search.explore.space import DEFAULT, FIELDS, FORMAT, Space
-from weft.hdl.isa.config import PRESETS, ConfigError
+from weft.hdl.errors import ConfigError
+from weft.hdl.isa.config import PRESETS
 
 
 def test_every_field_has_values() -> None:

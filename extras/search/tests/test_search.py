@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from support.substitution_cases import atrous, dense_block, drawn, joined_maxima
 
-from weft.compiler.ir.graph import CompileError, DeviceOp, DeviceSegment, IrError, Pool, Rescale
+from weft.compiler.errors import CompileError, IrError
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Pool, Rescale
 from weft.extras.search.substitution import search as module
 from weft.extras.search.substitution.part_costs import part_with, shape_digest
 from weft.extras.search.substitution.rule import Rule

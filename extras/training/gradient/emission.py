@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import IrError
+from weft.compiler.errors import IrError
 from weft.extras.training.gradient.derivative import GradientError
 from weft.extras.training.gradient.expression import (
     FUNCTIONS,

@@ -16,7 +16,8 @@ from weft.boards.board import BoardError
 from weft.boards.build import clock
 from weft.boards.build.clock import FILE, Sample, fit_clocks, predict_clock, series, text
 from weft.boards.registry import BOARDS
-from weft.hdl.isa.config import PRESETS, Config, ConfigError
+from weft.hdl.errors import ConfigError
+from weft.hdl.isa.config import PRESETS, Config
 
 SAMPLES = builds(PAGE.read_text())
 

@@ -16,10 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from support import host_cases
 from support.ort_sessions import plain_session
 
+from weft.compiler.errors import CompileError, EvaluationError
 from weft.compiler.host import evaluate
-from weft.compiler.host.evaluate import EvaluationError, Evaluator
+from weft.compiler.host.evaluate import Evaluator
 from weft.compiler.host.reference import is_wrong
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import network_of
 from weft.hdl.cache import cache_root

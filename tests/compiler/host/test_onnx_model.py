@@ -10,8 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 from support import host_cases, qdq_models
 
+from weft.compiler.errors import NetworkError
 from weft.compiler.host import onnx_model
-from weft.compiler.host.onnx_model import NetworkError, check, first_line, infer_types, model_of, types_of
+from weft.compiler.host.onnx_model import check, first_line, infer_types, model_of, types_of
 from weft.compiler.ir.network import Network, Node, Type, encode
 from weft.compiler.onnx.reader import network_of
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from weft.compiler.errors import CompileError
 from weft.compiler.host import evaluate, segments
 from weft.compiler.host.segments import from_buffer, run_host, to_buffer
-from weft.compiler.ir.graph import Buffer, CompileError
+from weft.compiler.ir.graph import Buffer
 from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import Type
 from weft.compiler.onnx.reader import network_of

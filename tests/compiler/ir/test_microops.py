@@ -8,11 +8,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.graph import (
     Add,
     Attention,
     Buffer,
-    CompileError,
     Conv,
     DeviceOp,
     DeviceSegment,

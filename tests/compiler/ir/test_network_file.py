@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from weft.compiler.ir.network import DTYPES, Network, Node, Type, decode, dtype_of, encode
-from weft.hdl.schema import SchemaError
+from weft.hdl.errors import SchemaError
 
 
 def branch(name: str) -> Network:

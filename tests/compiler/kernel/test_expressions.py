@@ -8,16 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from weft.compiler.ir.graph import CompileError
-from weft.compiler.kernel.expressions import (
-    DIGITS,
-    Expression,
-    KernelError,
-    Rows,
-    constant,
-    digits,
-    factor_of,
-)
+from weft.compiler.errors import CompileError, KernelError
+from weft.compiler.kernel.expressions import DIGITS, Expression, Rows, constant, digits, factor_of
 
 RISING = np.arange(-128, 128).astype(np.int8)
 

@@ -7,9 +7,10 @@ import random
 import numpy as np
 import pytest
 
+from weft.compiler.errors import KernelError
 from weft.compiler.kernel.code import generate, tables_of, with_tables
 from weft.compiler.kernel.evaluate import evaluate
-from weft.compiler.kernel.expressions import Expression, KernelError, Rows, constant
+from weft.compiler.kernel.expressions import Expression, Rows, constant
 from weft.compiler.lower.rows import interleave_bytes
 from weft.hdl.checker.program import check
 from weft.hdl.isa import End, Kernel, Microcode, MicroOp

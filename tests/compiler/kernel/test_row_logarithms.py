@@ -8,7 +8,8 @@ from support.golden_compare import compare, compare_on_rtl
 from support.op_cases import draw, random_source, random_view, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import CompileError, DeviceSegment
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.evaluate import evaluate
 from weft.compiler.kernel.expressions import Rows

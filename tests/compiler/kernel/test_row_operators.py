@@ -10,7 +10,8 @@ from support.golden_compare import compare, compare_on_rtl
 from support.op_cases import draw, random_inputs, random_source, random_view
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, IrError, View
+from weft.compiler.errors import IrError
+from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, View
 from weft.compiler.kernel.operators import RowFunction
 from weft.compiler.kernel.products import RowNorm, RowProduct, RowScale, RowShare
 from weft.compiler.kernel.rows import RowPair, RowPlace, RowTotal

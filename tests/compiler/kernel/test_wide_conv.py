@@ -12,7 +12,8 @@ from support.golden_compare import compare, compare_on_rtl
 from support.wide_cases import CONFIGS, Rng, Shape
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import CompileError, Conv, IrError, Window
+from weft.compiler.errors import CompileError, IrError
+from weft.compiler.ir.graph import Conv, Window
 from weft.compiler.kernel.evaluate import LIMITS
 from weft.compiler.kernel.wide import WideConv
 from weft.compiler.onnx import wide as wide_operators

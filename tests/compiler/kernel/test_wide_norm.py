@@ -10,7 +10,7 @@ from support.op_cases import draw
 from support.wide_cases import Rng, Shape
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.wide import WideLayerNorm
 

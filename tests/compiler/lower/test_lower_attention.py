@@ -21,8 +21,9 @@ from support.attention_cases import (
 from support.repeated import repeated
 
 from weft.compiler.backend import compile_segment
+from weft.compiler.errors import CompileError
 from weft.compiler.ir import products as reference
-from weft.compiler.ir.graph import Attention, CompileError, DeviceSegment, Rounding, Softmax
+from weft.compiler.ir.graph import Attention, DeviceSegment, Rounding, Softmax
 from weft.compiler.ir.scales import NEGLIGIBLE_SHIFT, k_zero_shift
 from weft.compiler.machine.target import Target
 from weft.compiler.plan import attention_plan

@@ -11,7 +11,8 @@ from support.op_cases import draw, random_view, segment_of
 
 from weft.boards.registry import find
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Buffer, CompileError, DeviceSegment, View
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import Buffer, DeviceSegment, View
 from weft.compiler.ir.products import Embedding, RowIndices
 from weft.compiler.lower.rows import MAX_OFFSETS, plan
 from weft.compiler.machine.memory import TensorRef

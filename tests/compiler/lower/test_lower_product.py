@@ -9,7 +9,8 @@ from support.golden_compare import compare, compare_on_rtl
 from support.op_cases import draw, random_inputs, random_view, segment_of, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import CompileError, View
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import View
 from weft.compiler.ir.products import Counts, Product
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.product_plan import plan

@@ -9,7 +9,8 @@ from support.op_cases import convolution, draw, random_lookup, random_source, ra
 from support.op_cases import whole as tensor
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Buffer, CompileError, DeviceOp, DeviceSegment, Rescale, View
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, Rescale, View
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.expressions import Rows
 from weft.compiler.kernel.operators import GroupNorm, LayerNorm, RowFunction

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.repeated import repeated
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.machine.emit import Box, Emitter
 from weft.compiler.machine.memory import INPUTS, Constants, Ring, TensorRef
 from weft.compiler.machine.target import COUNT_MAX, Target

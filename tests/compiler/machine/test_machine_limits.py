@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weft.compiler.machine import target
-from weft.hdl.isa import IsaError, Load, Mm, Store, Vec
+from weft.hdl.errors import IsaError
+from weft.hdl.isa import Load, Mm, Store, Vec
 
 FITS = {
     "rows": (Load, "rows", target.COUNT_MAX), "line": (Load, "line", target.COUNT_MAX),

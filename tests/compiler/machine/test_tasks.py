@@ -13,7 +13,8 @@ from support.repeated import repeated
 from weft.compiler.machine.tasks import ADDRESSES, Task, Tasks
 from weft.hdl.checker.conflicts import ACCUMULATOR, ALIGNMENTS, DRAM, SCRATCHPAD
 from weft.hdl.checker.extents import dram_accesses, on_chip_accesses
-from weft.hdl.isa import Instruction, IsaError, Load, Memory, Mm, Softmax, Store, Vec
+from weft.hdl.errors import IsaError
+from weft.hdl.isa import Instruction, Load, Memory, Mm, Softmax, Store, Vec
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS
 

@@ -11,10 +11,9 @@ from support import qdq_models
 from support.graph_runs import on_host, run_graph
 from support.qdq_models import Builder
 
+from weft.compiler.errors import CompileError, EvaluationError
 from weft.compiler.frontend import import_model
 from weft.compiler.host import evaluate
-from weft.compiler.host.evaluate import EvaluationError
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.onnx import folding, registry
 from weft.compiler.onnx.model import load
 from weft.hdl.isa.config import Config

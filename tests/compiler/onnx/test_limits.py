@@ -12,8 +12,8 @@ from support import qdq_models
 
 import weft
 from weft.compiler.backend import DeviceProgram
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.onnx import limits
 
 

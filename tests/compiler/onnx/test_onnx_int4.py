@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import weft
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 
 WEIGHTS = {"Gemm": (12, 20), "MatMul": (20, 12), "Conv": (12, 5, 3, 3)}
 CHANNELS = {"Gemm": 0, "MatMul": 1, "Conv": 0}

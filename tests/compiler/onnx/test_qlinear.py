@@ -10,7 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import weft
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.network import encode
 from weft.compiler.onnx.qlinear import expand_qlinear
 from weft.compiler.onnx.reader import network_of

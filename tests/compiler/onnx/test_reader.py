@@ -13,8 +13,8 @@ from support import qdq_models
 from support.repeated import repeated
 from support.small_models import fails, float_model, small
 
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network, Type
 from weft.compiler.onnx.model import load
 from weft.compiler.onnx.reader import network_of, read

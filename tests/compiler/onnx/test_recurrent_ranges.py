@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import weft
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.onnx.reader import LARGEST
 from weft.compiler.onnx.recurrent_ranges import MOST_CELL, MOST_SUM, SATURATED, Gates, Ranges, scale_of
 from weft.hdl.isa.config import PRESETS

@@ -11,8 +11,8 @@ from support.graph_runs import on_host, run_graph, run_kept
 from support.ort_sessions import plain_session
 from support.qdq_models import Builder, finished
 
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import Graph
 
 

@@ -10,7 +10,7 @@ from support import one_step
 from support.ort_sessions import plain_session
 from support.qdq_models import Builder
 
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import network_of
 

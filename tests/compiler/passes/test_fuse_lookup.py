@@ -11,16 +11,8 @@ from support.op_cases import apart, draw, random_lookup, random_op, segment_of, 
 from support.repeated import repeated
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import (
-    CompileError,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool, Rescale, View, Window
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost
 from weft.compiler.passes.fuse import BYTES, compose_tables, fuse_lookup, fuse_pool

@@ -9,10 +9,10 @@ import pytest
 from support.op_cases import convolution, draw, random_lookup, whole
 
 from weft.boards.registry import BOARDS
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.graph import (
     Add,
     Buffer,
-    CompileError,
     Conv,
     DeviceOp,
     DeviceSegment,

@@ -14,7 +14,8 @@ from support.memories import BANDWIDTHS
 from support.op_cases import random_mixture, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import CompileError, Conv, DeviceSegment, Pool, Rescale, View, Window
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import Conv, DeviceSegment, Pool, Rescale, View, Window
 from weft.compiler.ir.views import may_overlap
 from weft.compiler.machine.memory import runs
 from weft.compiler.machine.target import Target

@@ -8,18 +8,8 @@ from support.op_cases import convolution, draw, whole
 from support.repeated import repeated
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import (
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    IrError,
-    Multiply,
-    Rescale,
-    View,
-    Window,
-)
+from weft.compiler.errors import IrError
+from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, DeviceSegment, Multiply, Rescale, View, Window
 from weft.compiler.ir.model import dump_segment
 from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.target import Target

@@ -10,8 +10,8 @@ from support import tflite_networks
 from support.tflite_cases import CASES, draw
 from support.tflite_models import Model
 
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.tflite.file import File, _Parser, parse
 
 

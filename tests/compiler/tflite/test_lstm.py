@@ -10,8 +10,9 @@ from support.graph_runs import run_kept
 from support.litert import runs, steps
 from support.tflite_models import Model
 
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError, DeviceSegment
+from weft.compiler.ir.graph import DeviceSegment
 from weft.hdl.isa.config import PRESETS
 
 CONFIG = PRESETS["small"].replace(kernel=64)

@@ -10,8 +10,9 @@ from support.graph_runs import on_host, run_kept
 from support.litert import runs, steps
 from support.state_models import Svdf
 
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError, DeviceSegment
+from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.tflite.file import parse
 from weft.hdl.isa.config import PRESETS
 

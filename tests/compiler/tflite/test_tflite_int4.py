@@ -7,7 +7,7 @@ import pytest
 from support.tflite_models import Model
 
 import weft
-from weft.compiler.ir.graph import CompileError
+from weft.compiler.errors import CompileError
 from weft.hdl.isa.encoding import pack_int4
 
 SHAPES = {"FULLY_CONNECTED": (7, 45), "CONV_2D": (7, 3, 3, 5)}

@@ -13,8 +13,9 @@ from support.tflite_cases import CASES, RELU, VALID, Case, draw
 from support.tflite_models import Model
 
 import weft
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError, Conv, DeviceSegment
+from weft.compiler.ir.graph import Conv, DeviceSegment
 from weft.compiler.ir.network import Network
 from weft.compiler.tflite import builder
 from weft.compiler.tflite.builder import Builder

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.tflite_models import Model
 
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.tflite.record import NAMES
 
 INPUTS: dict[tuple[int, int | None], str] = {

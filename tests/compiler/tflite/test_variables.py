@@ -9,8 +9,8 @@ from support.litert import runs
 from support.state_models import Ring
 from support.tflite_models import Model
 
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import Graph
 from weft.compiler.tflite.file import parse
 from weft.hdl.isa.config import PRESETS

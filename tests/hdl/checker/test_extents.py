@@ -9,7 +9,8 @@ import pytest
 from support.verdicts import refusal
 
 from weft.hdl.checker.extents import DramAccess
-from weft.hdl.checker.program import Extent, Extents, ProgramError, check
+from weft.hdl.checker.program import Extent, Extents, check
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa.code import assemble
 from weft.hdl.isa.config import PRESETS
 

@@ -10,7 +10,8 @@ import pytest
 from support.repeated import repeated
 
 from weft.hdl.checker.extents import Extent, Extents
-from weft.hdl.checker.program import ListedProgram, ProgramError, check_places, check_programs
+from weft.hdl.checker.program import ListedProgram, check_places, check_programs
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import End, Load, Store
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.program_lists import encode_list

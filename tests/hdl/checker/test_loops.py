@@ -8,7 +8,8 @@ import pytest
 from support.page_program import extents, page_program
 
 from weft.hdl.checker.extents import Extent, Extents
-from weft.hdl.checker.program import ProgramError, check
+from weft.hdl.checker.program import check
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import Instruction
 from weft.hdl.isa.code import assemble
 from weft.hdl.isa.config import PRESETS

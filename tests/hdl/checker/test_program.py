@@ -13,7 +13,8 @@ from support.repeated import repeated
 from support.verdicts import refusal
 
 from weft.hdl.checker.extents import dram_accesses, on_chip_accesses
-from weft.hdl.checker.program import Extent, Extents, ProgramError, check
+from weft.hdl.checker.program import Extent, Extents, check
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import End, Instruction, Load, Mm, Queue, Reduce, Store, Vec
 from weft.hdl.isa.code import assemble, disassemble
 from weft.hdl.isa.config import PRESETS

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 from support.kernel_model import microcode
 
-from weft.hdl.checker.program import ProgramError, check
+from weft.hdl.checker.program import check
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import End, Instruction, Kernel, MicroOp
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.kernel import Op

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.hdl.checker.program import ProgramError, check
+from weft.hdl.checker.program import check
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import Instruction
 from weft.hdl.isa.code import assemble
 from weft.hdl.isa.config import PRESETS

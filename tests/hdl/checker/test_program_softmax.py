@@ -7,7 +7,8 @@ import pytest
 from support.verdicts import refusal
 
 from weft.hdl.checker.extents import dram_accesses, on_chip_accesses
-from weft.hdl.checker.program import Extent, Extents, ProgramError, check
+from weft.hdl.checker.program import Extent, Extents, check
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import Instruction
 from weft.hdl.isa.code import assemble
 from weft.hdl.isa.config import PRESETS

@@ -9,7 +9,8 @@ import pytest
 from support.random_programs import MEMORY, Generator
 
 from weft.hdl.checker.order import check_sequence
-from weft.hdl.checker.program import ProgramError, check
+from weft.hdl.checker.program import check
+from weft.hdl.errors import ProgramError
 from weft.hdl.isa import SEMAPHORES, End, Instruction, Load, Mm, Queue, Store
 from weft.hdl.isa.config import PRESETS
 from weft.sim.device import Device

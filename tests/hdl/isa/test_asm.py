@@ -8,6 +8,7 @@ import random
 import pytest
 from support.repeated import repeated
 
+from weft.hdl.errors import AsmError
 from weft.hdl.isa import (
     INSTRUCTIONS,
     End,
@@ -23,7 +24,7 @@ from weft.hdl.isa import (
     Vec,
     limits,
 )
-from weft.hdl.isa.code import AsmError, assemble, disassemble, format_instruction
+from weft.hdl.isa.code import assemble, disassemble, format_instruction
 
 
 @pytest.mark.parametrize("opcode", Opcode)

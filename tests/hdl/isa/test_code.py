@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from support.repeated import repeated
 
+from weft.hdl.errors import IsaError
 from weft.hdl.isa import (
     INSTRUCTIONS,
     WORD_BYTES,
     End,
     Instruction,
-    IsaError,
     Load,
     Mm,
     Opcode,

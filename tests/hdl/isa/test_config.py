@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from weft.hdl.isa.config import PRESETS, Config, ConfigError
+from weft.hdl.errors import ConfigError
+from weft.hdl.isa.config import PRESETS, Config
 
 CHOICES = "tiny, small, default, large, xlarge, huge"
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.hdl.errors import IsaError
 from weft.hdl.isa import (
     BASES,
     INSTRUCTIONS,
@@ -18,7 +19,6 @@ from weft.hdl.isa import (
     End,
     Feature,
     Instruction,
-    IsaError,
     Mm,
     Opcode,
     Queue,

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from weft.hdl.isa import IsaError, Kernel, Microcode, MicroOp, decode
+from weft.hdl.errors import IsaError
+from weft.hdl.isa import Kernel, Microcode, MicroOp, decode
 from weft.hdl.isa.kernel import MICRO_BITS, MICRO_OPS, kernel_at, micro_places
 
 

@@ -7,7 +7,8 @@ import struct
 
 import pytest
 
-from weft.hdl.isa import BASES, IsaError
+from weft.hdl.errors import IsaError
+from weft.hdl.isa import BASES
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.program_lists import (
     DESCRIPTOR_BYTES,

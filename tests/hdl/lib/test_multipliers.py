@@ -8,7 +8,8 @@ import pytest
 
 from weft.boards.registry import BOARDS, FAMILIES
 from weft.hdl.core import Core
-from weft.hdl.isa.config import PRESETS, Config, ConfigError
+from weft.hdl.errors import ConfigError
+from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate
 

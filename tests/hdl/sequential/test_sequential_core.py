@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.hdl.isa.config import PRESETS, ConfigError
+from weft.hdl.errors import ConfigError
+from weft.hdl.isa.config import PRESETS
 from weft.hdl.sequential.core import SequentialCore
 
 

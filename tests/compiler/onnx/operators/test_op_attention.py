@@ -14,8 +14,9 @@ from support import key_mask_models
 from support.attention_models import Exploded, Sizes
 from support.graph_runs import on_host
 
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import Attention, CompileError, DeviceSegment
+from weft.compiler.ir.graph import Attention, DeviceSegment
 from weft.compiler.onnx import attention as attention_form
 from weft.compiler.onnx import reorder, row_forms
 from weft.compiler.onnx.conditions import softmax_unit

@@ -16,8 +16,8 @@ from support.ort_sessions import plain_session
 from support.qdq_models import Builder
 
 import weft
+from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.products import Embedding
 from weft.compiler.onnx.conditions import softmax_unit
 from weft.compiler.onnx.operators.embedding import OPERATORS, indices_integers, rows_constant, table_size
