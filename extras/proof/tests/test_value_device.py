@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from weft.extras.proof.programs.words import Unproven, ValueDevice
 
+from weft.extras.proof.programs.value_device import Unproven, ValueDevice
 from weft.extras.proof.programs.values import Values
 from weft.hdl.isa import INSTRUCTIONS, Instruction
 from weft.hdl.isa.config import PRESETS
