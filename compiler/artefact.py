@@ -19,7 +19,7 @@ from weft.compiler.ir.layout import Rows
 from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import Network, State, decode, encode
 from weft.hdl import schema
-from weft.hdl.errors import ConfigError, IsaError
+from weft.hdl.errors import ConfigError, IsaError, SchemaError
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config
 
@@ -162,7 +162,7 @@ def _load_states(folder: Path, entry: _States | None) -> tuple[State, ...]:
     blob = _blob_at(path, entry.bytes, entry.sha256)
     try:
         contents = decode(blob).constants
-    except schema.SchemaError as error:
+    except SchemaError as error:
         raise ProgramFileError(f"{path}: {error}; compile the model again") from None
     if contents.keys() != entry.targets.keys():
         raise ProgramFileError(f"{path} holds other states than {MANIFEST}; compile the model again")
@@ -197,7 +197,7 @@ def load(folder: Path) -> Compiled:
     try:
         manifest = _manifest(raw)
         config = Config.from_dict(manifest.config)
-    except (schema.SchemaError, ConfigError) as error:
+    except (SchemaError, ConfigError) as error:
         raise ProgramFileError(f"{path}: {error}; compile the model again") from None
     return Compiled(
         config,
@@ -216,7 +216,7 @@ def load(folder: Path) -> Compiled:
 def _manifest(raw: bytes) -> _Manifest:
     body, _, digest = raw.rstrip(b"\n").rpartition(b"\n")
     if hash_of(body).encode() != digest:
-        raise schema.SchemaError("it is damaged: its checksum does not match")
+        raise SchemaError("it is damaged: its checksum does not match")
     return schema.decode(body, _Manifest, format=FORMAT)
 
 
@@ -230,7 +230,7 @@ def read_file(path: Path, limit: int = MOST_BYTES, size: int | None = None) -> b
     """
     try:
         return schema.read_bytes(path, limit, size)
-    except schema.SchemaError as error:
+    except SchemaError as error:
         raise ProgramFileError(f"{path} is damaged: {error}; compile the model again") from None
     except OSError as error:
         raise ProgramFileError(f"cannot read {path}: {error.strerror}; compile the model again") from None
@@ -250,7 +250,7 @@ def _segment(folder: Path, index: int, entry: _Host | _Device) -> DeviceProgram 
     if isinstance(entry, _Host):
         try:
             return HostSegment(entry.name, decode(blob), entry.nodes)
-        except schema.SchemaError as error:
+        except SchemaError as error:
             raise ProgramFileError(f"{path}: {error}; compile the model again") from None
     at = entry.constants
     if not 0 <= at <= len(blob):

@@ -21,6 +21,7 @@ import numpy as np
 from weft.boards.board import Board, BoardError
 from weft.boards.build.estimate import estimate
 from weft.hdl import schema
+from weft.hdl.errors import SchemaError
 from weft.hdl.isa.config import Config
 
 FORMAT = "weft clocks 1"
@@ -121,7 +122,7 @@ def lut_share(board: Board, config: Config) -> float:
 def _fit(path: Path) -> Fit:
     try:
         fit = schema.decode(schema.read_bytes(path), _File, format=FORMAT).fit
-    except (OSError, schema.SchemaError) as error:
+    except (OSError, SchemaError) as error:
         raise BoardError(f"{path}, which is part of weft, is damaged: {error}; install weft again") from None
     if fit.series.keys() != fit.highest.keys():
         raise BoardError(

@@ -17,6 +17,7 @@ from weft.boards.board import Board, BoardError, CoreKind, MemoryKind
 from weft.boards.bus.axi_bridge import piece_beats
 from weft.boards.families.family import Family, Resources
 from weft.hdl import schema
+from weft.hdl.errors import SchemaError
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.hdl.isa.kernel import MICRO_BITS, REGISTERS, STRIP_ROWS
 from weft.hdl.sequential.assembler import OPERAND_LOW, entries
@@ -172,7 +173,7 @@ def _weights(path: Path) -> dict[str, dict[str, Fit]]:
         return {}
     try:
         cores = schema.decode(schema.read_bytes(path), _File, format=FORMAT).cores
-    except schema.SchemaError as error:
+    except SchemaError as error:
         raise BoardError(f"{path}, which is part of weft, is damaged: {error}; install weft again") from None
     if any(kinds.keys() != Resources.NAMES.keys() for kinds in cores.values()):
         raise BoardError(f"{path}, which is part of weft, lacks some resources; install weft again")

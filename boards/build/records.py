@@ -15,6 +15,7 @@ import msgspec
 from weft.boards.board import Board, BoardError
 from weft.boards.build.estimate import estimate
 from weft.hdl import schema
+from weft.hdl.errors import SchemaError
 from weft.hdl.isa.config import Config
 
 FORMAT = "weft builds 1"
@@ -76,7 +77,7 @@ def read(path: Path = FILE) -> list[Record]:
     """Return all records. Raises `BoardError` if the file is damaged."""
     try:
         return schema.decode(schema.read_bytes(path), _File, format=FORMAT).builds
-    except (OSError, schema.SchemaError) as error:
+    except (OSError, SchemaError) as error:
         raise BoardError(f"{path}, which is part of weft, is damaged: {error}; install weft again") from None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from weft.compiler.errors import NarrowError
 from weft.compiler.ir.graph import DeviceOp, Weighted
 from weft.compiler.ir.layout import BITS, natural, row_major_layout
 from weft.compiler.ir.network import Node
@@ -192,7 +193,7 @@ def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match
             continue
         try:
             produced = operator.handler(context)
-        except wide.NarrowError as error:
+        except NarrowError as error:
             result.unsupported[node.index] = f"{sentence(wide_forms)} ({error})"
             continue
         large = too_large(produced, model.config)

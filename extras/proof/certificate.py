@@ -45,7 +45,7 @@ from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.search.budget import apply_rewrite
 from weft.extras.search.substitution.search import Used
 from weft.hdl import schema
-from weft.hdl.errors import WeftError
+from weft.hdl.errors import SchemaError, WeftError
 from weft.hdl.isa.config import Config
 from weft.run.program import Program
 from weft.run.runtime import Image
@@ -215,7 +215,7 @@ def _read(folder: Path) -> Certificate:
         return schema.decode(schema.read_bytes(path), Certificate, format=FORMAT)
     except FileNotFoundError:
         raise FileError(f"{folder} has no {CERTIFICATE}: `weft compile --certify` writes one") from None
-    except schema.SchemaError as error:
+    except SchemaError as error:
         raise FileError(f"{path}: {error}; compile the model again with --certify") from None
 
 

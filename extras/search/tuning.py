@@ -16,7 +16,7 @@ from weft.compiler.plan.conv_plan import Chooser, ConvPlan, Tiling, candidates, 
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.errors import FileError
 from weft.hdl import schema
-from weft.hdl.errors import ConfigError
+from weft.hdl.errors import ConfigError, SchemaError
 from weft.hdl.isa.config import Config
 
 FORMAT = "weft tuning 3"
@@ -52,7 +52,7 @@ class TunedLayer:
         """Read a layer that `text` wrote; return None if the file is missing or invalid."""
         try:
             return schema.decode(schema.read_bytes(path), _LayerFile, format=LAYER_FORMAT).layer
-        except (OSError, schema.SchemaError):
+        except (OSError, SchemaError):
             return None
 
 
@@ -123,7 +123,7 @@ class Tuning:
         try:
             values = schema.decode(schema.read_bytes(path), _File, format=FORMAT)
             made_for = Config.from_dict(values.config)
-        except (schema.SchemaError, ConfigError) as error:
+        except (SchemaError, ConfigError) as error:
             raise FileError(f"{path} is not a valid tuning: {error}; run `weft tune` again") from None
         if made_for != config:
             raise FileError(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.hdl import schema
-from weft.hdl.errors import ConfigError
+from weft.hdl.errors import ConfigError, SchemaError
 
 FORMAT = "weft configuration 1"
 """Value of the optional field `format` in a configuration file."""
@@ -291,7 +291,7 @@ class Config:
             return cls.from_dict(base | values)
         except OSError as error:
             raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
-        except (schema.SchemaError, ConfigError) as error:
+        except (SchemaError, ConfigError) as error:
             raise ConfigError(f"configuration {path}: {error}") from None
 
 

@@ -20,7 +20,7 @@ from weft.extras.search.explore import results
 from weft.extras.search.explore.place import Place
 from weft.extras.search.explore.point import Timing
 from weft.extras.search.explore.workers import DIED, Workers
-from weft.hdl import schema
+from weft.hdl.errors import SchemaError
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.run.board_run import board_model
@@ -170,7 +170,7 @@ def read_result(job: Job) -> Timing | None:
     """Return the result of a finished job, or None."""
     try:
         return results.read(job.path, Timing)
-    except (OSError, schema.SchemaError):
+    except (OSError, SchemaError):
         return None
 
 

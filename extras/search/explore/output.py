@@ -24,6 +24,7 @@ from weft.extras.search.explore.point import OBJECTIVES, PICOJOULES, Measured
 from weft.extras.search.explore.space import Space
 from weft.extras.search.tuning import sources_digest
 from weft.hdl import schema
+from weft.hdl.errors import SchemaError
 
 FORMAT = "weft exploration 1"
 FILE, PLOT, MODELS = "exploration.json", "front.html", "models"
@@ -104,7 +105,7 @@ class Output:
             return
         try:
             stored = schema.decode(schema.read_bytes(path), _ExplorationFile, format=FORMAT)
-        except schema.SchemaError as error:
+        except SchemaError as error:
             raise FileError(f"{path} is no result of a search: {error}; choose another --output") from None
         if not stored.points and not (self.folder / JOURNAL).exists():
             self._write_about()

@@ -12,7 +12,7 @@ import msgspec
 
 from weft.errors import FileError, InputError
 from weft.hdl import schema
-from weft.hdl.errors import ConfigError
+from weft.hdl.errors import ConfigError, SchemaError
 from weft.hdl.isa.config import MAX_DEPTHWISE_TAPS, PRESETS, Config
 
 FORMAT = "weft space 1"
@@ -145,7 +145,7 @@ class Space:
         try:
             values = schema.decode(schema.read_bytes(path, 1 << 20), _File, format=FORMAT)
             return cls(values.fields, values.base)
-        except (schema.SchemaError, InputError) as error:
+        except (SchemaError, InputError) as error:
             raise FileError(f"{path} is not a valid space of configurations: {error}") from None
 
 
