@@ -14,20 +14,6 @@ import msgspec
 import numpy as np
 import onnx
 from closure.proof_subjects import SEQUENTIAL, Result, another, judged
-from support.certified_decoders import (
-    SIZES,
-    Point,
-    Trial,
-    computed,
-    definition,
-    in_blocks,
-    instructions_of,
-    memory_of,
-    numbers_of,
-    program_of,
-    with_code,
-    with_contents,
-)
 from support.extreme_inputs import COUNT, extreme_inputs
 from support.manifests import manifest_of, write
 from support.mutated import change_bytes, change_value, change_words
@@ -41,6 +27,20 @@ from weft.extras.language.certificate.certificate import describe_model
 from weft.extras.language.certificate.decoder_memory import Token
 from weft.extras.language.certificate.language import Language
 from weft.extras.language.run.decoder_run import DecoderMemory
+from weft.extras.language.tests.support.certified_decoders import (
+    SIZES,
+    Point,
+    Trial,
+    computed,
+    definition,
+    in_blocks,
+    instructions_of,
+    memory_of,
+    numbers_of,
+    program_of,
+    with_code,
+    with_contents,
+)
 from weft.extras.proof.certificate import CERTIFICATE, CertificateError, certify, verify
 from weft.hdl.errors import ProgramError
 from weft.hdl.isa import End

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from support import attention_models, language_models, qdq_models, tflite_cases, tflite_networks
+from support import attention_models, qdq_models, tflite_cases, tflite_networks
 
 import weft
 from weft.boards.link.frames import Answer, Identity, Operation, Request
 from weft.compiler.plan.conv_plan import ConvPlan, plan
 from weft.compiler.plan.conv_shape import ConvShape
+from weft.extras.language.tests.support import language_models
 from weft.extras.search.tuning import TunedLayer, Tuning
 from weft.hdl.isa.config import PRESETS
 

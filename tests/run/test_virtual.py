@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.deaf_memory import deaf_top
-from support.language_models import random_model
 from support.mostly_long import mostly_long
 from support.qdq_models import Builder, feeds
 from support.small_models import small
@@ -32,6 +31,7 @@ from weft.cli import main, probe_command
 from weft.cli.flash_command import flash_image
 from weft.examples import digits
 from weft.extras.language.gguf.writer import write
+from weft.extras.language.tests.support.language_models import random_model
 from weft.hdl import verilog
 from weft.hdl.isa import Load, Store, Vec
 from weft.hdl.isa.config import PRESETS

@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.certified import differs, proven
 from support.golden_compare import compare
 from support.op_cases import draw, random_lookup, random_mixture, segment_of, whole
 
@@ -17,6 +16,7 @@ from weft.compiler.machine.target import Target
 from weft.compiler.passes.drop_channels import channel_ranges, drop_channels
 from weft.compiler.planner import Planner
 from weft.compiler.verify import run_ops
+from weft.extras.proof.tests.support.certified import differs, proven
 from weft.hdl.isa.config import PRESETS, Config
 
 TINY = PRESETS["tiny"]

@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 import pytest
 from support.branch_cases import branches
-from support.certified import proven
 from support.configurations import every
 from support.golden_compare import compare, compare_on_rtl
 from support.memories import BANDWIDTHS
@@ -27,6 +26,7 @@ from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.plan.conv_plan import ConvPlan
 from weft.compiler.plan.vector_plan import ChannelPlan
 from weft.compiler.planner import Planner
+from weft.extras.proof.tests.support.certified import proven
 from weft.hdl.isa.config import PRESETS, Config
 
 CONFIGS = every()

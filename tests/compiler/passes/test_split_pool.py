@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.certified import differs
 from support.golden_compare import compare
 from support.op_cases import draw, random_inputs, segment_of, whole
 
@@ -14,6 +13,7 @@ from weft.compiler.ir.graph import Conv, DeviceOp, Pool, Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.planner import Planner
+from weft.extras.proof.tests.support.certified import differs
 from weft.hdl.isa.config import PRESETS, Config
 
 TINY = PRESETS["tiny"]
