@@ -56,10 +56,10 @@ fuzz: $(VENV)/.test
 	$(BIN)/python tests/fuzz/run.py --count $(COUNT) --minutes $(MINUTES) --seed $(SEED)
 
 coverage: $(VENV)/.test
-	$(BIN)/python tests/closure/cover.py --minutes $(if $(filter 0,$(MINUTES)),30,$(MINUTES)) --write docs/assurance.json; $(WRITE_TABLE)
+	$(BIN)/python extras/proof/tests/closure/cover.py --minutes $(if $(filter 0,$(MINUTES)),30,$(MINUTES)) --write docs/assurance.json; $(WRITE_TABLE)
 
 mutants: $(VENV)/.test
-	$(BIN)/python tests/closure/mutate.py --count $(COUNT) --seed $(SEED) --write docs/assurance.json; $(WRITE_TABLE)
+	$(BIN)/python extras/proof/tests/closure/mutate.py --count $(COUNT) --seed $(SEED) --write docs/assurance.json; $(WRITE_TABLE)
 
 mutants-software: COUNT = 200
 mutants-software: $(VENV)/.test

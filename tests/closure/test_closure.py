@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import itertools
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from closure import cover, fields, kill, mutate, sections
-from closure.cores import CORES, FULL, SMALL, component
+from closure import fields, sections
+from closure.cores import FULL, SMALL
 from closure.extremes import MOST, extremes
 from support.core_arithmetic import KERNELS, arithmetic
 from support.core_cases import PLAIN, Benches, Core, Scenario, Step, divided, scenarios, timed, words_of
@@ -32,13 +28,12 @@ from support.core_pairs import beside
 from support.random_instructions import DUMP
 from support.random_programs import MEMORY, PROGRAM
 
-from weft.extras.proof.mutants.mutated import Mutant, MutatedCore, mutate_core
 from weft.hdl.isa import Instruction, Kernel, Load, Mm, Queue, Store, Vec
 from weft.hdl.isa.kernel import MULTIPLIER_BITS
 from weft.hdl.isa.memmap import Reg
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
-from weft.sim.rtl.coverage import Explanation, HostedRtl, Point, close, explanations
+from weft.sim.rtl.coverage import HostedRtl, Point
 from weft.sim.timing.device import Interval
 
 SEQUENTIAL = Core(SMALL.replace(probability_bits=0, lookup_tables=0, int4=0), sequential=True)
@@ -242,13 +237,6 @@ def test_limits_are_reached() -> None:
         assert not [item for item in step.program if isinstance(item, Kernel) and item.unsupported(FULL)]
 
 
-def test_idle_explanations_are_seen() -> None:
-    used = Explanation(1, "one", "toggle", "a", "x[0:0]", "why")
-    why = [used, dataclasses.replace(used, line=2, unit="b"), dataclasses.replace(used, line=3, core="two")]
-    closure = close("one", {Point("toggle", "a", "x[0]:0->1"): 0}, set(), why)
-    assert cover.idle(why, {"one": closure}) == [why[1]]
-
-
 def test_sections_leave_the_others(tmp_path: Path) -> None:
     path = tmp_path / "assurance.json"
     sections.write(path, "one", {"a": 1})
@@ -282,117 +270,3 @@ def test_sections_of_a_core_leave_the_other_one(tmp_path: Path) -> None:
     ]
     both = [["pipelined core, bits", "5"], ["sequential core, bits", "5"]]
     assert write(5, "both", "pipelined", "sequential")["rows"] == both
-
-
-class _Kills(kill.KillSet):
-    """A kill set whose mutants do as their numbers say."""
-
-    def killer(self, number: int) -> str:
-        if number == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return {2: "bytes differ"}.get(number, "")
-
-
-def test_verdicts_come_from_processes_of_their_own() -> None:
-    kills = _Kills(SEQUENTIAL, "", [])
-    found = dict(kill.verdicts(kills, [1, 2, 3], jobs=2))
-    assert found == {1: "", 2: "bytes differ", 3: "the simulation ends with SIGKILL"}
-
-
-def test_results_are_counted_by_unit() -> None:
-    mutants = [Mutant(index, unit, "mutate -mode inv -module weft -cell c -port A -portbit 3")
-               for index, unit in enumerate(("a", "a", "a", "b"), 1)]  # fmt: skip
-    result = mutate.Result(mutants, {1: "bytes", 2: mutate.EQUAL, 3: "", 4: "cycles"}, 4)
-    assert result.counted() == {"a": [1, 1, 1], "b": [1, 0, 0]}
-    assert mutate.place(mutants[0]) == Point("mutant", "a", "c A[3]")
-    assert "of the other 3 2 killed, 66.7 %, 1 survive" in next(mutate.table("some", result))
-    section = mutate.section(
-        {"some": result}, "make", [Explanation(1, "some", "mutant", "a", "c A[3]", "why")]
-    )
-    assert section["rows"] == [
-        [
-            "some core, mutants of its gates that programs see",
-            "2 of 3 (66.7 %), 1 explained; 1 more are the same hardware",
-        ]
-    ]
-    part = dataclasses.replace(result, drawn=1000)
-    (row,) = mutate.section({"some": part}, "make", [])["rows"]
-    assert row[0] == "some core, the first 4 of 1,000 mutants of its gates that programs see"
-
-
-def test_coverage_is_counted_in_rows() -> None:
-    counts = {Point("line", "a", "1"): 3, Point("line", "a", "2"): 0, Point("line", "a", "3"): 0}
-    found = close("one", counts, set(), [Explanation(1, "one", "line", "a", "2", "why")])
-    both = argparse.Namespace(core=None, minutes=5.0)
-    section = cover.section({"one": found}, {"one": {}}, cover.command_of(both))
-    assert section["with"] == "make coverage MINUTES=5"
-    one = argparse.Namespace(core="one", minutes=5.0)
-    assert cover.command_of(one) == "python tests/closure/cover.py --core one --minutes 5"
-    assert section["rows"] == [["one core, lines of Verilog that run", "1 of 3 (33.3 %), 1 explained, 1 not"]]
-
-
-def test_explanations_are_well_formed() -> None:
-    assert explanations(cover.UNREACHED)
-    assert isinstance(explanations(mutate.SURVIVORS), list)
-
-
-@pytest.mark.long
-def test_coverage_of_the_sequential_core() -> None:
-    runs = {key: cover.run(core, 60.0) for key, core in CORES["sequential"].items()}
-    found = cover.closed("sequential", runs, explanations(cover.UNREACHED))
-    assert found.covered["line"] == found.total["line"]
-    for kind in ("branch", "toggle"):
-        assert found.covered[kind] > 0.98 * found.total[kind]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", CORES)
-def test_mutants_are_killed(name: str) -> None:
-    core = next(iter(CORES[name].values()))
-    result = mutate.run(core, 1000, 1, os.cpu_count() or 1, tried=40, stages=1)
-    killed = sum(counts[0] for counts in result.counted().values())
-    assert len(result.mutants) == 40
-    assert killed > 20
-
-
-@pytest.mark.long
-def test_mutants_are_of_all_units() -> None:
-    found = mutate_core(component(CORES["pipelined"]["full"]), 1000, 1)
-    assert {mutant.unit for mutant in found.mutants} >= {
-        "load.unpacker",
-        "mm.array",
-        "vec.kernel",
-        "semaphores",
-    }
-    assert len({mutant.command for mutant in found.mutants}) == 1000
-
-
-@pytest.mark.long
-def test_long_programs_see_what_others_do_not() -> None:
-    """A bit of the length of a pixel, of more bytes than are on chip."""
-    core = CORES["pipelined"]["full"]
-    found = mutate_core(component(core), 1000, 1)
-    (bit,) = (item.number for item in found.mutants if item.pin == ("\\load_queue.part6", "RD_DATA", 16))
-    ((number, verdict),) = kill.verdicts(kill.long_set(core, found), [bit], 1)
-    assert number == bit
-    assert verdict.startswith("long loads: ")
-
-
-def test_proofs_of_mutants_are_verdicts() -> None:
-    """A mutant of which nothing is found is not the same hardware."""
-    found = MutatedCore("", [Mutant(number, "core", "mutate") for number in range(4)], {}, Path("folder"))
-    _, judge = mutate._by_proof(
-        "all",
-        found,
-        lambda plain, some: {item.number: [True, False, None, True][item.number] for item in some},
-    )
-    assert list(judge([3, 2, 1], 2)) == [(3, mutate.EQUAL), (2, ""), (1, "")]
-
-
-def test_the_command_of_a_part_of_the_mutants() -> None:
-    options = argparse.Namespace(core=None, count=9, tried=None, seed=2)
-    assert mutate.command_of(options) == "make mutants COUNT=9 SEED=2"
-    options.core, options.tried = "sequential", 3
-    assert mutate.command_of(options).endswith("mutate.py --core sequential --count 9 --tried 3 --seed 2")
-    options.core = None
-    assert mutate.command_of(options).endswith("mutate.py --count 9 --tried 3 --seed 2")

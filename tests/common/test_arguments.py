@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -10,38 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.wrong_numbers import NO_INTEGERS, NOT_FINITE, wrong
 
 import weft
-from weft import InputError, Program, arguments
+from weft import InputError, Program
 from weft.cli.demo import Demo
 from weft.examples import digits
-from weft.extras.search.tune import tune
 from weft.hdl.isa.config import PRESETS
 from weft.run.attention import PagedAttention, Quantisation
 from weft.run.trace import timelines_of
-
-NO_NUMBERS: list[Any] = ["30", None, [30], 1j, True, np.True_, b"1", {}, np.zeros(2)]
-NO_INTEGERS: list[Any] = [*NO_NUMBERS, 1.5, 30.0, math.nan, math.inf, np.float32(1), Fraction(1, 2)]
-NOT_FINITE: list[Any] = [*NO_NUMBERS, math.nan, -math.inf, math.inf, np.float32("nan"), 10**400]
-
-
-def outside(low: float, high: float) -> list[Any]:
-    return [low - 1, high + 1, -(10**30), 10**30, -(10**5000)]
-
-
-INTEGERS = {
-    "latency": (1, 1_000_000),
-    "stall_seed": arguments.SEED,
-    "seed": arguments.SEED,
-    "trials": (1, 100_000),
-}
-
-
-def wrong(name: str) -> list[Any]:
-    if name == "bandwidth":
-        return [value for value in NOT_FINITE if value is not None] + [0, -1, 1e-9, 1e300]
-    values = NO_INTEGERS + outside(*INTEGERS[name])
-    return [value for value in values if value is not None or name != "stall_seed"]  # None is none
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +55,6 @@ def test_traces(program: Program) -> None:
                 timelines_of(program, **{name: value})
     with pytest.raises(InputError, match=r"^traces are of 'timing' or 'rtl', not of 'golden'$"):
         timelines_of(program, on="golden")
-
-
-def test_tuning(tmp_path: Path) -> None:
-    model = tmp_path / "digits.onnx"
-    model.write_bytes(digits.model())
-    for name in ("latency", "bandwidth", "seed", "trials"):
-        for value in wrong(name):
-            with pytest.raises(InputError, match=f"^'{name}' must be "):
-                tune(model, PRESETS["tiny"], **{name: value})
 
 
 def test_attention() -> None:

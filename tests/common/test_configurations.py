@@ -23,7 +23,6 @@ from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
 from weft.configurations import configuration, names, sequential_boards
 from weft.examples import digits
-from weft.extras.search.tune import tune
 from weft.hdl import core as pipelined
 from weft.hdl import verilog as generating
 from weft.hdl.errors import ProgramError
@@ -99,13 +98,11 @@ def test_the_cycle_model_is_of_the_sequential_core(program: Program) -> None:
     assert 900_000 < program.run(INPUTS, on="timing").report["cycles"] < 2_000_000
 
 
-def test_what_there_is_of_the_pipelined_core_only(program: Program, board: str, tmp_path: Path) -> None:
+def test_what_there_is_of_the_pipelined_core_only(program: Program, board: str) -> None:
     said = f"^this is the configuration of .*{board}.*, which (have|has) the sequential core"
     for on in ("timing", "rtl"):
         with pytest.raises(InputError, match=said + ": there are no traces of it"):
             timelines_of(program, on=on)
-    with pytest.raises(InputError, match=said + ": tilings are tuned for the pipelined core only"):
-        tune(tmp_path / "not looked at", program.config)
 
 
 def test_commands_for_the_sequential_core(
@@ -118,7 +115,6 @@ def test_commands_for_the_sequential_core(
     for arguments in (
         ["trace", "program", "-o", "trace.json"],
         ["trace", "program", "--on", "rtl", "--svg", "trace.svg"],
-        ["tune", "digits.onnx", "-o", "tuning.json", "--config", board],
     ):
         capsys.readouterr()
         assert call(*arguments) == 2

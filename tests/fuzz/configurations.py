@@ -75,10 +75,10 @@ def configuration(fields: dict[str, int], sequential: bool) -> Config:
     return config
 
 
-def random_configuration(rng: np.random.Generator, *, sequential: bool) -> Config:
-    """All fields drawn, until they fit each other and the core."""
+def random_configuration(rng: np.random.Generator, *, sequential: bool, **choices: tuple[int, ...]) -> Config:
+    """Draw all fields from `FIELDS`, or from the `choices` for a field, until they fit each other and the core."""
     while True:
-        fields = {name: int(rng.choice(values)) for name, values in FIELDS.items()}
+        fields = {name: int(rng.choice(values)) for name, values in (FIELDS | choices).items()}
         if sequential:
             fields |= dict.fromkeys(("loops", "descriptors", "depthwise_taps"), 0)
         with suppress(ConfigError):

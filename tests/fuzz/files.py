@@ -14,28 +14,27 @@ import numpy as np
 from fuzz import seeds
 from fuzz.command import call
 from fuzz.outcome import Failure, Outcome, check_sentence
+from fuzz.targets import targets
 
 from weft.boards.link.frames import LONGEST, Answer, FrameError, Identity, Parser, Request, frame
-from weft.compiler.errors import CompileError
-from weft.extras.language.compiler.encoders import TokenError
-from weft.extras.language.compiler.reference import Reference
-from weft.extras.language.compiler.tokenizer import Tokenizer
-from weft.extras.language.gguf.reader import read
 
 Edit = list[Any]
 """A JSON value: what is done, and its parameters."""
-TARGETS = {
+_SHARES = {
     "npz": 3, "npz member": 3, "npy": 1, "onnx": 5, "tflite": 5, "manifest": 1, "manifest body": 4, "segment": 1,
-    "segment resealed": 4, "configuration": 1, "tuning": 1, "line": 1,
-    "frame": 1, "gguf": 5, "mlir": 5,
+    "segment resealed": 4, "configuration": 1, "line": 1, "frame": 1,
 }  # fmt: skip
-"""Which file, or part of one behind its checksum, and how often."""
+
+
+def shares() -> dict[str, int]:
+    """Return how often each file of the core or of an extra, or part of one behind its checksum, is damaged."""
+    return _SHARES | {name: target.share for name, target in targets().items()}
 
 
 def draw(rng: np.random.Generator) -> list[Edit]:
     """The file, and up to six damages of its bytes."""
-    shares = np.array(list(TARGETS.values())) / sum(TARGETS.values())
-    target = str(rng.choice(list(TARGETS), p=shares))
+    names, weights = list(shares()), np.array(list(shares().values()))
+    target = str(rng.choice(names, p=weights / weights.sum()))
     model = str(rng.choice(list(seeds.models())))
     damages = [_damage(rng, len(_content(target, model))) for _ in range(int(rng.choice([1, 1, 2, 3, 6])))]
     return [["target", target, model], *damages]
@@ -92,10 +91,10 @@ def _content(target: str, model: str) -> bytes:
     if target in ("npz", "npz member", "npy"):
         arrays = seeds.inputs(model)
         return archive(arrays) if target == "npz" else _member(next(iter(arrays.values())))
-    if target in ("onnx", "tflite", "mlir"):
-        return {"onnx": seeds.models, "tflite": seeds.tflite, "mlir": seeds.mlir}[target]()[model]
-    if target == "gguf":
-        return seeds.gguf()[model]
+    if target in targets():
+        return targets()[target].seed(model)
+    if target in ("onnx", "tflite"):
+        return (seeds.models if target == "onnx" else seeds.tflite)()[model]
     if target.startswith("manifest"):
         manifest = seeds.program(model)["program.json"]
         return manifest.rstrip(b"\n").rpartition(b"\n")[0] if target == "manifest body" else manifest
@@ -103,7 +102,7 @@ def _content(target: str, model: str) -> bytes:
         return b"".join(content for _, content in _segments(model))
     if target in ("line", "frame"):
         return b"".join(map(frame, seeds.frames())) if target == "line" else seeds.frames()[1]
-    return seeds.configuration() if target == "configuration" else seeds.tuning()
+    return seeds.configuration()
 
 
 def _segments(model: str) -> list[tuple[str, bytes]]:
@@ -136,12 +135,12 @@ def _offer(target: str, model: str, content: bytes, folder: Path) -> str:
     if target in ("npz", "npz member", "npy"):
         program = seeds.write(seeds.program(model), folder / "program")
         return offer_inputs(program, _archive(target, model, content), target == "npy", folder)
-    if target in ("onnx", "tflite", "mlir"):
+    if target in targets():
+        return targets()[target].offer(content, folder)
+    if target in ("onnx", "tflite"):
         return offer_model(content, folder, suffix=target)
-    if target == "gguf":
-        return offer_language_model(content)
-    if target in ("configuration", "tuning"):
-        return offer_values(target, content, folder)
+    if target == "configuration":
+        return offer_values(content, folder)
     if target in ("line", "frame"):
         return offer_frames(content if target == "line" else frame(content[:LONGEST]), target == "line")
     files = dict(seeds.program(model))
@@ -204,22 +203,6 @@ def offer_model(content: bytes, folder: Path, config: str = "tiny", suffix: str 
     return ""
 
 
-def offer_language_model(content: bytes) -> str:
-    """Read it, encode and decode a text, and compute logits if that takes no time."""
-    said = ""
-    try:
-        model = read(content)
-        tokenizer = Tokenizer(model.vocabulary)
-        tokens = tokenizer.encode("the quick <s> 🦊  x", special=True)
-        tokenizer.decode(tokens, special=True)
-        if model.sizes.blocks < 5 and model.sizes.context >= len(tokens):
-            Reference(model).logits(tokens)
-    except (CompileError, TokenError) as error:
-        said = str(error)
-        check_sentence(said)
-    return said
-
-
 def offer_program(files: dict[str, bytes], model: str, folder: Path) -> str:
     """Disassemble it and run it on two devices."""
     program, source, output = folder / "program", folder / "in.npz", folder / "out.npz"
@@ -248,10 +231,9 @@ def offer_frames(content: bytes, damaged_later: bool) -> str:
     return "" if known else said[-1]
 
 
-def offer_values(target: str, content: bytes, folder: Path) -> str:
-    """Compile a model with a configuration or a tuning."""
+def offer_values(content: bytes, folder: Path, options: tuple[str, ...] = ("--config",)) -> str:
+    """Compile a model with a configuration, or with another file that the last of the `options` names."""
     model, file, program = folder / "model.onnx", folder / "values.json", folder / "program"
     model.write_bytes(seeds.models()["convolutions"])
     file.write_bytes(content)
-    options = ["--config", file] if target == "configuration" else ["--config", "tiny", "--tuning", file]
-    return call(folder, "compile", model, "-o", program, *options, makes=(program,))
+    return call(folder, "compile", model, "-o", program, *options, file, makes=(program,))

@@ -34,6 +34,7 @@ from fuzz import corpus, files, programs, sandbox, seeds
 from fuzz.corpus import Corpus
 from fuzz.kinds import KINDS, RARE, RARELY
 from fuzz.outcome import Outcome
+from fuzz.targets import targets
 
 from weft.cli import main as cli
 
@@ -92,9 +93,10 @@ def keep(root: Path, case: dict[str, Any], outcome: Outcome) -> None:
 
 def warm() -> None:
     """Import and build what inputs need, in this process; the processes of inputs start from it."""
-    seeds.configuration(), seeds.tuning(), seeds.gguf()
     for name in seeds.models():
         seeds.program(name), seeds.inputs(name)
+        for target in targets().values():
+            target.seed(name)
     for core in programs.CORES.values():
         core.rtl().close(), core.timing()
     with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as scratch:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
-from support import attention_models, language_models, qdq_models, tflite_cases, tflite_networks
+from support import attention_models, qdq_models, tflite_cases, tflite_networks
 
 import weft
 from weft.boards.link.frames import Answer, Identity, Operation, Request
-from weft.compiler.plan.conv_plan import ConvPlan, plan
-from weft.compiler.plan.conv_shape import ConvShape
-from weft.extras.search.tuning import TunedLayer, Tuning
 from weft.hdl.isa.config import PRESETS
 
 
@@ -64,37 +60,6 @@ def tflite() -> dict[str, bytes]:
     }
 
 
-@cache
-def mlir() -> dict[str, bytes]:
-    """MLIR texts by the names of `models`: printed here, and by JAX."""
-    printed = Path(__file__).parents[2] / "extras" / "mlir" / "tests" / "jax_rows.mlir"
-    return {
-        "convolutions": weft.convert(tflite_networks.convolutions(softmax=False)).encode(),
-        "rows": weft.convert(tflite_networks.rows()).encode(),
-        "attention": printed.read_bytes(),
-    }
-
-
-@cache
-def gguf() -> dict[str, bytes]:
-    """Language models by the names of `models`; small, so that damages meet what tells of the weights."""
-    import tempfile
-
-    sizes = replace(language_models.SIZES, blocks=1, feed_forward=32)
-    made = {}
-    with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as folder:
-        path = Path(folder) / "model.gguf"
-        for name, architecture, kind in (
-            ("convolutions", "llama", "Q8_0"),
-            ("rows", "gpt2", "Q4_0"),
-            ("attention", "llama", "Q5_1"),
-        ):
-            rng = np.random.default_rng(len(name))
-            language_models.write_random(path, rng, architecture, kind, sizes=sizes, tied=True)
-            made[name] = path.read_bytes()
-    return made
-
-
 LAYERS = qdq_models.LAYERS | {
     "cnn": lambda rng: qdq_models.random_cnn(rng, size=6, channels=4, blocks=2),
     "attention": attention_models.random_operator,
@@ -132,21 +97,6 @@ def inputs(name: str) -> dict[str, np.ndarray]:
 def configuration() -> bytes:
     values = {"preset": "tiny", "lanes": 4, "queue_depth": 2, "table_depth": 256}
     return json.dumps(values, indent=1).encode()
-
-
-@cache
-def tuning() -> bytes:
-    """Of the model ``convolutions`` for ``tiny``: what the compiler would choose, for the first two layers."""
-    layers: dict[str, TunedLayer] = {}
-
-    def record(shape: ConvShape) -> ConvPlan | None:
-        found = plan(shape)
-        if found is not None and len(layers) < 2:
-            layers[shape.key] = TunedLayer(shape.op.name, found.tiling, 200, 100)
-        return found
-
-    weft.compile(models()["convolutions"], "tiny", choose=record)
-    return Tuning(PRESETS["tiny"], 30, None, layers).text().encode()
 
 
 @cache

@@ -67,10 +67,10 @@ def test_what_is_not_damaged_is_taken(name: str, tmp_path: Path) -> None:
     def check(kind: str, edits: list[Any]) -> None:
         assert run.outcome_of(kind, edits).kind == "done", edits
 
-    for target in files.TARGETS:
+    for target in files.shares():
         if target != "npy":  # not for models with several inputs
             check("files", [["target", target, name]])
-    for target in set(values.TARGETS):
+    for target in set(values.names()):
         check("values", [["target", target, name]])
     check("models", [["model", name, "default"]])
 
@@ -367,7 +367,7 @@ def test_a_case_is_minimised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         return (
             Outcome("wrong", "", "wrong odd")
             if ["b"] in edits
-            else kind.run([["target", "tuning", "rows"]], folder)
+            else kind.run([["target", "configuration", "rows"]], folder)
         )
 
     monkeypatch.setitem(KINDS, "values", type(kind)(kind.draw, odd, 1))

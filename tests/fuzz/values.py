@@ -12,8 +12,9 @@ import numpy as np
 from fuzz import seeds
 from fuzz.files import Edit, offer_program, offer_values, sealed, verdict
 from fuzz.outcome import Outcome
+from fuzz.targets import targets
 
-TARGETS = ("manifest", "manifest", "configuration", "tuning")
+_OWN = ("manifest", "manifest", "configuration")
 ODD: dict[str, Any] = {
     "null": None, "true": True, "zero": 0, "minus": -1, "float": 2.5, "empty": "", "text": "x",
     "nul": "\x00\x1b[31m[red]", "surrogate": "\ud800", "list": [], "lists": [[[]]], "object": {}, "2**31": 1 << 31,
@@ -29,9 +30,14 @@ RAW = {
 """What `json.dumps` does not write."""
 
 
+def names() -> list[str]:
+    """Return the names of files whose values are changed; a name that occurs twice is drawn twice as often."""
+    return [*_OWN, *(name for name, target in targets().items() if target.values)]
+
+
 def draw(rng: np.random.Generator) -> list[Edit]:
     """The file, and one to three changes of places in it, which are numbers: see `_place`."""
-    target, model = str(rng.choice(TARGETS)), str(rng.choice(list(seeds.models())))
+    target, model = str(rng.choice(names())), str(rng.choice(list(seeds.models())))
     changes = []
     for _ in range(int(rng.choice([1, 1, 1, 2, 3]))):
         place = [int(value) for value in rng.integers(0, 1000, 6)]
@@ -51,13 +57,14 @@ def run(edits: list[Edit], folder: Path) -> Outcome:
     if target == "manifest":
         files = seeds.program(model) | {"program.json": sealed(body)}
         return verdict(offer_program(files, model, folder))
-    return verdict(offer_values(target, body, folder))
+    offer = offer_values if target == "configuration" else targets()[target].offer
+    return verdict(offer(body, folder))
 
 
 def _text(target: str, model: str) -> bytes:
     if target == "manifest":
         return seeds.program(model)["program.json"].rstrip(b"\n").rpartition(b"\n")[0]
-    return seeds.configuration() if target == "configuration" else seeds.tuning()
+    return seeds.configuration() if target == "configuration" else targets()[target].seed(model)
 
 
 def _place(values: Any, numbers: list[int]) -> tuple[Any, Any]:

@@ -13,9 +13,9 @@ import pytest
 from amaranth.hdl import Cat, Module, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
+from fuzz.configurations import random_configuration
 
 import weft
-from weft.extras.search.explore.space import Space
 from weft.hdl.errors import PrefixError, YosysError
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.verilog import check_prefix, generate, run_yosys
@@ -34,13 +34,6 @@ CONFIGS = {
 }
 
 
-def drawn(seed: int) -> Config:
-    """A small configuration, with any of the units and without."""
-    rng = np.random.default_rng(seed)
-    space = Space({"n": (2, 4, 8), "bus_bytes": (4, 8, 16), "scratchpad_depth": (64, 128)})
-    return space.config({name: int(rng.choice(known)) for name, known in space.fields.items()})
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_verilator_has_nothing_to_say(name: str, tmp_path: Path) -> None:
     """Lint with Verilator's default warnings and no waiver, in the file or outside."""
@@ -50,7 +43,7 @@ def test_verilator_has_nothing_to_say(name: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(24))
 def test_verilator_has_nothing_to_say_of_any(seed: int, tmp_path: Path) -> None:
-    lint(drawn(seed), tmp_path)
+    lint(random_configuration(np.random.default_rng(seed), sequential=False), tmp_path)
 
 
 def lint(config: Config, tmp_path: Path) -> None:

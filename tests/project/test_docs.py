@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from support import float_nets, language_models, onnx_decoders, tflite_networks
+from support import float_nets, tflite_networks
 
 import weft
 from weft.examples import digits
+from weft.extras.language.tests.support import language_models, onnx_decoders
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {

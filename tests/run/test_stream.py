@@ -6,16 +6,13 @@ import functools
 
 import numpy as np
 import pytest
-from support import trained_nets
+from support.logged_device import Logged, need
 from support.qdq_models import feeds
 from support.small_models import small
 from support.state_models import Ring
 
 import weft
-from weft.compiler.backend import DeviceProgram
 from weft.examples import digits
-from weft.extras.training.settings import Settings
-from weft.extras.training.trainer import Trainer
 from weft.hdl.isa.config import PRESETS
 from weft.run.stream import MAX_LIST_RUNS, alternate_images, stream
 from weft.sim.golden.interpreter import GoldenDevice
@@ -25,56 +22,9 @@ CONFIG = PRESETS["tiny"]
 LISTS = CONFIG.replace(probability_bits=0, loops=1, descriptors=1)
 
 
-class Logged(GoldenDevice):
-    """Computes when it is started, or at the last moment, and notes what it is asked for."""
-
-    def __init__(self, memory_bytes: int, *, early: bool, config: weft.Config = CONFIG) -> None:
-        super().__init__(config, memory_bytes)
-        self.early = early
-        self.log: list[str] = []
-
-    def write(self, address: int, payload: bytes) -> None:
-        self.log.append("write")
-        super().write(address, payload)
-
-    def load(self, address: int, payload: bytes, name: str = "") -> None:
-        super().write(address, payload)
-        self.log.append("load")
-
-    def read(self, address: int, size: int) -> bytes:
-        self.log.append("read")
-        return super().read(address, size)
-
-    def start(self, program: int) -> None:
-        self.log.append("start")
-        super().start(program)
-        if self.early:
-            self._compute(None)
-
-    def start_list(self, address: int) -> None:
-        self.log.append("list")
-        super().start_list(address)
-        if self.early:
-            self._compute(None)
-
-    def wait(self, timeout: int | None = None) -> None:
-        self.log.append("wait")
-        if not self.early:
-            self._compute(timeout)
-
-    def _compute(self, timeout: int | None) -> None:
-        log, self.log = self.log, []  # it reads its program itself
-        super().wait(timeout)
-        self.log = log
-
-
 @functools.cache
 def model(name: str, config: weft.Config = CONFIG) -> weft.Program:
     return weft.compile({"digits": digits.model, "small": small}[name](), config=config)
-
-
-def need(program: weft.Program) -> int:
-    return max(part.areas.memory_bytes for part in program.segments if isinstance(part, DeviceProgram))
 
 
 @pytest.mark.parametrize("config", [CONFIG, LISTS], ids=["alone", "lists"])
@@ -210,39 +160,6 @@ def test_states_go_on(config: weft.Config) -> None:
             assert np.array_equal(result.outputs[output], array)
     assert program.states.keys() == kept.keys() != set()
     assert all(np.array_equal(program.states[state], array) for state, array in kept.items())
-
-
-@pytest.mark.parametrize("early", [False, True])
-def test_what_the_device_keeps_stays_there(early: bool) -> None:
-    """Steps of training: weights and momenta are written once, and read once."""
-    net = trained_nets.perceptron(np.random.default_rng(3), (8, 12, 4))
-    x, labels = trained_nets.samples(net, 40)
-    trainer = Trainer(net, weft.Config.load("default"), Settings(batch=8), layers=None)
-    trainer.prepare(0, {"x": x}, labels, np.random.default_rng(0))
-    program = trainer.program
-    assert program is not None
-    runs = [trainer.batch({"x": x}, labels, np.arange(8) + 8 * index) for index in range(5)]
-    before = program.states
-    wanted = [program.run(inputs) for inputs in runs]
-    after = program.states
-    program.reset(before)
-    device = Logged(4 * need(program), early=early, config=program.config)
-    results = list(stream(program, runs, device))
-    assert len(alternate_images(program, device.memory_bytes) or ()) == 2
-    for result, expected in zip(results, wanted, strict=True):
-        for output, array in expected.outputs.items():
-            assert np.array_equal(result.outputs[output], array)
-    assert all(np.array_equal(program.states[name], value) for name, value in after.items())
-    assert not np.array_equal(before[f"{trainer.names[0]}/kept"], after[f"{trainer.names[0]}/kept"])
-    (part,) = program.device_programs
-    kept, given = (sum(item.kind == kind for item in part.buffers.values()) for kind in ("state", "input"))
-    assert kept == len(before)
-    assert device.log.count("write") == given * len(runs) + kept
-    assert device.log.count("read") == len(runs) + kept
-    # A second stream goes on from there.
-    again = list(stream(program, runs[:2], device))
-    assert again[0].outputs["probabilities"].shape == (8, 4)
-    assert not np.array_equal(again[0].outputs["probabilities"], results[0].outputs["probabilities"])
 
 
 def test_wrong_inputs_are_refused_before_anything_starts() -> None:

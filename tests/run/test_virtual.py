@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.deaf_memory import deaf_top
-from support.language_models import random_model
 from support.mostly_long import mostly_long
 from support.qdq_models import Builder, feeds
 from support.small_models import small
@@ -31,7 +30,6 @@ from weft.boards.virtual_top import PHASES
 from weft.cli import main, probe_command
 from weft.cli.flash_command import flash_image
 from weft.examples import digits
-from weft.extras.language.gguf.writer import write
 from weft.hdl import verilog
 from weft.hdl.isa import Load, Store, Vec
 from weft.hdl.isa.config import PRESETS
@@ -455,30 +453,3 @@ def _survives_failure(device: BoardDevice) -> None:
     device.start(0x8000)
     with pytest.raises(DeviceError):
         device.wait(timeout=5000)
-
-
-def test_a_language_model_on_a_board(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Text, logits byte by byte, and cycles as the model of core and SDRAM has them; blocks of 4 bits, too."""
-    monkeypatch.chdir(tmp_path)
-    name, board = ULX3S, registry.find(ULX3S)
-    write(random_model(np.random.default_rng(5), biases=False), tmp_path / "model.gguf", "Q4_0")
-    options = ["generate", "model.gguf", "--prompt", "a fox", "--tokens", "3", "--config", name]
-    assert _exit_code([*options, "--on", "timing", "--json", "--quiet"]) == 0
-    model = json.loads(capsys.readouterr().out)
-    place = ["--on", "board", "--port", f"virtual:{name}"]
-    assert _exit_code([*options, *place, "--compare"]) == 0
-    out, err = capsys.readouterr()
-    assert out == model["text"] + "\n"
-    summary = err.splitlines()
-    assert any(re.search(r"^code and weights: [\d,]+ bytes uploaded$", line) for line in summary)
-    assert summary[-1] == "mismatching bytes: 0"
-    assert re.search(r"^[\d.]+ s with the link and the host; the core computed for 0\.\d\d s", summary[-2])
-    for line, (part, known) in zip(summary[-4:-2], list(model["timing"].items())[:2], strict=True):
-        found = re.search(rf"^{part}: .* steps, ([\d,]+) cycles a token.* ([\d,]+) bytes a token", line)
-        assert found is not None
-        cycles, moved = (int(number.replace(",", "")) for number in found.groups())
-        assert moved * known["tokens"] == known["moved"]
-        assert known["cycles"] / known["tokens"] == pytest.approx(cycles, rel=0.02)
-        assert f"; at {board.clock / 1e6:g} MHz " in line

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.language_models import random_model
-from support.recalled_texts import VOCABULARY, RecalledTexts
 
 from weft.extras.language.compiler.decoder import Decoder
 from weft.extras.language.compiler.integers import to_integers
@@ -19,6 +17,8 @@ from weft.extras.language.compiler.ranges import measure_ranges
 from weft.extras.language.run.batch import Batch, End, Request
 from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun
 from weft.extras.language.run.sampling import Sampler
+from weft.extras.language.tests.support.language_models import random_model
+from weft.extras.language.tests.support.recalled_texts import VOCABULARY, RecalledTexts
 from weft.hdl.isa.config import Config
 from weft.sim.compiled.device import CompiledDevice
 

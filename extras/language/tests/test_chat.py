@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.hostile_templates import OPENED, RENDERED
-from support.language_models import pieces
 
 from weft.errors import InputError
 from weft.extras.language.server import chat
 from weft.extras.language.server.chat import ChatTemplate
+from weft.extras.language.tests.support.hostile_templates import OPENED, RENDERED
+from weft.extras.language.tests.support.language_models import pieces
 
 CHATML = """\
 {%- for message in messages %}
@@ -212,7 +212,7 @@ def test_threads_share_a_template(short: float) -> None:
 def test_the_process_has_no_secrets_and_ends_with_its_parent() -> None:
     """Even if that is killed."""
     code = (
-        "import sys, time; sys.path.append('tests'); from support.language_models import pieces\n"
+        "import time; from weft.extras.language.tests.support.language_models import pieces\n"
         "from weft.extras.language.server.chat import ChatTemplate; template = ChatTemplate('', pieces())\n"
         "print(template._worker._process.pid, flush=True); time.sleep(60)"
     )

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.decoder_run import DecoderRun
-from support.language_models import config_of, random_model
 from support.mostly_long import mostly_long
 
 from weft.compiler.errors import CompileError
@@ -24,6 +22,8 @@ from weft.extras.language.compiler.ranges import measure_ranges
 from weft.extras.language.compiler.reference import Reference
 from weft.extras.language.compiler.registers import PAGES
 from weft.extras.language.gguf.writer import write
+from weft.extras.language.tests.support.decoder_run import DecoderRun
+from weft.extras.language.tests.support.language_models import config_of, random_model
 from weft.hdl.checker.program import check
 from weft.hdl.isa import WORD_BYTES, Instruction, decode
 from weft.hdl.isa.config import Config

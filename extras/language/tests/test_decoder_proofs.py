@@ -10,7 +10,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from support.certified_decoders import (
+
+from weft.compiler.errors import CompileError
+from weft.extras.language.certificate.certificate import certify, describe_layout, describe_model
+from weft.extras.language.certificate.decoder_memory import StepLayout, Token
+from weft.extras.language.certificate.language import Language
+from weft.extras.language.certificate.steps import StepProver, generate_steps
+from weft.extras.language.compiler.decoder import Decoder as Compiled
+from weft.extras.language.run.decoder_run import DecoderMemory
+from weft.extras.language.tests.support.certified_decoders import (
     SIZES,
     computed,
     config_of,
@@ -22,14 +30,6 @@ from support.certified_decoders import (
     proven,
     with_code,
 )
-
-from weft.compiler.errors import CompileError
-from weft.extras.language.certificate.certificate import certify, describe_layout, describe_model
-from weft.extras.language.certificate.decoder_memory import StepLayout, Token
-from weft.extras.language.certificate.language import Language
-from weft.extras.language.certificate.steps import StepProver, generate_steps
-from weft.extras.language.compiler.decoder import Decoder as Compiled
-from weft.extras.language.run.decoder_run import DecoderMemory
 from weft.extras.proof.certificate import CertificateError
 from weft.extras.proof.programs.graph import Array, Node
 from weft.extras.proof.programs.value_device import Unproven

@@ -11,12 +11,12 @@ import sentencepiece
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
-from support import language_models, plain_merging, trained_vocabularies
 
 from weft.extras.language.compiler import words
 from weft.extras.language.compiler.encoders import CHARACTERS, SPACE, BytePairs, Pieces, TokenError
 from weft.extras.language.compiler.tokenizer import Tokenizer
 from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
+from weft.extras.language.tests.support import language_models, plain_merging, trained_vocabularies
 
 SYMBOLS = ("<tag>", "é", "ll")
 FRAGMENTS = [

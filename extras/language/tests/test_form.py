@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.language_models import random_model
 
 from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.form import PRODUCTS, Form, form_of, matrices
 from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Norm, Rotary
+from weft.extras.language.tests.support.language_models import random_model
 
 
 def model(architecture: str = "llama", *, biases: bool | None = None) -> LanguageModel:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
-from support.gguf_bytes import KINDS, blocks
 
 from weft.extras.language.compiler.model import BlockTensor, dense
 from weft.extras.language.gguf import blocks as ours
+from weft.extras.language.tests.support.gguf_bytes import KINDS, blocks
 
 
 @pytest.mark.parametrize("kind", ours.READABLE_TYPES)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.gguf_bytes import TYPES, Gguf, Tensor, blocks, text, value
 
 from weft.compiler.errors import CompileError
 from weft.extras.language.gguf import file
+from weft.extras.language.tests.support.gguf_bytes import TYPES, Gguf, Tensor, blocks, text, value
 
 HUGE = 1 << 60
 

@@ -11,8 +11,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from support import language_models
-from support.gguf_bytes import KINDS, Gguf, Tensor, blocks
 
 from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
@@ -21,6 +19,8 @@ from weft.extras.language.gguf import file
 from weft.extras.language.gguf.file import File, parse
 from weft.extras.language.gguf.reader import read
 from weft.extras.language.gguf.writer import write
+from weft.extras.language.tests.support import language_models
+from weft.extras.language.tests.support.gguf_bytes import KINDS, Gguf, Tensor, blocks
 
 NUMBERS: dict[type, str] = {bool: "bool", int: "u32", float: "f32", str: "text"}
 

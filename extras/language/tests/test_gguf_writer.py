@@ -8,13 +8,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from support import language_models
-from support.language_models import SIZES
 
 from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import LanguageModel, Linear, Norm, dense
 from weft.extras.language.gguf.reader import read
 from weft.extras.language.gguf.writer import WRITABLE_TYPES, write
+from weft.extras.language.tests.support import language_models
+from weft.extras.language.tests.support.language_models import SIZES
 
 
 @pytest.fixture(scope="module")

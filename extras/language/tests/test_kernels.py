@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.kernel_rows import run_kernel
 
 from weft.compiler.kernel.evaluate import evaluate_targets
 from weft.compiler.kernel.expressions import WORD, Rows, constant
 from weft.extras.language.compiler import kernels
+from weft.extras.language.tests.support.kernel_rows import run_kernel
 from weft.hdl.isa.config import Config
 
 _ROOM = {"kernel": 128, "lookup_tables": 4, "accumulator_depth": 512, "scratchpad_depth": 2048}

@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from support.language_models import random_model
 from support.mostly_long import mostly_long
 
 import weft.extras.language.run.lm
@@ -30,6 +29,7 @@ from weft.extras.language.gguf.writer import write
 from weft.extras.language.run.decoder_run import DecoderMemory, Row
 from weft.extras.language.run.language_report import Part, Timing
 from weft.extras.language.run.lm_machine import Machine, StepCost
+from weft.extras.language.tests.support.language_models import random_model
 from weft.hdl.isa.config import PRESETS
 from weft.run.options import RunOptions
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.language_models import SIZES, random_model
 
 from weft import __main__ as command
 from weft.examples import language
 from weft.extras.language.gguf.writer import write
+from weft.extras.language.tests.support.language_models import SIZES, random_model
 from weft.sim.rtl.device import RtlDevice
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import plain_language
-from support.language_models import random_model
 
 from weft.extras.language.compiler.model import LanguageModel, Linear, Sizes
 from weft.extras.language.compiler.ranges import measure_ranges
+from weft.extras.language.tests.support import plain_language
+from weft.extras.language.tests.support.language_models import random_model
 
 _SIZES = Sizes(
     context=24, width=32, blocks=2, heads=4, key_value_heads=2, key_length=8, value_length=8, feed_forward=48,

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.language_models import SIZES, byte_pairs, pieces, random_model
 
 import weft.extras.language.run.lm
 from weft.compiler.errors import CompileError
@@ -24,6 +23,7 @@ from weft.extras.language.run import lm_ranges
 from weft.extras.language.run.decoder_run import DecoderMemory
 from weft.extras.language.run.lm import End, Model
 from weft.extras.language.run.lm_machine import min_prompt_tokens
+from weft.extras.language.tests.support.language_models import SIZES, byte_pairs, pieces, random_model
 from weft.hdl.isa.config import Config
 from weft.run.options import RunOptions
 from weft.sim.compiled.device import CompiledDevice

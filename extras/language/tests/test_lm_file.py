@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.language_models import SIZES, random_model
-from support.onnx_decoders import Form, write
 
 import weft.extras.language.run.lm
 from weft import __main__ as command
@@ -17,6 +15,8 @@ from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import LanguageModel, Linear
 from weft.extras.language.gguf import writer as gguf
 from weft.extras.language.run.lm_file import digest, read
+from weft.extras.language.tests.support.language_models import SIZES, random_model
+from weft.extras.language.tests.support.onnx_decoders import Form, write
 
 PROMPT = "the quick fox"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.language_models import pieces
 
 from weft.extras.language.compiler.tokenizer import Tokenizer
 from weft.extras.language.run.lm_text import TextStream
+from weft.extras.language.tests.support.language_models import pieces
 
 TOKENIZER = Tokenizer(pieces())
 

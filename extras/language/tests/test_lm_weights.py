@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.language_models import random_model, write
 
 import weft.extras.language.run.lm
 from weft.compiler.errors import CompileError, KernelError
+from weft.extras.language.tests.support.language_models import random_model, write
 
 
 @pytest.mark.parametrize(("architecture", "field", "factor", "message"), [

@@ -6,9 +6,9 @@ import time
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support import plain_merging
 
 from weft.extras.language.compiler.merging import merge
+from weft.extras.language.tests.support import plain_merging
 
 TEXTS = st.text("abc", max_size=24)
 PAIRS = st.dictionaries(

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.language_models import SIZES, byte_pairs, pieces, random_model
-from support.onnx_decoders import Form, outside, write
 
 from weft.compiler.host import evaluate
 from weft.extras.language.compiler.model import BlockTensor, LanguageModel, Rotary, Sizes, dense
 from weft.extras.language.compiler.reference import Reference
 from weft.extras.language.compiler.weights import is_in_blocks
 from weft.extras.language.onnx.reader import read
+from weft.extras.language.tests.support.language_models import SIZES, byte_pairs, pieces, random_model
+from weft.extras.language.tests.support.onnx_decoders import Form, outside, write
 
 SIXTEEN = dataclasses.replace(SIZES, key_length=16, value_length=16)
 """Lengths of heads that ONNX Runtime's operators take."""

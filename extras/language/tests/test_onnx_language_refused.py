@@ -13,12 +13,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.language_models import SIZES, random_model
-from support.onnx_decoders import MICROSOFT, Builder, Form, put, write
 
 from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Norm
 from weft.extras.language.onnx.reader import read
+from weft.extras.language.tests.support.language_models import SIZES, random_model
+from weft.extras.language.tests.support.onnx_decoders import MICROSOFT, Builder, Form, put, write
 
 PLAIN = Form(style="plain")
 SIXTEEN = dataclasses.replace(SIZES, key_length=16, value_length=16)

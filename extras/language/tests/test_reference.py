@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import language_models, plain_language
-from support.language_models import SIZES
 
 from weft.extras.language.compiler import reference
 from weft.extras.language.compiler.encoders import TokenError
 from weft.extras.language.compiler.model import LanguageModel, Rotary
 from weft.extras.language.compiler.reference import Reference
+from weft.extras.language.tests.support import language_models, plain_language
+from weft.extras.language.tests.support.language_models import SIZES
 
 FACTORS = np.array([1.0, 1.5, 8.0], np.float32)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

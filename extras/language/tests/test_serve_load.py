@@ -19,10 +19,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from support.language_models import SIZES, random_model
-from support.load import CHATS, COMPLETIONS, KINDS, Case, Load
 
 from weft.extras.language.gguf.writer import write
+from weft.extras.language.tests.support.language_models import SIZES, random_model
+from weft.extras.language.tests.support.load import CHATS, COMPLETIONS, KINDS, Case, Load
 
 READING, IDLE = 2.0, 1.0
 TEMPLATE = (

@@ -22,9 +22,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from support.language_models import SIZES, random_model
-from support.load import CHATS, COMPLETIONS, Case, request
-from support.served import connected, received, serving, settled
 
 import weft.extras.language.run.lm
 from weft.errors import InputError
@@ -35,6 +32,9 @@ from weft.extras.language.run.lm import Model
 from weft.extras.language.server import server as servers
 from weft.extras.language.server.chat import ChatTemplate
 from weft.extras.language.server.server import MAX_BODY, MIN_LONG_REQUEST, Server
+from weft.extras.language.tests.support.language_models import SIZES, random_model
+from weft.extras.language.tests.support.load import CHATS, COMPLETIONS, Case, request
+from weft.extras.language.tests.support.served import connected, received, serving, settled
 from weft.sim.device import DeviceError
 
 PROMPT = "the quick fox"

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import trained_vocabularies
-from support.language_models import byte_pairs
-from support.onnx_decoders import tokenizer_file
 
 from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.tokenizer import Tokenizer
@@ -18,6 +15,9 @@ from weft.extras.language.compiler.vocabulary import Kind
 from weft.extras.language.compiler.words import PATTERNS
 from weft.extras.language.onnx.facts import Facts
 from weft.extras.language.onnx.tokenizer_file import TokenizerFile, read_tokenizer
+from weft.extras.language.tests.support import trained_vocabularies
+from weft.extras.language.tests.support.language_models import byte_pairs
+from weft.extras.language.tests.support.onnx_decoders import tokenizer_file
 
 TEXTS = [*trained_vocabularies.lines(20, seed=3), "", " a  b\n\nc", "🦊 it's 12345"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.language_models import random_model
 
 from weft.extras.language.compiler.model import Linear, Norm
 from weft.extras.language.compiler.reference import Reference
 from weft.extras.language.compiler.weights import Weights, bias_after_norm, has_blocks
+from weft.extras.language.tests.support.language_models import random_model
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -6,7 +6,6 @@ import math
 import random
 
 import pytest
-from support import tosa_numpy
 
 from weft.extras.mlir.rescaling import (
     Scale,
@@ -16,6 +15,7 @@ from weft.extras.mlir.rescaling import (
     may_tie,
     reciprocal_scale,
 )
+from weft.extras.mlir.tests.support import tosa_numpy
 
 
 def half_even(number: int, shift: int) -> int:

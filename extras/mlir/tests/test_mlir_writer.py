@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from support import qdq_models, state_models, tflite_networks, tosa_numpy
+from support import qdq_models, state_models, tflite_networks
 from support.graph_runs import device_ops, on_host, run_graph
 from support.op_cases import convolution, random_op, segment_of, whole
 
@@ -22,6 +22,7 @@ from weft.compiler.operators.record import operator_of
 from weft.extras.mlir import forms
 from weft.extras.mlir.device_text import write_operator
 from weft.extras.mlir.program import import_with_xdsl
+from weft.extras.mlir.tests.support import tosa_numpy
 from weft.extras.mlir.writer import write_tosa
 
 KINDS = ("conv", "dense", "pool", "add", "concat", "rescale", "cnn")

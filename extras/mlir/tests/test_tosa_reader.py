@@ -8,7 +8,6 @@ import re
 
 import numpy as np
 import pytest
-from support import tosa_numpy
 from support.graph_runs import device_ops, on_host, run_graph
 
 from weft.compiler.errors import CompileError
@@ -16,6 +15,7 @@ from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Conv, Pool, Rescale
 from weft.extras.mlir.operators.tosa_products import sums_range
 from weft.extras.mlir.reader import read
+from weft.extras.mlir.tests.support import tosa_numpy
 
 
 class Text:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from support.properties import (
+
+from weft.extras.proof.boards.registry import properties
+from weft.extras.proof.hardware.property import Property
+from weft.extras.proof.tests.support.properties import (
     assert_benches_elaborate,
     assert_proven,
     assert_sees_faults,
@@ -11,9 +14,6 @@ from support.properties import (
     assert_units_have_whole_properties,
     of_a_room,
 )
-
-from weft.extras.proof.boards.registry import properties
-from weft.extras.proof.hardware.property import Property
 
 PROVEN, SEEING = of_a_room(properties(), quick="boards/arbiter")
 

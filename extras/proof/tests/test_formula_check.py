@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from support.certified import graph_before
 from support.op_cases import segment_of, whole
 
 from weft.compiler.backend import compile_segment
@@ -20,6 +19,7 @@ from weft.extras.proof.programs.formula_check import formula_error
 from weft.extras.proof.programs.graph import Array, Operator
 from weft.extras.proof.programs.proof import prove
 from weft.extras.proof.programs.value_device import Unproven
+from weft.extras.proof.tests.support.certified import graph_before
 from weft.hdl.isa.config import PRESETS
 
 SHAPE = (1, 1, 6, 24)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support import attention_cases
-from support.certified import graph_before, inputs_of, outputs, proven
 from support.certified_cases import CONFIGS, KINDS, compiled
 from support.op_cases import segment_of
 
@@ -16,6 +15,7 @@ from weft.extras.proof.programs.network import Network
 from weft.extras.proof.programs.sums import Sums
 from weft.extras.proof.programs.symbols import Symbols
 from weft.extras.proof.programs.values import CONSTANTS, Values
+from weft.extras.proof.tests.support.certified import graph_before, inputs_of, outputs, proven
 from weft.hdl.isa.config import Config
 
 

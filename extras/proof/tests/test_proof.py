@@ -8,7 +8,6 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
-from support.certified import graph_before, proven, refused, rng_of
 from support.certified_cases import drawn
 from support.op_cases import (
     convolution,
@@ -24,6 +23,7 @@ from weft.extras.proof.certificate import placement_of
 from weft.extras.proof.programs.graph import Graph
 from weft.extras.proof.programs.proof import Placement, prove
 from weft.extras.proof.programs.value_device import Unproven
+from weft.extras.proof.tests.support.certified import graph_before, proven, refused, rng_of
 from weft.hdl.isa import End, Store
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS

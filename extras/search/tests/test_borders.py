@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.substitution_cases import Drawn, atrous, outputs
 
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment, View, Window
 from weft.compiler.verify import verify_segment
@@ -23,6 +22,7 @@ from weft.extras.search.substitution.borders import (
 )
 from weft.extras.search.substitution.moves import WITHOUT_PADDING, Moves
 from weft.extras.search.substitution.search import Search
+from weft.extras.search.tests.support.substitution_cases import Drawn, atrous, outputs
 
 
 @st.composite

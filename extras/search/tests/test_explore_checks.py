@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.explored import measured, task
 
 import weft.extras.search.explore.confirm as confirming
 from weft.boards.build.tools import ToolError
@@ -29,6 +28,7 @@ from weft.extras.search.explore.checks import (
 from weft.extras.search.explore.confirm import Run, Synthesis
 from weft.extras.search.explore.explore import Exploration
 from weft.extras.search.explore.workers import Workers
+from weft.extras.search.tests.support.explored import measured, task
 from weft.hdl.isa.config import PRESETS
 from weft.sim.device import DeviceError
 

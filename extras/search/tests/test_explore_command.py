@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.explored import VALUES, entries, model
 
 import weft.extras.search.explore.checks as checks
 import weft.extras.search.explore.workers as workers
@@ -21,6 +20,7 @@ from weft.cli import main
 from weft.extras.search.explore.checks import Check, Name, Outcome
 from weft.extras.search.explore.space import FORMAT
 from weft.extras.search.explore.workers import WorkersError
+from weft.extras.search.tests.support.explored import VALUES, entries, model
 from weft.hdl.isa.config import PRESETS, Config
 
 SMALL = {name: list(known) for name, known in VALUES.items()} | {

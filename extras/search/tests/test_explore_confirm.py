@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import pytest
 from support import attention_models, qdq_models
-from support.explored import OBJECTIVES, measured, model, task
 
 import weft.extras.search.explore.confirm as confirming
 from weft.boards.build.tools import ToolError
@@ -25,6 +24,7 @@ from weft.extras.search.explore.explore import Task
 from weft.extras.search.explore.output import copy_models
 from weft.extras.search.explore.place import MEMORY, Place
 from weft.extras.search.explore.point import Measured, Point, Timing
+from weft.extras.search.tests.support.explored import OBJECTIVES, measured, model, task
 from weft.hdl.isa.config import PRESETS, Config
 
 

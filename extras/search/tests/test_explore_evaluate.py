@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.explored import model
 
 import weft.extras.search.explore.evaluate as module
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.model import dump
 from weft.examples import attention
 from weft.extras.search.explore.evaluate import Models
+from weft.extras.search.tests.support.explored import model
 from weft.hdl.isa.config import PRESETS, Config
 
 CONFIGS = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.explored import task
 
 from weft.boards.families.family import Resources
 from weft.extras.search.explore.evaluate import evaluators
@@ -14,6 +13,7 @@ from weft.extras.search.explore.output import references, show
 from weft.extras.search.explore.place import Place
 from weft.extras.search.explore.point import Measured, Point, Timing
 from weft.extras.search.explore.study import Study
+from weft.extras.search.tests.support.explored import task
 from weft.hdl.isa.config import PRESETS, Config
 
 

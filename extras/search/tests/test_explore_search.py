@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.explored import OBJECTIVES, VALUES, drawn, entries, job, model, numbers, task
 
 import weft
 from weft.boards.registry import BOARDS
@@ -31,6 +30,16 @@ from weft.extras.search.explore.output import Output, copy_models, references
 from weft.extras.search.explore.place import make_places
 from weft.extras.search.explore.point import Measured, Point
 from weft.extras.search.explore.space import Space
+from weft.extras.search.tests.support.explored import (
+    OBJECTIVES,
+    VALUES,
+    drawn,
+    entries,
+    job,
+    model,
+    numbers,
+    task,
+)
 from weft.hdl.isa.config import PRESETS
 from weft.run.estimate import estimate
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.explored import task
 
 from weft.extras.search.explore.study import Study
+from weft.extras.search.tests.support.explored import task
 
 
 @pytest.mark.parametrize("mine", [None, [1.0, 2.0, 3.0]])

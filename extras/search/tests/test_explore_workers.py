@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.ended import die
-from support.explored import VALUES, drawn, entries, job, numbers, task
 
 import weft.extras.search.explore.workers as workers
 from weft.boards.build import tools
@@ -24,6 +22,8 @@ from weft.extras.search.explore.evaluate import evaluate, evaluators, measure, r
 from weft.extras.search.explore.explore import Exploration, explore
 from weft.extras.search.explore.space import Space
 from weft.extras.search.explore.workers import DIED, THREAD_VARIABLES, Workers, WorkersError
+from weft.extras.search.tests.support.ended import die
+from weft.extras.search.tests.support.explored import VALUES, drawn, entries, job, numbers, task
 from weft.hdl.isa.config import PRESETS
 
 SPACE = Space(VALUES | {"n": (2, 4), "kernel": (0,), "depthwise_taps": (0,)})

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.substitution_cases import KERNELS, POOLS, Drawn, dense_block, drawn, joined_maxima, outputs
 
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pool, Rescale, View, Window
 from weft.compiler.verify import verify_segment
@@ -16,6 +15,15 @@ from weft.extras.search.substitution.moves import Move, Moves, select_usable
 from weft.extras.search.substitution.rule import Rule
 from weft.extras.search.substitution.rule_file import builtin_rules
 from weft.extras.search.substitution.term import parse
+from weft.extras.search.tests.support.substitution_cases import (
+    KERNELS,
+    POOLS,
+    Drawn,
+    dense_block,
+    drawn,
+    joined_maxima,
+    outputs,
+)
 
 BITS = 24
 

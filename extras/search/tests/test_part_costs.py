@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from support.substitution_cases import atrous, dense_block, drawn
 
 from weft.compiler.errors import CompileError
 from weft.compiler.ir.graph import DeviceSegment
 from weft.extras.search.substitution.part_costs import PartCosts, differing_parts, shape_digest
 from weft.extras.search.substitution.rounding import rewrites
+from weft.extras.search.tests.support.substitution_cases import atrous, dense_block, drawn
 
 
 def buffers(part: DeviceSegment, kind: str) -> set[str]:

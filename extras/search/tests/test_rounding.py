@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from support.substitution_cases import POOLS, drawn, outputs
 
 from weft.compiler.ir.graph import (
     Add,
@@ -31,6 +30,7 @@ from weft.extras.search.substitution.rounding import (
     STEPS,
     rewrites,
 )
+from weft.extras.search.tests.support.substitution_cases import POOLS, drawn, outputs
 
 SHAPE = (1, 6, 8, 4)
 KERNEL = Window((3, 3), (1, 1), (1, 1), (1, 1, 1, 1))

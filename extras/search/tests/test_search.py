@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.substitution_cases import atrous, dense_block, drawn, joined_maxima
 
 from weft.compiler.errors import CompileError, IrError
 from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Pool, Rescale
@@ -14,6 +13,7 @@ from weft.extras.search.substitution.rule import Rule
 from weft.extras.search.substitution.rule_file import builtin_rules
 from weft.extras.search.substitution.search import Search
 from weft.extras.search.substitution.term import parse
+from weft.extras.search.tests.support.substitution_cases import atrous, dense_block, drawn, joined_maxima
 
 BITS, RATE = 24, 256
 

@@ -8,16 +8,16 @@ import numpy as np
 import onnx
 import pytest
 from support import qdq_models
-from support.certified import differs, proven
 from support.commands import code
-from support.substitution_cases import atrous, dense_block, drawn, joined_maxima
 
 import weft
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.errors import InputError
+from weft.extras.proof.tests.support.certified import differs, proven
 from weft.extras.search.substitute import substitute_operators
+from weft.extras.search.tests.support.substitution_cases import atrous, dense_block, drawn, joined_maxima
 from weft.hdl.isa.config import PRESETS, Config
 from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -16,16 +17,19 @@ import numpy as np
 import onnx
 import pytest
 from support import qdq_models
+from support.wrong_numbers import wrong
 
 import weft
 import weft.extras.search.tune as tuner
+from weft.boards.board import CoreKind
+from weft.boards.registry import BOARDS
 from weft.cli import main
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.conv_plan import ConvPlan, Tiling, candidates
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.site import Site
-from weft.errors import FileError
+from weft.errors import FileError, InputError
 from weft.examples import digits
 from weft.extras.search import tuning
 from weft.extras.search.tune import RANKED_TRIALS, tune
@@ -385,3 +389,23 @@ def test_commands(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert call("tune", "missing.onnx", "-o", "none.json") == 2
     assert call("tune", ".", "-o", "none.json") == 2
     assert not Path("none.json").exists()
+
+
+def test_wrong_numbers(model: Path) -> None:
+    for name in ("latency", "bandwidth", "seed", "trials"):
+        for value in wrong(name):
+            with pytest.raises(InputError, match=f"^'{name}' must be "):
+                tune(model, PRESETS["tiny"], **{name: value})
+
+
+@pytest.mark.parametrize("board", [name for name, item in BOARDS.items() if item.core is CoreKind.SEQUENTIAL])
+def test_only_for_the_pipelined_core(board: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = (
+        f"this is the configuration of .*{board}.*, which (have|has) the sequential core: tilings are tuned"
+    )
+    with pytest.raises(InputError, match=f"^{said} for the pipelined core only"):
+        tune(model.with_name("not looked at"), BOARDS[board].config)
+    tuning = model.with_name("tuning.json")
+    assert call("tune", str(model), "-o", str(tuning), "--config", board) == 2
+    assert re.match(f"error: {said}", capsys.readouterr().err.splitlines()[-1])
+    assert not tuning.exists()

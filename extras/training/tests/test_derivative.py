@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.gradient_cases import CASES, Case, gradients_of, meant
 from support.ort_sessions import plain_session
 
 from weft.extras.training.gradient.derivative import _find_tiles, gradients
@@ -22,6 +21,7 @@ from weft.extras.training.gradient.expression import (
     evaluate,
     sum_over,
 )
+from weft.extras.training.tests.support.gradient_cases import CASES, Case, gradients_of, meant
 
 
 def _differences(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.gradient_cases import CASES, Case, gradients_of
 from support.ort_sessions import plain_session
 
 from weft.compiler.host.onnx_model import model_of
 from weft.compiler.onnx.reader import read
 from weft.extras.training.gradient import tensor
 from weft.extras.training.gradient.network import gradient_network
+from weft.extras.training.tests.support.gradient_cases import CASES, Case, gradients_of
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)

@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 import pytest
 from support.branch_cases import branches
-from support.certified import proven
 from support.configurations import every
 from support.golden_compare import compare, compare_on_rtl
 from support.memories import BANDWIDTHS
@@ -116,25 +115,6 @@ def test_on_rtl() -> None:
 def test_many_on_rtl(name: str, seed: int) -> None:
     segment, inputs = branches(np.random.default_rng([seed, len(name)]), 8, 30)
     compare_on_rtl(segment, inputs, PRESETS[name], seed)
-
-
-def check_proof(seed: int) -> None:
-    name = ("tiny", "small", "default")[seed % 3]
-    segment, _ = branches(np.random.default_rng(seed), 5, 20)
-    assert proven(segment, PRESETS[name], seed=seed).compared > 0
-
-
-@pytest.mark.usefixtures("_forced")
-@pytest.mark.parametrize("seed", range(6))
-def test_certificates(seed: int) -> None:
-    check_proof(seed)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("_forced")
-@pytest.mark.parametrize("seed", range(6, 60))
-def test_many_certificates(seed: int) -> None:
-    check_proof(seed)
 
 
 def test_pools_in_one_piece() -> None:

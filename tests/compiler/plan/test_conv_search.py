@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fuzz.configurations import random_configuration
 from support.op_cases import random_convolutions
 
 import weft.compiler.plan.conv_search as module
@@ -13,24 +14,14 @@ from weft.compiler.plan.conv_plan import shared_fraction, zones
 from weft.compiler.plan.conv_search import ScoredPlan, Search, _Scored
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner
-from weft.extras.search.explore.space import Space
 from weft.hdl.isa.config import PRESETS, Config
-
-SPACE = Space(
-    {
-        "n": (2, 4, 8, 16),
-        "scratchpad_depth": (64, 128, 256),
-        "accumulator_depth": (32, 64),
-        "mantissa_bits": (24,),
-    }
-)
 
 
 def drawn(rng: np.random.Generator) -> Target:
     """Presets and others, behind memories as fast as the bus and slower ones."""
     config: Config = rng.choice([*PRESETS.values()])  # type: ignore[arg-type]
     if rng.random() < 0.7:
-        config = SPACE.config({name: int(rng.choice(known)) for name, known in SPACE.fields.items()})
+        config = random_configuration(rng, sequential=False, n=(2, 4, 8, 16))
     return Target(config, config.bus_bytes / float(rng.choice([1, 1.5, 4])))
 
 

@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 import pytest
-from support.language_device import decoder_config, device_perplexity
 
 from weft.examples import language
 from weft.examples.language import measure
@@ -20,6 +19,7 @@ from weft.extras.language.compiler.ranges import measure_ranges
 from weft.extras.language.compiler.reference import Reference
 from weft.extras.language.compiler.tokenizer import Tokenizer
 from weft.extras.language.gguf.reader import read
+from weft.extras.language.tests.support.language_device import decoder_config, device_perplexity
 
 PAGE = Path(__file__).resolve().parents[3] / "extras" / "language" / "README.md"
 LEAST_SOLVED = {"sums": 0.9, "stories": 0.8, "letters": 0.7}

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from support.certified import fill
-from support.language_models import pieces, random_model
 from weft.extras.language.certificate.certificate import describe_layout, describe_model
 from weft.extras.language.certificate.decoder import Decoder as Definition
 from weft.extras.language.certificate.decoder_memory import StepLayout, Token
@@ -23,9 +21,11 @@ from weft.extras.language.compiler.model import LanguageModel, Sizes
 from weft.extras.language.compiler.ranges import measure_ranges
 from weft.extras.language.gguf.writer import write
 from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun, Program, Row
+from weft.extras.language.tests.support.language_models import pieces, random_model
 from weft.extras.proof.programs.symbols import Symbols
 from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.proof.programs.values import CONSTANTS, Values
+from weft.extras.proof.tests.support.certified import fill
 from weft.hdl.checker.program import check
 from weft.hdl.errors import ProgramError
 from weft.hdl.isa import WORD_BYTES, Instruction, decode

@@ -2,7 +2,7 @@
 
 One bit of a core is changed, by Yosys' ``mutate`` (`weft.extras.proof.mutants.mutated`), and programs, register
 accesses and faults must tell the mutant from the core: every byte against the golden interpreter, counters against
-the cycle model (`closure.kill`). Mutants of bits that nothing reads are the same hardware
+the cycle model (see kill.py). Mutants of bits that nothing reads are the same hardware
 (`weft.extras.proof.mutants.constants`). Of those that few programs do not tell from the core, it is proven by SAT
 which are (`weft.extras.proof.mutants.equivalence`); of those that more programs do not tell from it either, which are
 the same from a reset on (`weft.extras.proof.mutants.equivalence`). The last ones meet programs of millions of cycles.
@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+    sys.path[:0] = [str(Path(__file__).resolve().parents[4] / "tests")]
 
-from closure import kill, sections
+from closure import sections
 from closure.cores import CORES, component
 from closure.kept import Kept
 from support.core_cases import Core
@@ -38,6 +38,7 @@ from support.core_cases import Core
 from weft.extras.proof.mutants.constants import unread_mutants
 from weft.extras.proof.mutants.equivalence import prove_equal, prove_equal_from_reset
 from weft.extras.proof.mutants.mutated import PLAIN, Mutant, MutatedCore, mutate_core
+from weft.extras.proof.tests.closure import kill
 from weft.sim.rtl.coverage import Explanation, Point, explanations
 
 SURVIVORS = Path(__file__).with_name("survivors.txt")
@@ -209,7 +210,9 @@ def command_of(options: argparse.Namespace) -> str:
     """What a user types for the same result."""
     if options.tried or options.core:
         parts = [f"--{name} {getattr(options, name)}" for name in ("core", "count", "tried", "seed")]
-        return "python tests/closure/mutate.py " + " ".join(part for part in parts if "None" not in part)
+        return "python extras/proof/tests/closure/mutate.py " + " ".join(
+            part for part in parts if "None" not in part
+        )
     return f"make mutants COUNT={options.count} SEED={options.seed}"
 
 

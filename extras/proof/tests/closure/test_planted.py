@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 
 import pytest
-from closure.planted import NOTICED, FaultError, faults, substitute, tried
 
 from weft.extras.proof.boards import registry as boards
 from weft.extras.proof.hardware import registry as hdl
+from weft.extras.proof.tests.closure.planted import NOTICED, FaultError, faults, substitute, tried
 
 FAULTS = faults()
 CHEAP = (

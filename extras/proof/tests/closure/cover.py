@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+    sys.path[:0] = [str(Path(__file__).resolve().parents[4] / "tests")]
 
 from closure import fields, sections
 from closure.cores import CORES, component
@@ -194,7 +194,9 @@ def section(
 def command_of(options: argparse.Namespace) -> str:
     """What a user types for the same result."""
     if options.core:
-        return f"python tests/closure/cover.py --core {options.core} --minutes {options.minutes:g}"
+        return (
+            f"python extras/proof/tests/closure/cover.py --core {options.core} --minutes {options.minutes:g}"
+        )
     return f"make coverage MINUTES={options.minutes:g}"
 
 

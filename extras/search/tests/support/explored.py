@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-
 from support import qdq_models
+
 from weft.extras.search.explore.evaluate import Job, measure
 from weft.extras.search.explore.explore import Task
 from weft.extras.search.explore.output import copy_models

@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 from support import op_cases
-from support.certified import fill, graph_before, placed
 from support.certified_cases import CONFIGS, KINDS, compiled, drawn
 from support.extreme_inputs import Inputs, extreme_inputs
 from support.mutated import change_bytes, change_value, change_words
@@ -34,6 +33,7 @@ from weft.extras.proof.programs.network import NOTHING, Network, Unknown
 from weft.extras.proof.programs.proof import prove
 from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.proof.programs.values import CONSTANTS, Values
+from weft.extras.proof.tests.support.certified import fill, graph_before, placed
 from weft.hdl.isa import End
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS, Config

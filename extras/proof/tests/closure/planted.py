@@ -1,9 +1,9 @@
 """Plant faults in the hardware, one at a time, and find the properties of their units that notice them.
 
 `planted.toml` lists the faults: substitutions in sources, written by hand, as a person would get a unit wrong. Each is
-planted in the memory of a process of its own; no file changes. `python tests/closure/planted.py` plants all of them, or
-those that parts of their units' names or of their own select, and fails if fewer than 95 % are noticed or if the table
-is wrong about a survivor.
+planted in the memory of a process of its own; no file changes. `python extras/proof/tests/closure/planted.py` plants
+all of them, or those that parts of their units' names or of their own select, and fails if fewer than 95 % are noticed
+or if the table is wrong about a survivor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weft.extras.proof.engine.engines import Verdict
     from weft.extras.proof.hardware.property import Property
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 TABLE = Path(__file__).with_suffix(".toml")
 NOTICED = 0.95
 """The part of the faults that properties of their own units notice, at least."""

@@ -7,12 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from closure import certificates
-from closure.certificates import DIFFERS, FAILED, KINDS, REFUSED, SAME, Campaign, attacks, subject_of
-from closure.proof_subjects import Result, SegmentSubject
 from support import extreme_inputs, mutated
 
 from weft.extras.proof.programs.value_device import Unproven
+from weft.extras.proof.tests.closure import certificates
+from weft.extras.proof.tests.closure.certificates import (
+    DIFFERS,
+    FAILED,
+    KINDS,
+    REFUSED,
+    SAME,
+    Campaign,
+    attacks,
+    subject_of,
+)
+from weft.extras.proof.tests.closure.proof_subjects import Result, SegmentSubject
 
 FEW = 3
 """Mutants of each kind in every run; `certificates` has 12 of each program, and thousands in all."""

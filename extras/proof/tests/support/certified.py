@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-
 from support.op_cases import apart
+
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View
 from weft.extras.proof.certificate import graph_of, placement_of

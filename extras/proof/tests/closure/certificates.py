@@ -1,4 +1,4 @@
-"""Attack proofs of programs: ``python tests/closure/certificates.py --count 5000 --seed 1``.
+"""Attack proofs of programs: ``python extras/proof/tests/closure/certificates.py --count 5000 --seed 1``.
 
 Subject number i of a seed is always the same program, and its mutants are the same. Each mutant differs in words,
 constants, weights, the network that it is compared with, its manifest, or a file. Accepted mutants run on 50 inputs.
@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+    sys.path[:0] = [str(Path(__file__).resolve().parents[4] / "tests")]
 
 import numpy as np
 from closure import sections
-from closure.proof_files import FILES
-from closure.proof_subjects import DIFFERS, REFUSED, SAME, SEGMENTS, Result, Subject
 
+from weft.extras.proof.tests.closure.proof_files import FILES
+from weft.extras.proof.tests.closure.proof_subjects import DIFFERS, REFUSED, SAME, SEGMENTS, Result, Subject
 from weft.sim.golden import interpreter
 
 KINDS = (*SEGMENTS, *FILES)
@@ -158,7 +158,7 @@ class Campaign:
             ]
             for changed, counts in sorted(self.counts("changed").items())
         ]
-        command = f"python tests/closure/certificates.py --count {count} --seed {self.seed}"
+        command = f"python extras/proof/tests/closure/certificates.py --count {count} --seed {self.seed}"
         return {"with": command, "rows": rows}
 
     @property
