@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.compiler.errors import CompileError, IrError
 from weft.compiler.ir.graph import DeviceOp, DeviceSegment, View
-from weft.compiler.passes.trial import part_of
+from weft.compiler.planner import part_of
 from weft.compiler.verify import verify_segment
 from weft.extras.search.substitution.places import touched
 
