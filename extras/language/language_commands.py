@@ -15,8 +15,7 @@ import typer
 from weft import files
 from weft import report as reports
 from weft.arguments import Real, Whole
-from weft.cli.commands import Take, command
-from weft.cli.options import Baud, Configuration, Json, Port
+from weft.cli.commands import Baud, Configuration, Json, Port, Take, command
 from weft.errors import FileError
 from weft.extras.language.run.language_target import Compare, Running
 from weft.run.options import RunOptions

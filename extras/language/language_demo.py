@@ -7,8 +7,8 @@ from pathlib import Path
 
 from weft import files
 from weft import report as reports
+from weft.cli.commands import config_file
 from weft.cli.demo import write_verilog
-from weft.cli.options import config_file
 from weft.examples import language
 from weft.extras.language.run import lm
 from weft.extras.language.run.language_report import Timing

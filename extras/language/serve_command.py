@@ -18,8 +18,7 @@ import typer
 from weft import files
 from weft import report as reports
 from weft.arguments import Real, Whole
-from weft.cli.commands import Take, command
-from weft.cli.options import Baud, Configuration, board_port
+from weft.cli.commands import Baud, Configuration, Take, board_port, command
 from weft.errors import InputError
 from weft.extras.language.language_commands import Calibration, Context, File, read_text
 from weft.extras.language.run.language_target import Running

@@ -13,8 +13,7 @@ import typer
 from weft import files
 from weft import report as reports
 from weft.arguments import SEED, Real, Whole
-from weft.cli.commands import Take, command
-from weft.cli.options import Shapes, board_names, shapes_of
+from weft.cli.commands import Shapes, Take, board_names, command, shapes_of
 from weft.errors import InputError
 from weft.run.options import RunOptions
 

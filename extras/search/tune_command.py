@@ -10,8 +10,7 @@ import typer
 from weft import files
 from weft import report as reports
 from weft.arguments import SEED, Whole
-from weft.cli.commands import Take, command
-from weft.cli.options import Configuration, Model, config_file, configuration
+from weft.cli.commands import Configuration, Model, Take, command, config_file, configuration
 from weft.run.options import RunOptions
 
 

@@ -29,7 +29,7 @@ from weft.boards.link.host import BoardDevice
 from weft.boards.sdram.phased_chip import Phase
 from weft.boards.virtual_top import PHASES
 from weft.cli import main, probe_command
-from weft.cli.flash_command import flash_image
+from weft.cli.board_commands import flash_image
 from weft.examples import digits
 from weft.extras.language.gguf.writer import write
 from weft.hdl import verilog

@@ -10,8 +10,7 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.cli.commands import Group, Take, command
-from weft.cli.options import Baud, Folder, Port, check_only, load
+from weft.cli.commands import Baud, Folder, Group, Port, Take, check_only, command, load
 from weft.errors import FileError
 from weft.hdl.extras import provider
 from weft.run.options import RunOptions

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft import report as reports
-from weft.cli.options import check_only
+from weft.cli.commands import check_only
 from weft.run.options import RunOptions
 
 if TYPE_CHECKING:
