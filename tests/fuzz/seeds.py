@@ -15,7 +15,7 @@ import weft
 from weft.boards.link.frames import Answer, Identity, Operation, Request
 from weft.compiler.plan.conv_plan import ConvPlan, plan
 from weft.compiler.plan.conv_shape import ConvShape
-from weft.extras.search.tuning import TunedLayer, Tuning
+from weft.extras.search.tune import TunedLayer, Tuning
 from weft.hdl.isa.config import PRESETS
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import FileError, InputError
-from weft.extras.search.explore.place import Place
+from weft.extras.search.explore.point import Place
 from weft.extras.search.explore.space import FIELDS, Space
 from weft.hdl.isa.config import Config
 
