@@ -38,8 +38,7 @@ import weft
 from weft.compiler.artefact import MANIFEST
 from weft.compiler.errors import CompileError
 from weft.extras.language.certificate.certificate import describe_model
-from weft.extras.language.certificate.decoder_memory import Token
-from weft.extras.language.certificate.language import Language
+from weft.extras.language.certificate.language import Language, Token
 from weft.extras.language.run.decoder_run import DecoderMemory
 from weft.extras.proof.certificate import CERTIFICATE, CertificateError, certify, verify
 from weft.hdl.errors import ProgramError

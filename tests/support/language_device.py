@@ -9,7 +9,7 @@ import numpy as np
 from support.decoder_run import DecoderRun
 from weft.extras.language.compiler.decoder import Decoder
 from weft.extras.language.compiler.integers import Integers
-from weft.extras.language.compiler.perplexity import Perplexity, perplexity
+from weft.extras.language.compiler.reference import Perplexity, perplexity
 from weft.hdl.isa.config import Config
 from weft.sim.compiled.device import CompiledDevice
 from weft.sim.device import Device

@@ -14,7 +14,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from support import plain_merging
 from weft.extras.language.compiler.encoders import CHARACTERS
-from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
+from weft.extras.language.compiler.model import Kind, Vocabulary
 
 _TEXT = """
 the of and to in is that for it as was with be by on not he his but at are this have from or had an they which

@@ -9,11 +9,10 @@ import pytest
 from support.language_models import config_of, random_model
 
 from weft.extras.language.compiler.contents import Contents
-from weft.extras.language.compiler.form import PRODUCTS
 from weft.extras.language.compiler.integers import Integers, to_integers
+from weft.extras.language.compiler.layout import MANTISSAS, PRODUCTS, Places
 from weft.extras.language.compiler.model import Sizes
-from weft.extras.language.compiler.places import MANTISSAS, Places
-from weft.extras.language.compiler.ranges import measure_ranges
+from weft.extras.language.compiler.reference import measure_ranges
 
 _SIZES = Sizes(
     context=16, width=48, blocks=2, heads=2, key_value_heads=2, key_length=16, value_length=16, feed_forward=80,

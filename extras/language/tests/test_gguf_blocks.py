@@ -8,7 +8,7 @@ import pytest
 from support.gguf_bytes import KINDS, blocks
 
 from weft.extras.language.compiler.model import BlockTensor, dense
-from weft.extras.language.gguf import blocks as ours
+from weft.extras.language.gguf import tensors as ours
 
 
 @pytest.mark.parametrize("kind", ours.READABLE_TYPES)

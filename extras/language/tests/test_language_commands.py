@@ -28,7 +28,7 @@ from weft.extras.language.certificate.language import Language
 from weft.extras.language.compiler.integers import Integers
 from weft.extras.language.gguf.writer import write
 from weft.extras.language.run.decoder_run import DecoderMemory, Row
-from weft.extras.language.run.language_report import Part, Timing
+from weft.extras.language.run.language_target import Part, Timing
 from weft.extras.language.run.lm_machine import Machine, StepCost
 from weft.hdl.isa.config import PRESETS
 from weft.run.options import RunOptions

@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from support.served import connected, received, serving, settled
 
-from weft.extras.language.server.server_connections import Limits
+from weft.extras.language.server.server_access import Limits
 
 LIMITS = Limits(connections=6, read_timeout=0.5, idle_timeout=0.3, shutdown_timeout=0)
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"

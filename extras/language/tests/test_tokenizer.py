@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support import language_models
 
 from weft.extras.language.compiler.encoders import SPACE, TokenError
+from weft.extras.language.compiler.model import Kind, Vocabulary
 from weft.extras.language.compiler.tokenizer import Tokenizer
-from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
 
 ADDED = ("<tag>", "<tag>>", "\n\n", "Ġ", "é")
 

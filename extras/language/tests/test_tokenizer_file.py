@@ -13,9 +13,9 @@ from support.language_models import byte_pairs
 from support.onnx_decoders import tokenizer_file
 
 from weft.compiler.errors import CompileError
+from weft.extras.language.compiler.encoders import PATTERNS
+from weft.extras.language.compiler.model import Kind
 from weft.extras.language.compiler.tokenizer import Tokenizer
-from weft.extras.language.compiler.vocabulary import Kind
-from weft.extras.language.compiler.words import PATTERNS
 from weft.extras.language.onnx.facts import Facts
 from weft.extras.language.onnx.tokenizer_file import TokenizerFile, read_tokenizer
 
