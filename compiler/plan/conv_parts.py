@@ -297,7 +297,7 @@ class Parts:
 
 def room_penalty(traffic: Array, vec: Array, instructions: Array | float) -> Array:
     """Return a penalty that prefers plans with more room among equally fast ones; tuned on
-    benchmarks/timing_cases.py."""
+    benchmarks/timing.py."""
     return 0.1 * np.maximum(traffic + instructions, vec) + 0.05 * traffic + 0.15 * instructions
 
 

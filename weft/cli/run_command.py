@@ -97,8 +97,8 @@ def run(
     ends = (program.inputs, program.outputs)
     expected = None if against is None else litert.run(against, runs, *ends)
 
-    from weft.cli.viewers import VIEWERS, recording
     from weft.run.board_run import run_on_board, say_link, say_source
+    from weft.run.trace import VIEWERS, recording
 
     with reports.progress() as progress, recording(options) as recorded:
         progress("running on the golden interpreter")
@@ -208,7 +208,7 @@ def _outputs(results: list[Any]) -> dict[str, Any]:
 
 def _targets(output: Path | None, report: Path | None, options: RunOptions) -> dict[str, Path | None]:
     """Return the files that a run writes, by the option that names them."""
-    from weft.cli.viewers import VIEWERS
+    from weft.run.trace import VIEWERS
 
     waves = None if options.recording is None else options.recording.path
     # The viewers' files are named after the waveforms, and must not overwrite an input either.

@@ -34,8 +34,7 @@ from weft.extras.search.explore.point import (
     pareto_front,
     values,
 )
-from weft.extras.search.explore.space import Space
-from weft.extras.search.explore.study import Study
+from weft.extras.search.explore.space import Space, Study
 from weft.extras.search.explore.workers import Workers, WorkersError
 from weft.hdl.errors import ConfigError
 from weft.hdl.isa.config import PRESETS, Config
@@ -460,7 +459,7 @@ def explore(
     seconds : float
         Time after which no point starts.
     sampler, seed : str, int
-        See `weft.extras.search.explore.study.Study`.
+        See `weft.extras.search.explore.space.Study`.
     jobs : int
         Number of processes, if there is no `scheduler`; see `weft.extras.search.explore.workers.Workers`.
     report : callable

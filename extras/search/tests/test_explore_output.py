@@ -12,7 +12,7 @@ from weft.extras.search.explore.evaluate import evaluators
 from weft.extras.search.explore.explore import Exploration, Search
 from weft.extras.search.explore.output import references, show
 from weft.extras.search.explore.point import Measured, Place, Point, Timing
-from weft.extras.search.explore.study import Study
+from weft.extras.search.explore.space import Study
 from weft.hdl.isa.config import PRESETS, Config
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.explored import task
 
-from weft.extras.search.explore.study import Study
+from weft.extras.search.explore.space import Study
 
 
 @pytest.mark.parametrize("mine", [None, [1.0, 2.0, 3.0]])
