@@ -30,8 +30,7 @@ from zoo import NETWORKS, quantised
 from weft.extras.search.explore.evaluate import Job, evaluators, reduce_config, unused_units
 from weft.extras.search.explore.explore import Task
 from weft.extras.search.explore.output import copy_models
-from weft.extras.search.explore.place import make_places
-from weft.extras.search.explore.point import Point, Timing
+from weft.extras.search.explore.point import Point, Timing, make_places
 from weft.extras.search.explore.space import Space
 from weft.extras.search.explore.workers import Workers
 

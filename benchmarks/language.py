@@ -19,6 +19,7 @@ import numpy as np
 from weft.boards.registry import find
 from weft.extras.language.compiler.decoder import Decoder
 from weft.extras.language.compiler.integers import Integers, to_integers
+from weft.extras.language.compiler.layout import Places
 from weft.extras.language.compiler.model import (
     Block,
     BlockTensor,
@@ -28,12 +29,11 @@ from weft.extras.language.compiler.model import (
     Norm,
     Rotary,
     Sizes,
+    Vocabulary,
 )
-from weft.extras.language.compiler.places import Places
-from weft.extras.language.compiler.ranges import Ranges
-from weft.extras.language.compiler.vocabulary import Vocabulary
+from weft.extras.language.compiler.reference import Ranges
 from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun, Row
-from weft.extras.language.run.lm_config import choose_page_size, choose_prompt_rows, language_configuration
+from weft.extras.language.run.lm_machine import choose_page_size, choose_prompt_rows, language_configuration
 from weft.hdl.isa import encoding
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter

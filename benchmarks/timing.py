@@ -15,19 +15,278 @@ with what they were, which takes seconds.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import math
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from timing_cases import CASES, Case, Run
+import attention as attention_cases
+import numpy as np
+from network import resnet18
+from shapes import RESNET18, Shape, gemm
 
+import weft
+from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.ir.graph import (
+    Add,
+    Buffer,
+    Conv,
+    DeviceOp,
+    DeviceSegment,
+    Pool,
+    Rescale,
+    Softmax,
+    View,
+    Window,
+)
+from weft.compiler.machine.memory import LENGTH
+from weft.examples import attention as attention_example
+from weft.examples import digits
+from weft.hdl.isa.config import PRESETS, Config
+from weft.run.attention import PagedAttention, Quantisation
 from weft.run.runtime import Image
 from weft.sim.device import Device
 from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice
+
+Contents = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A device program with what is in its input buffers, and in base registers that hold no address."""
+
+    program: DeviceProgram
+    contents: Contents
+    registers: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`make` compiles for the configuration of `preset`; `memory` is one of `MEMORIES`."""
+
+    title: str
+    preset: str
+    memory: str
+    make: Callable[[Config], Run]
+
+    @property
+    def name(self) -> str:
+        return f"{self.preset}, {self.memory}: {self.title}"
+
+    @property
+    def config(self) -> Config:
+        return PRESETS[self.preset]
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments of the devices: latency in cycles, bytes a cycle."""
+        latency, share = MEMORIES[self.memory]
+        return {
+            "latency": latency,
+            "bandwidth": None if share is None else share * self.config.bus_bytes,
+        }
+
+
+MEMORIES: dict[str, tuple[int, float | None]] = {
+    "ideal": (1, None),
+    "fast": (30, 1.0),
+    "slow": (90, 0.25),
+    "odd": (47, 0.61),
+}
+"""Latency, and bandwidth as a part of the bus, which reads and writes share; None for all of it to each."""
+
+
+def _view(name: str, shape: Sequence[int], kind: str) -> View:
+    n, h, w, c = shape
+    return View(Buffer(name, (n, h, w, c), kind), (n, h, w, c))
+
+
+def _inputs(*ops: DeviceOp) -> Contents:
+    rng = np.random.default_rng(7)
+    return {
+        item.buffer.name: np.clip(np.rint(rng.normal(0, 40, item.buffer.shape)), -127, 127).astype(np.int8)
+        for op in ops
+        for item in op.sources
+        if item.buffer.kind != "temp"
+    }
+
+
+def _one(*ops: DeviceOp) -> Callable[[Config], Run]:
+    """An operator, or a convolution and what the compiler may fuse with it."""
+    return lambda config: Run(compile_segment(DeviceSegment(ops[0].name, ops), config), _inputs(*ops))
+
+
+def shape(item: Shape) -> Callable[[Config], Run]:
+    def make(config: Config) -> Run:
+        segment, inputs = item.segment()
+        return Run(compile_segment(segment, config), inputs)
+
+    return make
+
+
+def conv(
+    size: tuple[int, int],
+    cin: int,
+    cout: int,
+    window: Window,
+    groups: int = 1,
+    pool: Window | None = None,
+    residual: bool = False,
+) -> Callable[[Config], Run]:
+    """A convolution of an image of `size`, and perhaps an addition to its result."""
+    rng = np.random.default_rng(3)
+    middle = _view("m", (1, *window.output(*size), cout), "temp")
+    weight = rng.integers(-127, 128, (cout, *window.kernel, cin // groups)).astype(np.int16)
+    scale = np.full(cout, 1 / (127 * math.sqrt(weight[0].size)))
+    bias = rng.integers(-1000, 1000, cout).astype(np.int32)
+    op = Conv("conv", _view("x", (1, *size, cin), "input"), middle, weight, bias, scale, window, groups)
+    if pool is not None:
+        target = _view("y", (1, *pool.output(*middle.shape[1:3]), cout), "output")
+        return _one(op, Pool("pool", middle, target, "max", pool))
+    target = _view("y", middle.shape, "output")
+    if residual:
+        return _one(op, Add("add", middle, _view("r", middle.shape, "input"), target, 0.7, 0.6))
+    return _one(dataclasses.replace(op, dst=target))
+
+
+def pool(size: tuple[int, int], channels: int, kind: str, window: Window) -> Callable[[Config], Run]:
+    source = _view("x", (1, *size, channels), "input")
+    return _one(
+        Pool("pool", source, _view("y", (1, *window.output(*size), channels), "output"), kind, window)
+    )
+
+
+def add(*dims: int) -> Callable[[Config], Run]:
+    a, b, y = (_view(name, dims, "output" if name == "y" else "input") for name in "aby")
+    return _one(Add("add", a, b, y, 0.7, 0.6, 3, -4, 5))
+
+
+def rescale(*dims: int) -> Callable[[Config], Run]:
+    return _one(Rescale("rescale", _view("x", dims, "input"), _view("y", dims, "output"), 0.7, 3, 4))
+
+
+def softmax(*dims: int) -> Callable[[Config], Run]:
+    return _one(
+        Softmax("softmax", _view("x", dims, "input"), _view("y", dims, "output"), 0.05, 255.0, 0, -128)
+    )
+
+
+def attention(*numbers: int, causal: bool = False) -> Callable[[Config], Run]:
+    """`numbers` as `attention.Case` has them: size, rows, keys, heads, kv_heads."""
+    return _one(attention_cases.Case(*numbers, causal=causal).operator())
+
+
+def paged(config: Config) -> Run:
+    """Twelve rows of four heads on two at the end of a sequence of 200 keys in pages of 32, from a pool of ten."""
+    quantisation = Quantisation(0.05, 0.05, 0.05, 0.05)
+    cache = PagedAttention(
+        config,
+        rows=12,
+        heads=4,
+        kv_heads=2,
+        head_size=32,
+        page=32,
+        pages=10,
+        capacity=8,
+        quantisation=quantisation,
+        largest=100,
+    )
+    rng = np.random.default_rng(5)
+    contents = {
+        name: rng.integers(-100, 100, cache.program.buffers[name].shape).astype(np.int8) for name in "qkv"
+    }
+    contents["table"] = cache.entries([7, 2, 9, 0, 4, 1, 3], 200)
+    return Run(cache.program, contents, {LENGTH: 200})
+
+
+def network(model: Callable[[], bytes]) -> Callable[[Config], Run]:
+    """The whole of an example's network, with random contents of its input buffers."""
+
+    def make(config: Config) -> Run:
+        compiled = weft.compile(model(), config=config)
+        (program,) = (item for item in compiled.segments if isinstance(item, DeviceProgram))
+        rng = np.random.default_rng(2)
+        inputs = (name for name, buffer in program.buffers.items() if buffer.kind == "input")
+        shapes = {name: program.input_shape(name) for name in inputs}
+        return Run(
+            program, {name: rng.integers(-50, 50, size).astype(np.int8) for name, size in shapes.items()}
+        )
+
+    return make
+
+
+def resnet(config: Config) -> Run:
+    image = np.random.default_rng(1).integers(-128, 128, (1, 224, 224, 3)).astype(np.int8)
+    return Run(compile_segment(resnet18(), config), {"image": image})
+
+
+def _layers() -> dict[str, Callable[[Config], Run]]:
+    """Layers for all configurations."""
+    same = (1, 1, 1, 1)
+    return {
+        "GEMM 64x64x64": shape(gemm(64)),
+        "GEMM 17x90x33": shape(Shape("GEMM", 1, 17, 90, 33)),
+        "vector 200->150": shape(Shape("vector", 1, 1, 200, 150)),
+        "conv 3x3 16->32": conv((14, 14), 16, 32, Window((3, 3), pad=same)),
+        "conv 3x3/2 24->20": conv((15, 13), 24, 20, Window((3, 3), (2, 2), pad=same)),
+        "conv 5x3 dilated 10->12": conv((14, 12), 10, 12, Window((5, 3), (1, 1), (2, 2), (3, 0, 1, 2))),
+        "conv 1x1/2 32->40": conv((12, 12), 32, 40, Window((1, 1), (2, 2))),
+        "depthwise 3x3 24": conv((12, 12), 24, 24, Window((3, 3), pad=same), 24),
+        "grouped 3x3 32->32 by 4": conv((10, 10), 32, 32, Window((3, 3), pad=same), 4),
+        "first layer 7x7/2 3->16": conv((28, 28), 3, 16, Window((7, 7), (2, 2), pad=(3, 3, 3, 3))),
+        "first layer 3x3 1->8": conv((16, 16), 1, 8, Window((3, 3), pad=same)),
+        "conv 3x3 8->16 and pool 2x2": conv(
+            (12, 12), 8, 16, Window((3, 3), pad=same), pool=Window((2, 2), (2, 2))
+        ),
+        "conv 1x1 64->32 and addition": conv((8, 8), 64, 32, Window(), residual=True),
+        "max pool 3x3/2": pool((15, 15), 20, "max", Window((3, 3), (2, 2), pad=same)),
+        "average pool 7x7": pool((7, 7), 40, "average", Window((7, 7))),
+        "add": add(1, 9, 11, 24),
+        "rescale": rescale(1, 9, 11, 24),
+        "softmax": softmax(1, 1, 9, 70),
+        "attention 32, 24 queries, 40 keys": attention(32, 24, 40),
+        "attention 32, 40 queries, 40 keys, causal": attention(32, 40, 40, causal=True),
+        "attention 32, 1 query, 60 keys, 4 heads on 2": attention(32, 1, 60, 4, 2),
+        "paged attention": paged,
+        "digits": network(digits.model),
+        "small transformer": network(attention_example.model),
+    }
+
+
+def _cases() -> list[Case]:
+    layers = _layers()
+    memories = {"tiny": ("fast", "slow"), "small": ("fast", "odd"), "default": ("fast", "slow")}
+    cases = [
+        Case(title, preset, memory, make)
+        for preset, kinds in memories.items()
+        for memory in kinds
+        for title, make in layers.items()
+    ]
+    cases += [Case(title, "default", "ideal", layers[title]) for title in ("GEMM 64x64x64", "add", "digits")]
+    cases += [
+        Case(item.name, "default", "fast", shape(item)) for item in (gemm(512), *RESNET18[:5], RESNET18[-1])
+    ]
+    cases += [
+        Case("attention 64, 128 queries, 512 keys", "default", "fast", attention(64, 128, 512)),
+        Case("attention 64, 512 queries, 512 keys, causal", "default", "fast", attention(64, 512, 512, causal=True)),
+        Case("attention 64, 1 query, 1024 keys, 8 heads on 2", "default", "slow", attention(64, 1, 1024, 8, 2)),
+        Case("ResNet-18", "default", "fast", resnet),
+        Case("GEMM 128x128x128", "large", "fast", shape(gemm(128))),
+        Case("conv 3x3 64->64 on 28x28", "large", "fast", shape(Shape("conv", 28, 28, 64, 64, 3))),
+        Case("layer2 3x3 128->128", "large", "slow", shape(RESNET18[3])),
+        Case("digits", "large", "fast", layers["digits"]),
+        Case("attention 64, 128 queries, 512 keys", "large", "fast", attention(64, 128, 512)),
+    ]  # fmt: skip
+    return cases
+
+
+CASES = tuple(_cases())
+
 
 BASELINE = Path(__file__).with_name("timing_baseline.json")
 ERROR, COUNTER, SPEED, SLOWER = 0.02, 0.04, 100, 0.01

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.boards.bus.axi_bridge import PIECE_BYTES
+from weft.boards.bus.axi import PIECE_BYTES
 from weft.boards.bus.port import PAGE
 from weft.boards.families.family import Fabric
 from weft.boards.flash.chip import HEADER_CLOCKS, WINDOW, SpiFlash

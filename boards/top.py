@@ -21,9 +21,9 @@ from amaranth.lib.cdc import AsyncFFSynchronizer, FFSynchronizer
 from amaranth.lib.wiring import In, Out
 
 from weft.boards.board import Board, CoreKind, MemoryKind
-from weft.boards.bus.arbiter import Arbiter, DirectBridge, Gate
-from weft.boards.bus.axi_bridge import AxiBridge
+from weft.boards.bus.axi import AxiBridge
 from weft.boards.bus.block_memory import BlockMemory, RamAndFlash, Spram
+from weft.boards.bus.port import Arbiter, DirectBridge, Gate
 from weft.boards.families.family import Fabric, ShiftedPll
 from weft.boards.flash.chip import spi_flash_pads
 from weft.boards.link.link import BUFFER, Link

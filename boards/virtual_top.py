@@ -14,8 +14,7 @@ from weft.boards.families.family import GENERIC
 from weft.boards.flash.model import Rule as FlashRule
 from weft.boards.flash.model import SpiFlashModel
 from weft.boards.sdram.calibration import Sweep
-from weft.boards.sdram.model import Rule
-from weft.boards.sdram.phased_chip import ChipBehindPads, eye_of, usual_eye
+from weft.boards.sdram.model import ChipBehindPads, Rule, eye_of, usual_eye
 from weft.boards.top import Top
 from weft.hdl.isa.config import Config
 
@@ -30,7 +29,7 @@ class VirtualTop(wiring.Component):
     """A `weft.boards.top.Top` with its memory chips.
 
     The SDRAM's eye follows from the delays of `weft.boards.sdram.eye`, unless the simulator's command line sets
-    another: see `weft.boards.sdram.phased_chip`.
+    another: see `weft.boards.sdram.model`.
 
     Parameters
     ----------

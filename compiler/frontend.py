@@ -12,10 +12,9 @@ from weft.compiler.errors import CompileError
 from weft.compiler.host.segments import prepare
 from weft.compiler.ir.model import Graph, HostSegment
 from weft.compiler.ir.network import ModelFormat, Network
-from weft.compiler.onnx.lowering import lower
+from weft.compiler.onnx.lowering import lower, partition
 from weft.compiler.onnx.model import COMPLETE, Model, load
 from weft.compiler.onnx.model import prepare as prepare_network
-from weft.compiler.onnx.partition import partition
 from weft.compiler.onnx.patterns import match
 from weft.compiler.onnx.reader import Source
 from weft.compiler.onnx.recurrent import unroll

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from weft.compiler.ir.graph import DeviceOp, Region
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Region, View, readers
 from weft.compiler.machine.memory import Allocation
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost, operator_of
@@ -76,3 +77,28 @@ class Planner:
         if shape.kind not in self._convolutions:
             self._convolutions[shape.kind] = self._choose(shape)
         return self._convolutions[shape.kind]
+
+
+def part_of(inside: Sequence[DeviceOp], segment: DeviceSegment) -> DeviceSegment:
+    """Return some operators of a segment, in an order of their own, as a segment.
+
+    Results that other operators read become outputs: they then cannot be fused, nor stay on chip.
+    """
+    reads, own = segment.index.reads, readers(inside)
+
+    def outside_as_output(view: View) -> View:
+        buffer = view.buffer
+        outside = buffer.kind == "temp" and len(reads.get(buffer.name, ())) > own[buffer.name]
+        return (
+            dataclasses.replace(view, buffer=dataclasses.replace(buffer, kind="output")) if outside else view
+        )
+
+    ops = []
+    for op in inside:
+        epilogue = getattr(op, "epilogue", None)
+        ops.append(
+            op.map_views(outside_as_output)
+            if epilogue is None
+            else op.map_views(outside_as_output).replace(epilogue=epilogue.map_views(outside_as_output))
+        )
+    return DeviceSegment(segment.name, tuple(ops))

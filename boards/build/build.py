@@ -17,9 +17,8 @@ from typing import Any
 from weft.boards.board import Board, BoardError, Line, MemoryKind
 from weft.boards.build import flow
 from weft.boards.build.estimate import check_estimate, too_large_message
-from weft.boards.build.flow import Progress, floorplan
+from weft.boards.build.flow import Progress, floorplan, slow_link_notes, timing, usage
 from weft.boards.build.records import expected_seconds, remedy
-from weft.boards.build.report import slow_link_notes, timing, usage
 from weft.boards.build.tools import require
 from weft.boards.families.family import Family, Pll, Resources, ShiftedPll
 from weft.boards.sdram.eye import Eye, best_eye, eye_at
@@ -54,7 +53,7 @@ class Build:
         not change them.
     bitstream : Path
     report : dict
-        See `weft.boards.build.report`.
+        See `weft.boards.build.flow`.
     """
 
     folder: Path

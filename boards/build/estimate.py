@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from weft.boards.board import Board, BoardError, CoreKind, MemoryKind
-from weft.boards.bus.axi_bridge import piece_beats
+from weft.boards.bus.axi import piece_beats
 from weft.boards.families.family import Family, Resources
 from weft.hdl import schema
 from weft.hdl.errors import SchemaError

@@ -108,7 +108,7 @@ class Fabric:
 
     @property
     def queue_depths(self) -> tuple[int, int]:
-        """Outstanding pieces of the `weft.boards.bus.axi_bridge.AxiBridge`, and outstanding commands of the arbiter.
+        """Outstanding pieces of the `weft.boards.bus.axi.AxiBridge`, and outstanding commands of the arbiter.
         They are fewer where queue_depths are made of flip-flops."""
         return (16, 16) if self.lut_ram else (4, 2)
 

@@ -9,8 +9,8 @@ from amaranth.hdl import ClockDomain, ClockSignal, DomainRenamer, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.boards.bus import axi_gate
-from weft.boards.bus.axi_gate import AxiGate
+from weft.boards.bus import axi
+from weft.boards.bus.axi import AxiGate
 from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.control.control import AXI_LITE
 from weft.hdl.core import Core
@@ -127,6 +127,6 @@ def soc_core_verilog(
         lambda: SocCore(config, sequential=sequential, multipliers=multipliers),
         name=module_name(config, sequential=sequential),
         of=f"{config} {sequential} {multipliers.family}",
-        sources=[Path(__file__), Path(axi_gate.__file__)],
+        sources=[Path(__file__), Path(axi.__file__)],
         comments=True,
     )

@@ -12,9 +12,9 @@ from weft.compiler.machine.emit import Box, Emitter, ceil_div, loop_stride, wrap
 from weft.compiler.machine.memory import Place, Ring, TensorRef
 from weft.compiler.machine.target import coordinates
 from weft.compiler.machine.tasks import Task
+from weft.compiler.plan.conv_parts import Part, first_parts, last_parts, last_rows, row_parts, split_evenly
 from weft.compiler.plan.conv_plan import ConvPlan, boxes
 from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece
-from weft.compiler.plan.edges import Part, first_parts, last_parts, last_rows, row_parts, split_evenly
 from weft.hdl.isa import Mm
 
 

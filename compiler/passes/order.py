@@ -22,8 +22,7 @@ from weft.compiler.passes.fuse import fuse_epilogue
 from weft.compiler.passes.groups import Groups, are_split_pool, can_run_beside, is_dependent, vector_cycles
 from weft.compiler.passes.keep_resident import cost_of, keep_resident
 from weft.compiler.passes.rows import best_disjoint
-from weft.compiler.passes.trial import part_of
-from weft.compiler.planner import Planner
+from weft.compiler.planner import Planner, part_of
 from weft.hdl.isa.config import Config
 
 _ORDER_BRANCHES_AROUND = 2

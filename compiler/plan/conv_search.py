@@ -15,9 +15,8 @@ import numpy as np
 
 from weft.compiler.machine import target
 from weft.compiler.machine.target import LENGTH_MAX, STRIDE_MAX, SequentialCosts
-from weft.compiler.plan.conv_parts import Array, Parts, Zone, room_penalty
+from weft.compiler.plan.conv_parts import Array, Parts, Zone, last_rows, room_penalty, row_parts, weight_parts
 from weft.compiler.plan.conv_shape import ConvShape
-from weft.compiler.plan.edges import last_rows, row_parts, weight_parts
 from weft.hdl.isa import PARAMETER_VECTORS
 
 _PLANS = 4000

@@ -14,8 +14,7 @@ import numpy as np
 from weft.examples import language
 from weft.examples.language.corpus import Problem, Problems, prose
 from weft.extras.language.compiler.model import LanguageModel
-from weft.extras.language.compiler.perplexity import perplexity
-from weft.extras.language.compiler.reference import Reference
+from weft.extras.language.compiler.reference import Reference, perplexity
 from weft.extras.language.compiler.tokenizer import Tokenizer
 from weft.extras.language.gguf.reader import read
 

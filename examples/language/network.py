@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from weft.extras.language.compiler import model as language
-from weft.extras.language.compiler.vocabulary import Vocabulary
+from weft.extras.language.compiler.model import Vocabulary
 
 SIZES = language.Sizes(
     context=256, width=192, blocks=4, heads=6, key_value_heads=2, key_length=32, value_length=32, feed_forward=512,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
+from weft.extras.language.compiler.model import Kind, Vocabulary
 
 
 def train(texts: Iterable[str], size: int) -> tuple[Vocabulary, sentencepiece.SentencePieceProcessor]:

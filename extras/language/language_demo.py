@@ -7,11 +7,11 @@ from pathlib import Path
 
 from weft import files
 from weft import report as reports
+from weft.cli.commands import config_file
 from weft.cli.demo import write_verilog
-from weft.cli.options import config_file
 from weft.examples import language
 from weft.extras.language.run import lm
-from weft.extras.language.run.language_report import Timing
+from weft.extras.language.run.language_target import Timing
 from weft.hdl.isa.config import Config
 
 ROWS = 4
@@ -40,7 +40,7 @@ class LanguageDemo:
     Parameters
     ----------
     config : str
-        See `weft.extras.language.run.lm_config.language_configuration`.
+        See `weft.extras.language.run.lm_machine.language_configuration`.
     folder : Path
         Folder for Verilog and report.
     """

@@ -10,8 +10,7 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.cli.commands import command
-from weft.cli.options import Model, Shapes, shapes_of
+from weft.cli.commands import Model, Shapes, command, shapes_of
 
 if TYPE_CHECKING:
     from weft.compiler.onnx.reader import Source

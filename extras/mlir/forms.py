@@ -19,8 +19,8 @@ from weft.compiler.errors import CompileError
 from weft.compiler.ir.scales import quantise_pair
 from weft.extras.mlir.builder import Builder, compact_equal
 from weft.extras.mlir.context import Context
-from weft.extras.mlir.integer_nodes import byte_quantisation, quantise_whole
 from weft.extras.mlir.program import Value
+from weft.extras.mlir.rescaling import byte_quantisation, quantise_whole
 
 PART = 12
 """Bits of the lower part of mantissas."""

@@ -17,8 +17,7 @@ from rich.table import Table
 from weft import files
 from weft import report as reports
 from weft.arguments import SEED, Whole
-from weft.cli.commands import command
-from weft.cli.options import Folder, Json, Shapes, States, load, shapes_of, states_of
+from weft.cli.commands import Folder, Json, Shapes, States, command, load, shapes_of, states_of
 from weft.errors import InputError
 
 if TYPE_CHECKING:

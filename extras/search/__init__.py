@@ -8,6 +8,6 @@ EXTRA = Extra(
     services={
         "round within a budget": "weft.extras.search.budget:round_within_budget",
         "substitute operators": "weft.extras.search.substitute:substitute_operators",
-        "read a tuning": "weft.extras.search.tuning:Tuning.load",
+        "read a tuning": "weft.extras.search.tune:Tuning.load",
     },
 )

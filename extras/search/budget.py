@@ -14,9 +14,8 @@ from weft.compiler.ir.model import Graph
 from weft.compiler.verify import run_model
 from weft.errors import InputError
 from weft.extras.search.substitute import Costs
-from weft.extras.search.substitution.part_costs import PartCosts
 from weft.extras.search.substitution.rounding import Rewrite, rewrites
-from weft.extras.search.substitution.search import Used
+from weft.extras.search.substitution.search import PartCosts, Used
 from weft.hdl.isa.config import Config
 from weft.samples import Samples, SampleSource, fit_samples
 

@@ -11,8 +11,7 @@ from weft.arguments import integer
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.configurations import sequential_boards
-from weft.extras.search.substitution.rule import Rule
-from weft.extras.search.substitution.rule_file import builtin_rules, prove_rules, read
+from weft.extras.search.substitution.rule import Rule, builtin_rules, prove_rules, read
 from weft.extras.search.substitution.search import Search, SearchResult, Used
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter

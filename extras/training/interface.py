@@ -123,7 +123,7 @@ def train(
         Parameters of stochastic gradient descent: see `weft.extras.training.settings.Settings`.
     adapter : int
         If above 0, train a low-rank adapter of this rank for each layer and keep the weights: see
-        `weft.extras.training.gradient.adapters`. The returned model has the adapters merged into its weights.
+        `weft.extras.training.gradient.training`. The returned model has the adapters merged into its weights.
     on : str or Device
         "golden", "rtl", or a device.
 

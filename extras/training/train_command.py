@@ -11,8 +11,7 @@ import typer
 from weft import files
 from weft import report as reports
 from weft.arguments import Whole
-from weft.cli.commands import Take, command
-from weft.cli.options import Baud, Configuration, Port, check_only, config_file, configuration
+from weft.cli.commands import Baud, Configuration, Port, Take, check_only, command, config_file, configuration
 from weft.errors import FileError
 from weft.extras.training.settings import Settings
 from weft.run.options import RunOptions

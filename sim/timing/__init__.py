@@ -1,6 +1,5 @@
 """Cycle models of the pipelined core (without data) and of the sequential core, which need no RTL."""
 
-from weft.sim.timing.device import Interval, TimingDevice
-from weft.sim.timing.sequential import SequentialTimingDevice
+from weft.sim.timing.device import Interval, SequentialTimingDevice, TimingDevice
 
 __all__ = ["Interval", "SequentialTimingDevice", "TimingDevice"]

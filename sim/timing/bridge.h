@@ -1,4 +1,4 @@
-// The path from a core to a board's SDRAM controller: boards/bus/axi_bridge.py and boards/bus/arbiter.py, without
+// The path from a core to a board's SDRAM controller: boards/bus/axi.py and boards/bus/port.py, without
 // requests from the arbiter's other ports.
 #pragma once
 

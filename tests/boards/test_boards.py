@@ -15,7 +15,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.boards.board import RATES, Board, BoardError, MemoryKind
 from weft.boards.build.build import elaborate
-from weft.boards.build.report import slow_link_notes
+from weft.boards.build.flow import slow_link_notes
 from weft.boards.build.tools import run
 from weft.boards.families.ecp5 import ECP5
 from weft.boards.families.ecp5_sdram import pll

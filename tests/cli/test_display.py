@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from weft import report as reports
-from weft.cli import trace_svg
+from weft.cli import timelines
 from weft.report import cut, printable
 from weft.run.trace import TRACKS, Timeline
 
@@ -89,7 +89,7 @@ def test_drawings_are_xml_whatever_layers_are_called() -> None:
         layers: tuple[str, ...] = (f"{name}<&>",)
         line = Timeline("device", 0, 10, layers, {track: [] for track in TRACKS}, [], [(0, 0)], {})
         texts = [
-            text for text in ElementTree.fromstring(trace_svg.svg([line], 8)).itertext() if "<&>" in text
+            text for text in ElementTree.fromstring(timelines.svg([line], 8)).itertext() if "<&>" in text
         ]
         assert texts == [f"{HOSTILE.get(name, name)}<&>"]
 

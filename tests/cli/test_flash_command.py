@@ -16,7 +16,7 @@ from weft.boards.flash.image import ALIGN, DIRECTORY, Directory
 from weft.boards.link.loader import build_copy_image
 from weft.boards.registry import BOARDS, find
 from weft.cli import main
-from weft.cli.flash_command import flash_image
+from weft.cli.board_commands import flash_image
 from weft.compiler.machine.memory import CONSTANTS
 from weft.examples import digits
 from weft.run.runtime import Image

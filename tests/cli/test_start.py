@@ -56,7 +56,7 @@ def test_every_command_that_acts_can_be_quiet(name: str, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-@pytest.mark.parametrize("module", ["typer", "rich.console", "numpy", "weft.cli.options"])
+@pytest.mark.parametrize("module", ["typer", "rich.console", "numpy", "weft.cli.commands"])
 def test_a_signal_during_the_start(module: str, number: signal.Signals, code: int) -> None:
     """As soon as Python says that it has loaded a module.
 

@@ -33,7 +33,7 @@ from weft.run.attention import PagedAttention
 from weft.run.trace import timelines_of
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl import device as rtl
-from weft.sim.timing.sequential import SequentialTimingDevice
+from weft.sim.timing.device import SequentialTimingDevice
 
 SEQUENTIAL = [name for name, board in BOARDS.items() if board.core is CoreKind.SEQUENTIAL]
 PIPELINED = [name for name, board in BOARDS.items() if board.core is CoreKind.PIPELINED]

@@ -6,8 +6,7 @@ import pytest
 from support.recurrent_models import Cell, CellNet
 
 import weft
-from weft.compiler.backend import DeviceProgram
-from weft.compiler.lowering import Lowering
+from weft.compiler.backend import DeviceProgram, Lowering
 from weft.hdl.isa.config import PRESETS, Config
 
 CELLS = (

@@ -19,7 +19,7 @@ from support.torch_tensor import Tensor
 
 import weft
 from weft.errors import InputError
-from weft.quantiser import torch_export
+from weft.quantiser import quantise
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
@@ -138,9 +138,9 @@ def test_refused_modules(torch: Any) -> None:
 def test_torch_is_not_imported() -> None:
     """Only who has it imported can have a module."""
     assert HAS_TORCH or "torch" not in sys.modules
-    code = "import sys, weft; weft.quantise; import weft.quantiser.torch_export; sys.exit('torch' in sys.modules)"
+    code = "import sys, weft; weft.quantise; import weft.quantiser.quantise; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert not torch_export.is_module(3)
+    assert not quantise.is_module(3)
 
 
 @pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed")

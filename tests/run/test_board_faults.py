@@ -23,7 +23,7 @@ from weft.boards.link.session import Session
 from weft.boards.registry import find
 from weft.boards.sdram.chip import ArrayFaults
 from weft.cli import main
-from weft.cli.flash_command import flash_image
+from weft.cli.board_commands import flash_image
 from weft.hdl.isa import Load
 from weft.run import virtual
 from weft.run.runtime import Image

@@ -15,7 +15,7 @@ import pytest
 
 import weft
 from weft.api import Program
-from weft.cli import main, trace_json, trace_svg
+from weft.cli import main, timelines
 from weft.compiler.backend import DeviceProgram
 from weft.errors import FileError
 from weft.examples import attention, digits
@@ -48,7 +48,7 @@ def timeline(program: Program) -> Timeline:
 
 @pytest.fixture(scope="module")
 def events(timeline: Timeline) -> list[Event]:
-    document = json.loads(trace_json.trace_json([timeline], {"program": "p"}))
+    document = json.loads(timelines.trace_json([timeline], {"program": "p"}))
     assert document["displayTimeUnit"] == "ns"
     assert document["otherData"] == {"time": "1 us of the trace is 1 clock cycle", "program": "p"}
     return list(document["traceEvents"])
@@ -160,7 +160,7 @@ def test_bandwidth_adds_up_to_the_beats(timeline: Timeline, events: list[Event],
     assert sum(window.written for window in timeline.windows) == timeline.counters[Counter.WRITE_BEATS] * bus
     assert [timeline.windows[0].start, timeline.windows[-1].end] == [0, timeline.cycles]
     assert all(before.end == after.start for before, after in pairwise(timeline.windows))
-    rates = [event for event in events if event["name"] == trace_json.BANDWIDTH]
+    rates = [event for event in events if event["name"] == timelines.BANDWIDTH]
     for kind in ("read", "written"):
         moved = sum(event["args"][kind] * (after["ts"] - event["ts"]) for event, after in pairwise(rates))
         assert moved == pytest.approx(sum(getattr(window, kind) for window in timeline.windows), rel=0.001)
@@ -170,7 +170,7 @@ def test_bandwidth_adds_up_to_the_beats(timeline: Timeline, events: list[Event],
 
 def test_occupancy_is_that_of_each_vector(timeline: Timeline, events: list[Event], program: Program) -> None:
     size = program.config.scratchpad_size
-    counted = [event["args"]["vectors"] for event in events if event["name"] == trace_json.OCCUPANCY]
+    counted = [event["args"]["vectors"] for event in events if event["name"] == timelines.OCCUPANCY]
     assert counted == [vectors for _, vectors in timeline.vectors]
     assert 0 < max(counted) <= size
     assert counted[-1] == 0
@@ -219,12 +219,12 @@ def test_segments_follow_each_other(program: Program) -> None:
     twice = Program(dataclasses.replace(program._compiled, segments=(segment, segment)))
     first, second = timelines_of(twice)
     assert (first.origin, second.origin) == (0, first.cycles)
-    events = trace_json.events([first, second])
+    events = timelines.events([first, second])
     check_structure(events)
     assert min(event["ts"] for event in events if event["pid"] == 2 and event["ph"] != "M") == first.cycles
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert names == [segment.name] * 2
-    ElementTree.fromstring(trace_svg.svg([first, second], 512))
+    ElementTree.fromstring(timelines.svg([first, second], 512))
 
 
 def rectangles(text: str) -> list[list[ElementTree.Element]]:
@@ -242,7 +242,7 @@ def check_rows(text: str, total: int) -> None:
 
 
 def test_drawing(timeline: Timeline) -> None:
-    text = trace_svg.svg([timeline], 512)
+    text = timelines.svg([timeline], 512)
     check_rows(text, timeline.tracks[LAYERS][-1].end)
     root = ElementTree.fromstring(text)
     labels = [item.text for item in root.iter(f"{SVG}text")]
@@ -253,8 +253,8 @@ def test_drawing(timeline: Timeline) -> None:
         assert float(drawn.attrib["width"]) == pytest.approx(
             (item.end - item.start) * 1400 / timeline.cycles, abs=0.1
         )
-        assert drawn.attrib["fill"] == trace_svg.colour(item.layer)
-    assert len({trace_svg.colour(index) for index in range(100)}) == 100
+        assert drawn.attrib["fill"] == timelines.colour(item.layer)
+    assert len({timelines.colour(index) for index in range(100)}) == 100
 
 
 def many(count: int, length: int, name: str) -> Timeline:
@@ -269,7 +269,7 @@ def many(count: int, length: int, name: str) -> Timeline:
 
 @pytest.mark.parametrize(("count", "length"), [(1400, 10), (1200, 3), (60_000, 1), (3, 1), (1, 1)])
 def test_drawings_stay_small(count: int, length: int) -> None:
-    text = trace_svg.svg([many(count, length, 'a "long" <name> & more, ' * 20)], 512)
+    text = timelines.svg([many(count, length, 'a "long" <name> & more, ' * 20)], 512)
     assert len(text) < 2_000_000
     check_rows(text, count * length)
     shown = [float(item.attrib["width"]) for item in rectangles(text)[0]]
@@ -302,10 +302,10 @@ def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert out.startswith("the program is planned for a memory of 4 bytes a cycle, and ran behind one of 3: ")
     assert out.partition("\n")[2] == f"t.json: {made.cycles:,} cycles\nt.svg: {made.cycles:,} cycles\n"
     document = json.loads(Path("t.json").read_text())
-    assert document["traceEvents"] == trace_json.events([made])
+    assert document["traceEvents"] == timelines.events([made])
     assert document["otherData"]["latency"] == 20
     assert document["otherData"]["config"] == PRESETS["tiny"].to_dict()
-    assert Path("t.svg").read_text() == trace_svg.svg([made], PRESETS["tiny"].scratchpad_size)
+    assert Path("t.svg").read_text() == timelines.svg([made], PRESETS["tiny"].scratchpad_size)
 
 
 @pytest.fixture
@@ -332,9 +332,9 @@ def test_rtl_does_what_the_cycle_model_says(simulated: list[int]) -> None:
 
 def test_rtl_slices_last_as_long_as_units_are_busy(simulated: list[int]) -> None:
     """With softmax as well, whose pace data tells."""
-    timelines = timelines_of(weft.compile(attention.model(), "tiny"), on="rtl")
-    assert simulated == [timeline.cycles for timeline in timelines]
-    for timeline in timelines:
+    lines = timelines_of(weft.compile(attention.model(), "tiny"), on="rtl")
+    assert simulated == [timeline.cycles for timeline in lines]
+    for timeline in lines:
         for queue in Queue:
             ran = [item for item in timeline.tracks[queue.name] if not item.waits]
             assert (

@@ -25,10 +25,10 @@ from weft.boards import registry, virtual_top
 from weft.boards.board import CoreKind
 from weft.boards.link import polled
 from weft.boards.link.host import BoardDevice
-from weft.boards.sdram.phased_chip import Phase
+from weft.boards.sdram.model import Phase
 from weft.boards.virtual_top import PHASES
 from weft.cli import main, probe_command
-from weft.cli.flash_command import flash_image
+from weft.cli.board_commands import flash_image
 from weft.examples import digits
 from weft.hdl import verilog
 from weft.hdl.isa import Load, Store, Vec

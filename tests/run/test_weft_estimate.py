@@ -22,8 +22,8 @@ from weft.boards.flash.chip import SpiFlash
 from weft.boards.link.frames import PAYLOAD, Operation, transfer_bytes
 from weft.boards.link.host import BoardDevice
 from weft.boards.registry import BOARDS
+from weft.cli.board_commands import flash_image
 from weft.cli.estimate_command import _show
-from weft.cli.flash_command import flash_image
 from weft.compiler.backend import DeviceProgram
 from weft.examples import digits
 from weft.run.board_run import board_model

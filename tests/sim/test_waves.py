@@ -15,12 +15,12 @@ import pytest
 
 import weft
 from weft.cli import main
-from weft.cli.viewers import recording
 from weft.errors import FileError
 from weft.examples import digits
 from weft.hdl.isa import End, Vec
 from weft.hdl.isa.config import PRESETS
 from weft.run.options import RunOptions
+from weft.run.trace import recording
 from weft.sim import verilate
 from weft.sim.device import DeviceError
 from weft.sim.rtl.device import RtlDevice

@@ -15,7 +15,7 @@ import numpy as np
 from weft.boards.board import Board
 from weft.boards.link.host import BoardDevice
 from weft.boards.sdram.chip import ARRAY_VERILOG
-from weft.boards.sdram.phased_chip import EYE_VERILOG
+from weft.boards.sdram.model import EYE_VERILOG
 from weft.boards.virtual_top import VirtualTop
 from weft.hdl.isa.config import Config
 from weft.hdl.verilog import generate

@@ -9,8 +9,7 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.cli.commands import Group, command
-from weft.cli.options import Json, Model, Shapes, States, board_names, shapes_of, states_of
+from weft.cli.commands import Group, Json, Model, Shapes, States, board_names, command, shapes_of, states_of
 
 if TYPE_CHECKING:
     from weft.run.estimate import Estimate

@@ -11,8 +11,7 @@ import typer
 from weft import files
 from weft import report as reports
 from weft.arguments import Whole
-from weft.cli.commands import Group, command
-from weft.cli.options import Configuration, config_file, configuration
+from weft.cli.commands import Configuration, Group, command, config_file, configuration
 from weft.errors import FileError
 from weft.hdl.extras import provider
 

@@ -14,15 +14,16 @@ import typer
 from weft import files
 from weft import report as reports
 from weft.arguments import Whole
-from weft.cli.commands import Group, command
-from weft.cli.options import (
+from weft.cli.commands import (
     Configuration,
     Folder,
+    Group,
     Json,
     Model,
     PlannedMemory,
     Shapes,
     States,
+    command,
     config_file,
     configuration,
     load,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft import report as reports
-from weft.cli.commands import Group, command
-from weft.cli.options import Baud, Json, Port
+from weft.cli.commands import Baud, Group, Json, Port, command
 
 if TYPE_CHECKING:
     from weft.boards.bus.memory import BoardMemory, MemoryTest

@@ -13,8 +13,7 @@ import typer
 from weft import files
 from weft import report as reports
 from weft.arguments import Real, Whole
-from weft.cli.commands import Group, command
-from weft.cli.options import Configuration, Shapes, config_file, configuration, shapes_of
+from weft.cli.commands import Configuration, Group, Shapes, command, config_file, configuration, shapes_of
 
 if TYPE_CHECKING:
     from weft.api import Check

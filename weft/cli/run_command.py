@@ -10,8 +10,7 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.cli.commands import Group, Take, command
-from weft.cli.options import Baud, Folder, Port, check_only, load
+from weft.cli.commands import Baud, Folder, Group, Port, Take, check_only, command, load
 from weft.errors import FileError
 from weft.hdl.extras import provider
 from weft.run.options import RunOptions
@@ -98,8 +97,8 @@ def run(
     ends = (program.inputs, program.outputs)
     expected = None if against is None else litert.run(against, runs, *ends)
 
-    from weft.cli.viewers import VIEWERS, recording
     from weft.run.board_run import run_on_board, say_link, say_source
+    from weft.run.trace import VIEWERS, recording
 
     with reports.progress() as progress, recording(options) as recorded:
         progress("running on the golden interpreter")
@@ -209,7 +208,7 @@ def _outputs(results: list[Any]) -> dict[str, Any]:
 
 def _targets(output: Path | None, report: Path | None, options: RunOptions) -> dict[str, Path | None]:
     """Return the files that a run writes, by the option that names them."""
-    from weft.cli.viewers import VIEWERS
+    from weft.run.trace import VIEWERS
 
     waves = None if options.recording is None else options.recording.path
     # The viewers' files are named after the waveforms, and must not overwrite an input either.

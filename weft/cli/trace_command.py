@@ -9,8 +9,7 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.cli.commands import Group, Take, command
-from weft.cli.options import Folder, load
+from weft.cli.commands import Folder, Group, Take, command, load
 from weft.errors import FileError
 from weft.run.options import RunOptions
 
@@ -42,8 +41,7 @@ def trace(
     program, read = load(folder)
     suffixes = {"--output": (".json",), "--svg": (".svg",)}
     files.check_overwrites({"--output": output, "--svg": drawing}, read, suffixes)
-    from weft.cli import trace_svg
-    from weft.cli.trace_json import trace_json
+    from weft.cli.timelines import svg, trace_json
     from weft.run.trace import timelines_of
 
     with reports.progress() as progress:
@@ -56,7 +54,7 @@ def trace(
             head: dict[str, Any] = {"format": FORMAT, "program": str(folder), "on": options.on, **memory}
             texts[output] = trace_json(timelines, head | {"config": program.config.to_dict()})
         if drawing is not None:
-            texts[drawing] = trace_svg.svg(timelines, program.config.scratchpad_size)
+            texts[drawing] = svg(timelines, program.config.scratchpad_size)
         for path, text in texts.items():
             files.write_text(path, text)
     reports.say_plan(program, options.bandwidth)

@@ -21,9 +21,9 @@ from weft.errors import InputError
 from weft.hdl.checker.order import check_sequence
 from weft.hdl.checker.program import check as check_program
 from weft.hdl.isa.config import Config
-from weft.run.execution import Execution
 from weft.run.options import RunKeywords, RunOptions
 from weft.run.program import Result
+from weft.run.runtime import Execution
 
 if TYPE_CHECKING:
     from weft.sim.device import Device

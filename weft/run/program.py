@@ -22,8 +22,8 @@ from weft.errors import InputError
 from weft.files import whole_folder
 from weft.hdl.isa.config import Config
 from weft.hdl.schema import printable
-from weft.run.execution import Execution
 from weft.run.options import RunKeywords, RunOptions
+from weft.run.runtime import Execution
 
 if TYPE_CHECKING:
     from weft.compiler.ir.graph import DeviceSegment

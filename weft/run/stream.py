@@ -18,10 +18,9 @@ from weft.hdl.errors import ProgramError
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.program_lists import Record, encode_list, pitch
-from weft.run.execution import Execution
 from weft.run.options import RunOptions
 from weft.run.program import Program, Result
-from weft.run.runtime import Image
+from weft.run.runtime import Execution, Image
 
 if TYPE_CHECKING:
     from weft.sim.device import Device

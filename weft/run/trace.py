@@ -1,17 +1,18 @@
-"""Timelines of device segments, from a run on the cycle model or the RTL."""
+"""Traces of runs: timelines of device segments, and waveforms with files that arrange them in GTKWave and Surfer."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Unpack
 
 from weft.compiler.backend import DeviceProgram
 from weft.configurations import sequential_boards, sequential_core_sentence
 from weft.errors import FileError, InputError
+from weft.files import whole_file, write_text
 from weft.hdl.isa import Instruction, Queue
 from weft.hdl.isa.code import format_instruction
 from weft.hdl.isa.config import Config
@@ -19,9 +20,11 @@ from weft.hdl.isa.memmap import Counter
 from weft.run.options import MemoryKeywords, RunOptions
 from weft.run.program import Program
 from weft.run.runtime import Image
+from weft.sim.device import DeviceError
 from weft.sim.rtl.trace import TracedRtl
 from weft.sim.timing import TimingDevice
 from weft.sim.timing.device import SAMPLE, Interval, occupancy
+from weft.sim.waves import FORMATS, Waves, gtkw, sucl, variables
 
 LAYERS = "layers"
 """Track of layers. As in reports, a layer reaches from the previous layer's last write to its own last write, and
@@ -215,3 +218,50 @@ def _windows(beats: Sequence[tuple[int, int]], cycles: int, config: Config) -> I
         read, written = (sum(pair[way] for pair in beats[at : at + samples]) for way in (0, 1))
         end = min(cycles, (at + samples) * SAMPLE)
         yield Window(at * SAMPLE, end, read * config.bus_bytes, written * config.bus_bytes)
+
+
+VIEWERS = (".gtkw", ".sucl")
+"""Endings of the files next to a waveform, for GTKWave and Surfer."""
+
+
+@contextmanager
+def recording(options: RunOptions) -> Iterator[RunOptions]:
+    """Yield options of a run that records the waveforms of `options`, if they name a file.
+
+    When the block ends, the waveforms and the files of both viewers are written, all of them or none. If the device
+    fails after its first recorded cycle, they are written too, because they show the cause.
+
+    Raises
+    ------
+    FileError
+        If the suffix of the file names no format, or no cycle was recorded.
+    """
+    wanted = options.recording
+    if wanted is None:
+        yield options
+        return
+    path, first = wanted.path, wanted.first
+    if path.suffix not in FORMATS:
+        raise FileError(f"{path}: the file of waveforms must end in {' or '.join(FORMATS)}")
+    with whole_file(path) as part:
+        waves = Waves(part, first, wanted.cycles)
+        failure = None
+        try:
+            yield replace(options, waves=waves)
+        except DeviceError as error:
+            if waves.zero is None:  # it failed before the program started
+                raise
+            failure = error
+        if waves.zero is None:
+            raise FileError("nothing of this program runs on the device, so there are no waveforms")
+        # `waves.ran` counts the cycles of the program, from its start.
+        if waves.ran <= first:
+            raise failure or FileError(
+                f"there are no waveforms from cycle {first:,} on: the program takes {waves.ran:,}"
+            )
+        signals = variables(part)
+        texts = (gtkw(signals, waves, path), sucl(signals, waves))
+        for suffix, text in zip(VIEWERS, texts, strict=True):
+            write_text(path.with_suffix(suffix), text)
+    if failure is not None:
+        raise failure

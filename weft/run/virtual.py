@@ -23,8 +23,8 @@ from weft.boards.link import serial_ports
 from weft.boards.link.host import BoardDevice, check_configuration
 from weft.boards.registry import find, line_rates, load_boards
 from weft.boards.sdram.chip import ARRAY_VERILOG, ArrayFaults
+from weft.boards.sdram.model import EYE_ARGUMENT, EYE_VERILOG, Phase, encode
 from weft.boards.sdram.model import Rule as SdramRule
-from weft.boards.sdram.phased_chip import EYE_ARGUMENT, EYE_VERILOG, Phase, encode
 from weft.boards.virtual_top import VirtualTop
 from weft.configurations import configuration
 from weft.hdl.isa.config import Config

@@ -26,7 +26,7 @@ from weft.compiler.onnx.conditions import (
 from weft.compiler.onnx.convolutions import bias_of, depth_tap, pad_separately, product_of, window_of
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import Constant, Pending, Symbol, result
-from weft.compiler.onnx.runs import MAX_COPIES
+from weft.compiler.onnx.reorder import MAX_COPIES
 
 
 def pads_fit(context: NodeContext) -> str | None:

@@ -22,7 +22,6 @@ from weft.compiler.onnx.attention import (
     heads_layout,
     splits,
 )
-from weft.compiler.onnx.channels import channel_operands, constant_factor, pair_operands, same_order
 from weft.compiler.onnx.conditions import (
     activation,
     bias_constant,
@@ -31,12 +30,19 @@ from weft.compiler.onnx.conditions import (
     weights_constant,
     weights_per_output,
 )
-from weft.compiler.onnx.convolutions import product_of, with_constant
-from weft.compiler.onnx.indices import Operands, operands
+from weft.compiler.onnx.convolutions import (
+    channel_operands,
+    constant_factor,
+    pair_operands,
+    product_of,
+    same_order,
+    with_constant,
+)
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.operators.normalised_rows import scales_rows
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, Tensor, as_activation, result
 from weft.compiler.onnx.reorder import to_layout, to_row_major
+from weft.compiler.onnx.selections import Operands, operands
 
 
 def multipliable(context: NodeContext) -> str | None:

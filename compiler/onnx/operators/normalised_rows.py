@@ -16,7 +16,6 @@ from weft.compiler.ir.layout import Layout
 from weft.compiler.kernel.operators import LayerNorm
 from weft.compiler.kernel.products import RowNorm, RowProduct, RowScale, RowShare
 from weft.compiler.onnx.conditions import activation, input_quantised, kernel_room
-from weft.compiler.onnx.indices import operands
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.operators.lookup import per_tensor
 from weft.compiler.onnx.operators.reductions import positive
@@ -42,6 +41,7 @@ from weft.compiler.onnx.row_forms import (
     rows_of,
     same_values,
 )
+from weft.compiler.onnx.selections import operands
 
 MOST_OFFSET = 1024
 """Largest offset from the zero point under a root, in steps."""

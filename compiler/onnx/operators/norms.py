@@ -15,7 +15,6 @@ from weft.compiler.kernel.wide import WideConv
 from weft.compiler.lower.rows import VECTORS_PER_CONSTANT
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import COUNT_MAX, PITCH_MAX
-from weft.compiler.onnx.channels import channel_layout, same_order, takes_constants
 from weft.compiler.onnx.conditions import (
     activation,
     image_operand,
@@ -24,7 +23,15 @@ from weft.compiler.onnx.conditions import (
     kernel_engine,
     kernel_room,
 )
-from weft.compiler.onnx.convolutions import ADD_WEIGHT, add_offsets, convolution, scale_channels
+from weft.compiler.onnx.convolutions import (
+    ADD_WEIGHT,
+    add_offsets,
+    channel_layout,
+    convolution,
+    same_order,
+    scale_channels,
+    takes_constants,
+)
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import Constant, Pending, Quant, Tensor, finish_op, result
 from weft.compiler.onnx.reorder import to_layout

@@ -13,17 +13,18 @@ from weft.compiler.ir.layout import Layout
 from weft.compiler.kernel.rows import LARGEST_LOGARITHM, POWER_TABLES, RowPair, RowPower
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import PITCH_MAX
-from weft.compiler.onnx.channels import (
+from weft.compiler.onnx.conditions import kernel_room, multipliers
+from weft.compiler.onnx.convolutions import (
     channel_constant,
     channel_layout,
     channel_operands,
+    convolution,
     pair_operands,
     same_order,
+    scale_channels,
     takes_constants,
+    with_constant,
 )
-from weft.compiler.onnx.conditions import kernel_room, multipliers
-from weft.compiler.onnx.convolutions import convolution, scale_channels, with_constant
-from weft.compiler.onnx.indices import Operands, operands
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.operators.normalised_rows import scales_rows
 from weft.compiler.onnx.qdq import (
@@ -40,6 +41,7 @@ from weft.compiler.onnx.qdq import (
 )
 from weft.compiler.onnx.reorder import to_layout
 from weft.compiler.onnx.row_forms import repeats, rows_of
+from weft.compiler.onnx.selections import Operands, operands
 
 
 def _both_activations(context: NodeContext) -> bool:

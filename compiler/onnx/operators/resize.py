@@ -16,11 +16,10 @@ from weft.compiler.ir.graph import Conv, DeviceOp, Rescale, View, Window
 from weft.compiler.ir.layout import spatial
 from weft.compiler.onnx.conditions import activation, image_operand, input_quantised
 from weft.compiler.onnx.convolutions import RANKS
-from weft.compiler.onnx.indices import source_coordinates
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import Pending, Quant, Symbol, result
-from weft.compiler.onnx.reorder import to_layout
-from weft.compiler.onnx.runs import Run, find_runs
+from weft.compiler.onnx.reorder import Run, find_runs, to_layout
+from weft.compiler.onnx.selections import source_coordinates
 
 PIECES = 128
 """Most convolutions per node."""

@@ -11,7 +11,6 @@ from weft.compiler.ir.graph import DeviceOp, Pad, Pool, View, Window
 from weft.compiler.ir.layout import Layout, Shape4, row_major_layout, spatial
 from weft.compiler.ir.windows import axes
 from weft.compiler.machine.target import COUNT_MAX, has_coordinates
-from weft.compiler.onnx.boxes import Arrangement, Movement, arrange, copy_ops, results, tensor_of
 from weft.compiler.onnx.conditions import (
     activation,
     depth_alone,
@@ -21,7 +20,6 @@ from weft.compiler.onnx.conditions import (
     input_quantised,
 )
 from weft.compiler.onnx.convolutions import window_of
-from weft.compiler.onnx.indices import constants, selections
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.operators.move import bytes_given, rows_order
 from weft.compiler.onnx.qdq import (
@@ -35,8 +33,17 @@ from weft.compiler.onnx.qdq import (
     parameters,
     result,
 )
-from weft.compiler.onnx.reorder import to_layout
-from weft.compiler.onnx.runs import channel_slice
+from weft.compiler.onnx.reorder import channel_slice, to_layout
+from weft.compiler.onnx.selections import (
+    Arrangement,
+    Movement,
+    arrange,
+    constants,
+    copy_ops,
+    results,
+    selections,
+    tensor_of,
+)
 
 ELEMENTS = 1 << 16
 """Most elements of a window: the device adds them with that many weights."""

@@ -8,16 +8,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.extras.language.certificate.decoder_memory import Cache, ReadSizes, StepLayout, Token
-from weft.extras.language.certificate.language import Language, Layer, Product
+from weft.extras.language.certificate.language import (
+    Cache,
+    Language,
+    Layer,
+    Product,
+    ReadSizes,
+    StepLayout,
+    Token,
+)
 from weft.extras.language.certificate.steps import ProvenSteps, prove_steps
-from weft.extras.language.compiler.form import PRODUCTS
 from weft.extras.language.compiler.integers import Integers, quantise_embedding, rotation_table
 from weft.extras.language.compiler.kernel_set import build_kernels
+from weft.extras.language.compiler.layout import PRODUCTS
 from weft.extras.language.compiler.model import dense
-from weft.extras.language.compiler.registers import HEADER_BYTES, ROWS_LEFT
-from weft.extras.language.compiler.scaled import BYTE_BITS, MAX_ROW_BITS
-from weft.extras.language.compiler.weights import Weights
+from weft.extras.language.compiler.ordered_code import HEADER_BYTES, ROWS_LEFT
+from weft.extras.language.compiler.weights import BYTE_BITS, MAX_ROW_BITS, Weights
 from weft.extras.language.run.decoder_run import DecoderMemory, Program, Row
 from weft.extras.proof.certificate import CertificateError, formula_of
 from weft.extras.proof.programs.graph import Array

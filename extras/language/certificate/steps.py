@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.extras.language.certificate.decoder import Decoder
-from weft.extras.language.certificate.decoder_memory import ReadSizes, StepLayout, Token
-from weft.extras.language.certificate.language import Language, LanguageError
+from weft.extras.language.certificate.language import Language, LanguageError, ReadSizes, StepLayout, Token
 from weft.extras.language.certificate.recalled import RecallingDevice
 from weft.extras.proof.programs.field import PRIMES
 from weft.extras.proof.programs.proof import DEGREE, check_disjoint

@@ -18,13 +18,13 @@ from collections.abc import Iterator, Sequence
 
 from weft.compiler.ir.scales import normaliser
 from weft.compiler.machine.target import COUNT_MAX
-from weft.extras.language.compiler.ordered_code import FIRST_FREE, OrderedCode, copies
-from weft.extras.language.compiler.places import Places
-from weft.extras.language.compiler.registers import (
+from weft.extras.language.compiler.layout import Places
+from weft.extras.language.compiler.ordered_code import (
     BLOCK,
     BLOCKS,
     DESCRIPTOR,
     DESCRIPTOR_WORDS,
+    FIRST_FREE,
     FRAME,
     LENGTH,
     PAGES,
@@ -35,6 +35,8 @@ from weft.extras.language.compiler.registers import (
     TABLE,
     TEMPORARIES,
     TOKEN,
+    OrderedCode,
+    copies,
     descriptors,
 )
 from weft.hdl.isa import (

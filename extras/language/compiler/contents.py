@@ -9,13 +9,11 @@ import numpy as np
 from weft.compiler.ir.scales import score_multiplier
 from weft.compiler.kernel.expressions import digits
 from weft.compiler.machine.emit import ceil_div
-from weft.extras.language.compiler.form import PRODUCTS
 from weft.extras.language.compiler.integers import Integers, Layer, quantise_embedding, rotation_table
+from weft.extras.language.compiler.layout import PRODUCTS, Places
 from weft.extras.language.compiler.model import Matrix, Rotary, dense
-from weft.extras.language.compiler.places import Places
 from weft.extras.language.compiler.ring import Product, Ring, cut
-from weft.extras.language.compiler.scaled import BYTE_BITS, MAX_ROW_BITS
-from weft.extras.language.compiler.weights import Weights
+from weft.extras.language.compiler.weights import BYTE_BITS, MAX_ROW_BITS, Weights
 from weft.hdl.isa import config, encoding
 
 _ALIGNMENT_BYTES = 64
@@ -56,7 +54,7 @@ class Contents:
         Tiles of logits, including padding to equal parts.
     embedding, positions, exp2, even : int
         Offsets in `constants`: token embeddings; rows for positions (angles or embeddings); softmax's table; and a
-        vector with the shift of rows whose largest element has `weft.extras.language.compiler.scaled.BYTE_BITS`.
+        vector with the shift of rows whose largest element has `weft.extras.language.compiler.weights.BYTE_BITS`.
     units : list of float
         Steps of the token embeddings and, if there are any, the position embeddings.
     embedding_bytes, position_bytes : int

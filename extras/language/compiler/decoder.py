@@ -1,7 +1,7 @@
 """Compiler of a decoder: one program for every position, length and number of sequences.
 
 The program processes a fixed number of tokens side by side. Memory holds the tokens, where their keys and values go and
-how many there are (`weft.extras.language.compiler.registers`). The program loops over blocks, over the tokens in
+how many there are (`weft.extras.language.compiler.ordered_code`). The program loops over blocks, over the tokens in
 attention, and over the pages of each token.
 """
 
@@ -12,24 +12,23 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.attend import Attend, vectors
-from weft.extras.language.compiler.behind import SumKernels, Sums
 from weft.extras.language.compiler.contents import Contents
 from weft.extras.language.compiler.integers import Integers
-from weft.extras.language.compiler.kernel_set import KernelSet
-from weft.extras.language.compiler.ordered_code import FIRST_FREE, OrderedCode
-from weft.extras.language.compiler.places import Places
-from weft.extras.language.compiler.registers import (
+from weft.extras.language.compiler.kernel_set import At, KernelSet, SumKernels, Sums
+from weft.extras.language.compiler.layout import Places
+from weft.extras.language.compiler.ordered_code import (
     BLOCK,
     CONSTANTS,
+    FIRST_FREE,
     FRAME,
     HEADER_BYTES,
     LAYERS,
     LOGITS,
     PAGES,
     ROWS,
+    OrderedCode,
 )
 from weft.extras.language.compiler.ring import Part, find_slots
-from weft.extras.language.compiler.spread import At
 from weft.hdl.isa import (
     PAGE_ENTRY,
     End,

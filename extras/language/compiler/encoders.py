@@ -1,20 +1,133 @@
 """Encoders from text to tokens, and from a token to its bytes, for both kinds of vocabularies.
 
-An encoder ignores special tokens, which `weft.extras.language.compiler.tokenizer` handles.
+An encoder ignores special tokens, which `weft.extras.language.compiler.tokenizer` handles. Text is split into words by
+the rules that GGUF files name. The regular expressions are those of the tokenizers that the names stand for, from
+llama.cpp (src/llama-vocab.cpp). Each expression splits the parts of the previous one; text between matches is a part,
+too.
+
+All byte-pair encodings share the merging of pairs. Of all adjacent pairs that may merge, the one with the lowest rank
+merges first, and of equal ranks the leftmost. This is the algorithm of Sennrich, Haddow and Birch, "Neural Machine
+Translation of Rare Words with Subword Units" (2016), with SentencePiece's heap of candidates, which takes time n log n
+for n symbols.
 """
 
 from __future__ import annotations
 
 import functools
+import heapq
 import re
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from weft.extras.language.compiler.merging import merge
-from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
-from weft.extras.language.compiler.words import PATTERNS, split
+from weft.extras.language.compiler.libraries import import_library
+from weft.extras.language.compiler.model import Kind, Vocabulary
 from weft.hdl.errors import WeftError
 from weft.hdl.schema import short_repr
+
+
+def merge(symbols: Sequence[str], rank: Callable[[str, str], float | None]) -> list[str]:
+    """Merge adjacent symbols until no pair has a rank.
+
+    Parameters
+    ----------
+    symbols : sequence of str
+        Non-empty symbols.
+    rank : callable
+        Returns the rank of two adjacent symbols, or None if they do not merge.
+    """
+    texts: list[str] = list(symbols)
+    next_index = [*range(1, len(texts)), -1]
+    previous_index = list(range(-1, len(texts) - 1))
+    heap: list[tuple[float, int, int, str, str]] = []
+
+    def push_pair(left: int, right: int) -> None:
+        if left >= 0 and right >= 0 and (pair_rank := rank(texts[left], texts[right])) is not None:
+            heapq.heappush(heap, (pair_rank, left, right, texts[left], texts[right]))
+
+    for at in range(len(texts) - 1):
+        push_pair(at, at + 1)
+    while heap:
+        _, left, right, first, second = heapq.heappop(heap)
+        if texts[left] != first or texts[right] != second:
+            continue  # outdated candidate: one of the two has merged since
+        # The left symbol takes over the pair; the right one becomes empty.
+        texts[left], texts[right] = first + second, ""
+        next_index[left] = next_index[right]
+        if next_index[left] >= 0:
+            previous_index[next_index[left]] = left
+        push_pair(previous_index[left], left)
+        push_pair(left, next_index[left])
+    return [text for text in texts if text]
+
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Rule for splitting text.
+
+    Attributes
+    ----------
+    expressions : tuple of str
+        Regular expressions, in the order of application.
+    keep_whole : bool
+        Whether a word that is a token becomes this token, whatever the merges say.
+    adds_begin : bool
+        Whether texts start with the begin token, unless the file says otherwise.
+    """
+
+    expressions: tuple[str, ...]
+    keep_whole: bool = False
+    adds_begin: bool = False
+
+
+_LLAMA3 = Pattern((_HEAD + r"\p{N}{1,3}" + _TAIL,), keep_whole=True, adds_begin=True)
+_QWEN2 = Pattern((_HEAD + r"\p{N}" + _TAIL,))
+PATTERNS = {
+    "default": Pattern((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+    "gpt-2": Pattern((_GPT2,)),
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "smollm": Pattern((r"\p{N}", _GPT2)),
+}
+"""Rules by name."""
+
+
+def split(text: str, name: str) -> Iterator[str]:
+    """Return the words of a text, which concatenate to the text."""
+    parts: Iterator[str] = iter([text] if text else [])
+    for expression in _compile(name):
+        parts = _split_each(expression, parts)
+    return parts
+
+
+def _split_each(expression: Any, texts: Iterator[str]) -> Iterator[str]:
+    for text in texts:
+        yield from _split_one(expression, text)
+
+
+def _split_one(expression: Any, text: str) -> Iterator[str]:
+    """Yield the matches of an expression, and the texts between them."""
+    at = 0
+    for match in expression.finditer(text):
+        if match.start() > at:
+            yield text[at : match.start()]
+        yield match[0]
+        at = match.end()
+    if at < len(text):
+        yield text[at:]
+
+
+@functools.cache
+def _compile(name: str) -> tuple[Any, ...]:
+    regex = import_library("regex")
+    return tuple(regex.compile(expression) for expression in PATTERNS[name].expressions)
+
 
 SPACE = "\u2581"
 """Character for a space in SentencePiece's tokens."""

@@ -26,7 +26,6 @@ import numpy as np
 from weft.compiler.errors import CompileError
 from weft.compiler.ir.scales import CALIBRATION_HEADROOM, SCORE_CLAMP, SCORE_REACH
 from weft.compiler.kernel.expressions import DIGITS
-from weft.extras.language.compiler.form import PRODUCTS, Form, form_of, matrices
 from weft.extras.language.compiler.kernels import (
     ANGLE_PLACES,
     ENTRY_PLACES,
@@ -35,19 +34,21 @@ from weft.extras.language.compiler.kernels import (
     RESIDUAL_BITS,
     normal_unit,
 )
+from weft.extras.language.compiler.layout import PRODUCTS, Form, form_of, matrices
 from weft.extras.language.compiler.model import LanguageModel, Matrix, Rotary, Sizes, dense
-from weft.extras.language.compiler.ranges import Ranges
-from weft.extras.language.compiler.scaled import (
+from weft.extras.language.compiler.reference import Ranges
+from weft.extras.language.compiler.weights import (
     BIAS_PLACES,
     BYTE_BITS,
     MAX_ROW_BITS,
     Biases,
     Scaled,
+    Weights,
+    bias_after_norm,
     power_of_two,
     scale_blocks,
 )
-from weft.extras.language.compiler.weights import Weights, bias_after_norm
-from weft.extras.language.gguf import names
+from weft.extras.language.gguf import metadata
 
 RESIDUAL_MARGIN = 4.0
 """Extra factor of headroom of the residual stream."""
@@ -63,7 +64,7 @@ _RESIDUAL_PRODUCTS = ("output", "down")
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Matrices of a block, by the names of `weft.extras.language.compiler.form.PRODUCTS`; `octaves` is the step of
+    """Matrices of a block, by the names of `weft.extras.language.compiler.layout.PRODUCTS`; `octaves` is the step of
     its scores in octaves.
     """
 
@@ -302,7 +303,7 @@ def describe_outlier(model: LanguageModel) -> str:
 def _tensor_name(model: LanguageModel, block: int, field: str) -> str:
     """Return the name of a block's matrix in GGUF files."""
     fused = model.architecture == "gpt2" and field in PRODUCTS["qkv"].values()
-    return f"{names.block(block, names.FUSED if fused else names.LINEARS[field])}.weight"
+    return f"{metadata.block(block, metadata.FUSED if fused else metadata.LINEARS[field])}.weight"
 
 
 def _quantise_biases(name: str, biases: Sequence[np.ndarray], units: Sequence[float]) -> Biases:

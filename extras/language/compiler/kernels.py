@@ -31,7 +31,7 @@ from weft.compiler.kernel.expressions import (
     Rows,
     constant,
 )
-from weft.extras.language.compiler.scaled import BIAS_PLACES, BYTE_BITS, MAX_ROW_BITS, Scaled
+from weft.extras.language.compiler.weights import BIAS_PLACES, BYTE_BITS, MAX_ROW_BITS, Scaled
 
 RESIDUAL_BITS = 23
 """Bits of elements of the residual stream, without the sign."""

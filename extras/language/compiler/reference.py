@@ -1,8 +1,12 @@
-"""Float32 reference of a language model, with which devices are compared."""
+"""Float32 reference of a language model, with which devices are compared; its ranges and perplexity on texts.
+
+Fixed quantisation steps are chosen from the ranges.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -199,3 +203,159 @@ def _gelu(x: np.ndarray) -> np.ndarray:
     """Return GELU by the hyperbolic tangent, as GPT-2 defines it."""
     inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
     return np.float32(0.5) * x * (1 + np.tanh(inner))
+
+
+@dataclass
+class Ranges:
+    """Largest magnitudes on the texts, of all blocks together or of each block.
+
+    Attributes
+    ----------
+    residual : float
+        Of the residual stream.
+    query, key, value : list of float
+        For each block; queries and keys both before and after rotation.
+    scores : list of float
+        Of the largest score of each row, for each block.
+    mixed : list of float
+        Of attention's results, for each block.
+    gate, up, inner : float
+        Of the products of feed-forward networks, and of the input of the last product. `gate` is 0 for a model without
+        gates.
+    logits : float
+    """
+
+    residual: float
+    query: list[float]
+    key: list[float]
+    value: list[float]
+    scores: list[float]
+    mixed: list[float]
+    gate: float
+    up: float
+    inner: float
+    logits: float
+
+
+class _Observer(Reference):
+    """Reference that records the largest magnitudes."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self.outputs: dict[int, float] = {}
+        self.inputs: dict[int, float] = {}  # by product
+        self.scores: dict[int, float] = {}
+        self.residual = self.inner = 0.0
+
+    def _record_output(self, linear: Linear, values: np.ndarray) -> np.ndarray:
+        self.outputs[id(linear)] = max(self.outputs.get(id(linear), 0.0), float(np.abs(values).max()))
+        return values
+
+    def _linear(self, linear: Linear, x: np.ndarray) -> np.ndarray:
+        self.inputs[id(linear)] = max(self.inputs.get(id(linear), 0.0), float(np.abs(x).max()))
+        return self._record_output(linear, super()._linear(linear, x))
+
+    def _heads(
+        self, linear: Linear, x: np.ndarray, heads: int, angles: np.ndarray | None = None
+    ) -> np.ndarray:
+        return self._record_output(linear, super()._heads(linear, x, heads, angles))
+
+    def _softmax(self, block: Block, scores: np.ndarray) -> np.ndarray:
+        largest = float(np.abs(scores.max(axis=-1)).max())
+        self.scores[id(block)] = max(self.scores.get(id(block), 0.0), largest)
+        return super()._softmax(block, scores)
+
+    def _norm(self, norm: Norm, x: np.ndarray) -> np.ndarray:
+        self.residual = max(self.residual, float(np.abs(x).max()))
+        return super()._norm(norm, x)
+
+    def _feed_forward(self, block: Block, x: np.ndarray) -> np.ndarray:
+        inner = self._inner(block, x)
+        self.inner = max(self.inner, float(np.abs(inner).max()))
+        return self._linear(block.down, inner)
+
+
+def measure_ranges(model: LanguageModel, texts: Sequence[Sequence[int]]) -> Ranges:
+    """Return the ranges on texts, each of at most as many tokens as the model's context."""
+    observer = _Observer(model)
+    largest = 0.0
+    for text in texts:
+        cache: Cache = observer.start()
+        largest = max(largest, float(np.abs(observer.logits(text, cache)).max()))
+    outputs = observer.outputs
+    blocks = model.blocks
+    return Ranges(
+        residual=observer.residual,
+        query=[outputs[id(block.query)] for block in blocks],
+        key=[outputs[id(block.key)] for block in blocks],
+        value=[outputs[id(block.value)] for block in blocks],
+        scores=[observer.scores[id(block)] for block in blocks],
+        mixed=[observer.inputs[id(block.attention_output)] for block in blocks],
+        gate=max((outputs[id(block.gate)] for block in blocks if block.gate is not None), default=0.0),
+        up=max(outputs[id(block.up)] for block in blocks),
+        inner=observer.inner,
+        logits=largest,
+    )
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """Perplexity: the exponential of the mean negative log-likelihood over `tokens` tokens."""
+
+    value: float
+    tokens: int
+
+
+def perplexity(
+    logits: Callable[[Sequence[int]], np.ndarray],
+    tokens: Sequence[int],
+    *,
+    window: int,
+    stride: int | None = None,
+) -> Perplexity:
+    """Return the perplexity of a text, computed in overlapping windows.
+
+    Parameters
+    ----------
+    logits : callable
+        Returns the logits after each token of a text, shape (tokens, vocabulary), for example
+        `weft.extras.language.compiler.reference.Reference.logits`.
+    tokens : sequence of int
+        At least two; the first one is not predicted.
+    window : int
+        Tokens of a window; at most the model's context.
+    stride : int
+        Distance of windows, by default half a window. Every token counts once, with at least ``window - stride`` tokens
+        before it, except at the start of the text.
+
+    Raises
+    ------
+    TokenError
+        If there are too few tokens, or if window and stride do not fit.
+    """
+    stride = max(window // 2, 1) if stride is None else stride
+    if len(tokens) < 2:
+        raise TokenError(f"a perplexity needs two tokens at least; the text has {len(tokens)}")
+    if window < 2 or not 0 < stride < window:
+        raise TokenError(
+            f"the window has {window} tokens and moves by {stride}; it must have two at least, and move by fewer"
+        )
+    total, counted = 0.0, 1
+    for start in range(0, len(tokens), stride):
+        window_tokens = tokens[start : start + window]
+        # Tokens that an earlier window has counted are context only.
+        new_tokens = start + len(window_tokens) - counted
+        total += float(_token_losses(logits(window_tokens[:-1]), window_tokens[1:])[-new_tokens:].sum())
+        counted += new_tokens
+        if counted == len(tokens):
+            break
+    return Perplexity(math.exp(total / (counted - 1)), counted - 1)
+
+
+def _token_losses(logits: np.ndarray, targets: Sequence[int]) -> np.ndarray:
+    """Return the negative log-likelihoods of tokens: float64 of shape (tokens,)."""
+    logits = logits.astype(np.float64)
+    logits -= logits.max(axis=-1, keepdims=True)
+    target_logits = np.take_along_axis(logits, np.asarray(targets, np.int64)[:, None], axis=-1)[:, 0]
+    losses: np.ndarray = np.log(np.exp(logits).sum(axis=-1)) - target_logits
+    return losses

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 
 from weft.extras.language.compiler.encoders import SPACE, BytePairs, Encoder, Pieces, TokenError
-from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
+from weft.extras.language.compiler.model import Kind, Vocabulary
 from weft.hdl.schema import short_repr
 
 

@@ -17,11 +17,10 @@ from weft.extras.language.compiler.model import (
     Sizes,
     rows,
 )
-from weft.extras.language.gguf import names
+from weft.extras.language.gguf import metadata as names
 from weft.extras.language.gguf.file import Source, Value, load, parse
-from weft.extras.language.gguf.metadata import Metadata
+from weft.extras.language.gguf.metadata import Metadata, read_vocabulary
 from weft.extras.language.gguf.tensors import Size, Tensors, size
-from weft.extras.language.gguf.vocabulary import read_vocabulary
 from weft.hdl.schema import printable, short_repr
 
 _DISABLED: tuple[Value, ...] = (0, 0.0, False)

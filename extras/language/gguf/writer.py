@@ -11,11 +11,19 @@ import numpy as np
 
 from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.libraries import import_library
-from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Matrix, Norm, dense
-from weft.extras.language.compiler.vocabulary import Vocabulary, find_ends
-from weft.extras.language.gguf import names
-from weft.extras.language.gguf.blocks import READABLE_TYPES
+from weft.extras.language.compiler.model import (
+    Block,
+    LanguageModel,
+    Linear,
+    Matrix,
+    Norm,
+    Vocabulary,
+    dense,
+    find_ends,
+)
+from weft.extras.language.gguf import metadata
 from weft.extras.language.gguf.reader import read
+from weft.extras.language.gguf.tensors import READABLE_TYPES
 
 WRITABLE_TYPES = tuple(kind for kind in READABLE_TYPES if not kind.endswith("_K"))
 """Types for matrices; the package `gguf` cannot quantise to ``Q2_K`` to ``Q6_K``."""
@@ -99,19 +107,19 @@ class _Writer:
         model, file = self._model, self._file
         file.add_string("general.name", model.name)
         if model.chat_template:
-            file.add_string(names.CHAT_TEMPLATE, model.chat_template)
-        for field, suffix in names.SIZES.items():
+            file.add_string(metadata.CHAT_TEMPLATE, model.chat_template)
+        for field, suffix in metadata.SIZES.items():
             file.add_uint32(self._full_key(suffix), getattr(model.sizes, field))
-        file.add_float32(self._full_key(names.EPSILON[model.architecture]), model.epsilon)
+        file.add_float32(self._full_key(metadata.EPSILON[model.architecture]), model.epsilon)
         if (rotary := model.rotary) is None:
             return
-        file.add_uint32(self._full_key(names.ROTARY_DIMENSIONS), rotary.dimensions)
-        file.add_float32(self._full_key(names.ROTARY_BASE), rotary.base)
+        file.add_uint32(self._full_key(metadata.ROTARY_DIMENSIONS), rotary.dimensions)
+        file.add_float32(self._full_key(metadata.ROTARY_BASE), rotary.base)
         if rotary.scale != 1:
-            file.add_string(self._full_key(names.SCALING_TYPE), "linear")
-            file.add_float32(self._full_key(names.SCALING_FACTOR), rotary.scale)
+            file.add_string(self._full_key(metadata.SCALING_TYPE), "linear")
+            file.add_float32(self._full_key(metadata.SCALING_FACTOR), rotary.scale)
         if rotary.factors is not None:
-            self._add_vector(names.ROTARY_FACTORS, rotary.factors)
+            self._add_vector(metadata.ROTARY_FACTORS, rotary.factors)
 
     def _add_vocabulary(self, vocabulary: Vocabulary) -> None:
         file, prefix = self._file, "tokenizer.ggml."
@@ -136,25 +144,25 @@ class _Writer:
 
     def _add_tensors(self) -> None:
         model = self._model
-        self._add_matrix(names.TOKEN_EMBEDDING, model.token_embedding)
+        self._add_matrix(metadata.TOKEN_EMBEDDING, model.token_embedding)
         if model.positions is not None:
-            self._add_vector(names.POSITIONS, dense(model.positions))
+            self._add_vector(metadata.POSITIONS, dense(model.positions))
         for index, block in enumerate(model.blocks):
             self._add_block(index, block)
-        self._add_norm(names.OUTPUT_NORM, model.output_norm)
+        self._add_norm(metadata.OUTPUT_NORM, model.output_norm)
         if not model.tied:
-            self._add_linear(names.OUTPUT, model.output)
+            self._add_linear(metadata.OUTPUT, model.output)
 
     def _add_block(self, index: int, block: Block) -> None:
-        linears = {name: getattr(block, field) for field, name in names.LINEARS.items()}
+        linears = {name: getattr(block, field) for field, name in metadata.LINEARS.items()}
         if self._model.architecture == "gpt2":
-            parts = [linears.pop(names.LINEARS[field]) for field in ("query", "key", "value")]
-            linears[names.FUSED] = _concatenate(parts)
+            parts = [linears.pop(metadata.LINEARS[field]) for field in ("query", "key", "value")]
+            linears[metadata.FUSED] = _concatenate(parts)
         for name, linear in linears.items():
             if linear is not None:
-                self._add_linear(names.block(index, name), linear)
-        for field, name in names.NORMS.items():
-            self._add_norm(names.block(index, name), getattr(block, field))
+                self._add_linear(metadata.block(index, name), linear)
+        for field, name in metadata.NORMS.items():
+            self._add_norm(metadata.block(index, name), getattr(block, field))
 
     def _add_norm(self, name: str, norm: Norm) -> None:
         self._add_bias(name, norm.bias)

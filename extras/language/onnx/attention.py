@@ -17,7 +17,7 @@ from weft.extras.language.onnx.norms import TOLERANCE, is_close
 from weft.extras.language.onnx.products import Product
 from weft.extras.language.onnx.rotation import measure
 from weft.extras.language.onnx.structure import Half
-from weft.extras.language.onnx.texts import Texts
+from weft.extras.language.onnx.trials import Texts
 
 MAX_TRIED_ELEMENTS = 1 << 24
 """Limit for elements of the keys with which attention is run."""

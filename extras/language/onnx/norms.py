@@ -9,7 +9,7 @@ import numpy as np
 from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import Norm
 from weft.extras.language.onnx.products import Weights
-from weft.extras.language.onnx.texts import Texts
+from weft.extras.language.onnx.trials import Texts
 
 TOLERANCE = 2e-4
 """Relative tolerance for float32 results of equivalent computations."""

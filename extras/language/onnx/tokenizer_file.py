@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.compiler.errors import CompileError
-from weft.extras.language.compiler.encoders import SPACE
-from weft.extras.language.compiler.vocabulary import Kind, Vocabulary, find_ends
-from weft.extras.language.compiler.words import PATTERNS
+from weft.extras.language.compiler.encoders import PATTERNS, SPACE
+from weft.extras.language.compiler.model import Kind, Vocabulary, find_ends
 from weft.extras.language.onnx.facts import Facts, read_json_object
 from weft.hdl.schema import short_repr
 

@@ -10,7 +10,7 @@ import numpy as np
 from weft.compiler.machine.emit import ceil_div
 from weft.errors import InputError
 from weft.extras.language.compiler.decoder import Decoder
-from weft.extras.language.compiler.registers import DESCRIPTOR_WORDS, HEADER_BYTES, descriptors
+from weft.extras.language.compiler.ordered_code import DESCRIPTOR_WORDS, HEADER_BYTES, descriptors
 from weft.sim.device import Device
 
 _ALIGNMENT = 4096

@@ -1,16 +1,78 @@
-"""Generated texts: an iterator of pieces, and the completion."""
+"""Generated texts: the choice of each token, an iterator of pieces up to a stop sequence, and the completion.
+
+Tokens are chosen from logits on the host, in float64.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from weft.arguments import SEED, integer, number
+from weft.extras.language.compiler.tokenizer import Tokenizer
 from weft.extras.language.run.batch import End, Request
-from weft.extras.language.run.lm_text import TextStream
 
 if TYPE_CHECKING:
     from weft.extras.language.run.lm import Model
+
+
+class TextStream:
+    """Stream that returns text as soon as it cannot be the start of a stop sequence.
+
+    Parameters
+    ----------
+    tokenizer : Tokenizer
+    stop : sequence of str
+        Stop sequences, none of them empty, which are not part of the text. The name of a control token, such as
+        ``<|eot_id|>``, also matches that token.
+
+    Attributes
+    ----------
+    stopped : bool
+        Whether a stop sequence was found.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._decoder, self._stop = tokenizer.decoder(), tuple(stop)
+        names, controls = tokenizer.vocabulary.tokens, tokenizer.control_tokens if stop else ()
+        self._stop_tokens = frozenset(token for token in controls if names[token] in self._stop)
+        self._pending = ""
+        self.stopped = False
+
+    def feed(self, token: int) -> str:
+        """Add a token and return the text that is now certain."""
+        if token not in self._stop_tokens:
+            return self._extend(self._decoder.feed(token))
+        text = self.end()
+        self.stopped = True
+        return text
+
+    def end(self) -> str:
+        """Return the rest of the text after the last token."""
+        text = self._extend(self._decoder.end())
+        pending, self._pending = self._pending, ""
+        return text + pending
+
+    def _extend(self, text: str) -> str:
+        if self.stopped:
+            return ""
+        text = self._pending + text
+        matches = [at for at in map(text.find, self._stop) if at >= 0]
+        if matches:
+            self.stopped, self._pending = True, ""
+            return text[: min(matches)]
+        overlap = max((_overlap(text, stop) for stop in self._stop), default=0)
+        self._pending = text[len(text) - overlap :]
+        return text[: len(text) - overlap]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of `text` that starts a stop sequence."""
+    sizes = range(min(len(stop) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(stop[:size])), 0)
 
 
 @dataclass(frozen=True)
@@ -94,3 +156,45 @@ class Generation(Iterator[str]):
         prompt = tuple(request.tokens[: request.prompt_length])
         tokens = tuple(request.generated_tokens[: self._consumed])
         return Completion(self._text_so_far, prompt, tokens, reason)
+
+
+TEMPERATURE = (0, 100)
+"""Limits of `temperature`."""
+TOP_K = (1, 1 << 30)
+"""Limits of `top_k`."""
+
+
+class Sampler:
+    """Sampler of tokens, one for each text, so that texts do not influence each other's random numbers.
+
+    Parameters
+    ----------
+    temperature : float
+        Divisor of logits; 0 chooses the largest logit.
+    top_k : int, optional
+        Sample only from this many tokens with the largest logits; None means all.
+    seed : int
+        Seed of numpy's default generator.
+
+    Raises
+    ------
+    weft.errors.InputError
+        If an argument has a wrong type or is out of its limits.
+    """
+
+    def __init__(self, temperature: float = 0.0, top_k: int | None = None, seed: int = 0) -> None:
+        self._temperature = number("temperature", temperature, *TEMPERATURE)
+        self._top_k = None if top_k is None else integer("top_k", top_k, *TOP_K)
+        self._random = np.random.default_rng(integer("seed", seed, *SEED))
+
+    def __call__(self, logits: np.ndarray) -> int:
+        """Return a token for `logits`, float64 (vocabulary,); among equal logits the lowest token comes first."""
+        if self._temperature == 0:
+            return int(logits.argmax())
+        tokens = np.argsort(-logits, kind="stable")[: self._top_k]
+        candidates = logits[tokens].astype(np.float64)
+        with np.errstate(over="ignore", under="ignore"):
+            ends = np.cumsum(np.exp((candidates - candidates[0]) / self._temperature))
+        # Rounding can place a random number near 1 beyond the last sum.
+        index = min(int(np.searchsorted(ends, self._random.random() * ends[-1], side="right")), len(ends) - 1)
+        return int(tokens[index])

@@ -13,34 +13,41 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import os
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from weft.arguments import integer
+from weft.compiler.errors import CompileError
 from weft.compiler.machine.emit import ceil_div
 from weft.errors import InputError
 from weft.extras.language.compiler.decoder import Decoder
-from weft.extras.language.compiler.form import form_of
 from weft.extras.language.compiler.integers import to_integers
+from weft.extras.language.compiler.layout import Places, form_of
 from weft.extras.language.compiler.model import LanguageModel
-from weft.extras.language.compiler.perplexity import Perplexity, perplexity
-from weft.extras.language.compiler.places import Places
-from weft.extras.language.compiler.reference import Reference
+from weft.extras.language.compiler.reference import Perplexity, Reference, perplexity
 from weft.extras.language.compiler.tokenizer import Tokenizer
 from weft.extras.language.compiler.weights import has_blocks
+from weft.extras.language.gguf import reader as gguf
+from weft.extras.language.gguf.file import is_gguf
+from weft.extras.language.onnx import reader as onnx
 from weft.extras.language.run.batch import Batch, End, Request
 from weft.extras.language.run.decoder_run import DecoderMemory
-from weft.extras.language.run.generation import Completion, Generation
-from weft.extras.language.run.lm_config import choose_page_size, choose_prompt_rows, language_configuration
-from weft.extras.language.run.lm_file import digest, read
-from weft.extras.language.run.lm_machine import Machine, StepCost, min_prompt_tokens
+from weft.extras.language.run.generation import Completion, Generation, Sampler, TextStream
+from weft.extras.language.run.lm_machine import (
+    Machine,
+    StepCost,
+    choose_page_size,
+    choose_prompt_rows,
+    language_configuration,
+    min_prompt_tokens,
+)
 from weft.extras.language.run.lm_ranges import model_ranges
-from weft.extras.language.run.lm_text import TextStream
-from weft.extras.language.run.sampling import Sampler
 from weft.hdl.isa.config import Config
 from weft.run.devices import Opening
 from weft.run.options import RunKeywords, RunOptions
@@ -48,6 +55,71 @@ from weft.run.options import RunKeywords, RunOptions
 if TYPE_CHECKING:
     from weft.extras.language.certificate.certificate import CertifiedProgram
     from weft.sim.device import Device
+
+
+SUFFIX = ".onnx"
+Source = str | os.PathLike[str] | bytes
+
+
+def read(source: Source) -> LanguageModel:
+    """Read a language model: a GGUF file or its bytes, or an ONNX file with ``tokenizer.json`` beside it.
+
+    Raises
+    ------
+    weft.CompileError
+        If the file has neither format, is damaged, or holds an unsupported model.
+    """
+    if isinstance(source, bytes):
+        if source and not is_gguf(source):
+            raise CompileError(
+                f"these {len(source):,} bytes are no GGUF file; an ONNX model is read from its path, as its "
+                "vocabulary is in files beside it"
+            )
+        return gguf.read(source)
+    return onnx.read(source) if _is_onnx(Path(source)) else gguf.read(source)
+
+
+def digest(source: Source, model: LanguageModel) -> str:
+    """Return the SHA-256 of a model: of its file, or of the contents if several files hold it."""
+    if isinstance(source, bytes):
+        return hashlib.sha256(source).hexdigest()
+    if _is_onnx(Path(source)):
+        sha256 = hashlib.sha256()
+        _update_hash(sha256, model)
+        return sha256.hexdigest()
+    with Path(source).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_onnx(path: Path) -> bool:
+    """Return whether the suffix is that of ONNX and the contents are not GGUF."""
+    if path.suffix.lower() != SUFFIX:
+        return False
+    try:
+        with path.open("rb") as file:
+            return not is_gguf(file.read(8))
+    except OSError:
+        return True  # the reader reports the error
+
+
+def _update_hash(sha256: Any, value: object) -> None:
+    """Add a value, including all its fields or items, to a hash."""
+    if isinstance(value, np.ndarray):
+        sha256.update(f"{value.dtype} {value.shape}".encode())
+        sha256.update(np.ascontiguousarray(value).data)
+    elif isinstance(value, frozenset):
+        _update_hash(sha256, tuple(sorted(value)))
+    elif isinstance(value, tuple):
+        sha256.update(f"({len(value)}".encode())
+        for item in value:
+            _update_hash(sha256, item)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            sha256.update(field.name.encode())
+            _update_hash(sha256, getattr(value, field.name))
+    else:
+        sha256.update(f"{value!r};".encode())
+
 
 __all__ = ["Completion", "End", "Generation", "Model", "load"]
 
@@ -186,7 +258,7 @@ class Model:
         tokens : int
             Maximum number of generated tokens.
         temperature, top_k, seed
-            See `weft.extras.language.run.sampling.Sampler`. Temperature 0 chooses the token with the largest logit.
+            See `weft.extras.language.run.generation.Sampler`. Temperature 0 chooses the token with the largest logit.
         stop : str or collection of str
             Stop sequences, which are not part of the text. The name of a control token also matches that token.
 
@@ -236,7 +308,7 @@ class Model:
     def perplexity(
         self, text: str, *, window: int | None = None, stride: int | None = None, exact: bool = False
     ) -> Perplexity:
-        """Return the perplexity of a text; see `weft.extras.language.compiler.perplexity.perplexity`.
+        """Return the perplexity of a text; see `weft.extras.language.compiler.reference.perplexity`.
 
         Parameters
         ----------

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.extras.language.compiler import ranges as observed
 from weft.extras.language.compiler import reference as exact
-from weft.extras.language.compiler.ranges import Ranges, measure_ranges
-from weft.extras.language.compiler.reference import Reference
-from weft.extras.language.run.sampling import Sampler
+from weft.extras.language.compiler import reference as observed
+from weft.extras.language.compiler.reference import Ranges, Reference, measure_ranges
+from weft.extras.language.run.generation import Sampler
 from weft.hdl.cache import entry
 
 GENERATED_TOKENS = 256

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError
-from weft.extras.language.compiler.vocabulary import Vocabulary
+from weft.extras.language.compiler.model import Vocabulary
 from weft.hdl.schema import printable
 
 MAX_SECONDS, MAX_MEMORY = 1.0, 512 << 20

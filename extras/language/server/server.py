@@ -23,14 +23,19 @@ from starlette.routing import Route
 from weft.errors import InputError
 from weft.extras.language.run.engine import BusyError, Engine
 from weft.extras.language.server.chat import ChatTemplate
-from weft.extras.language.server.serve_requests import (
+from weft.extras.language.server.messages import (
+    CHAT,
+    COMPLETION,
+    Answer,
     ChatRequest,
     CompletionRequest,
+    Events,
+    Form,
     GenerationRequest,
+    count_usage,
     parse_request,
 )
 from weft.extras.language.server.server_access import Access, error_body
-from weft.extras.language.server.server_answers import CHAT, COMPLETION, Answer, Events, Form, count_usage
 from weft.hdl.errors import WeftError
 from weft.hdl.schema import printable
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from weft.extras.language.compiler.contents import Contents
-from weft.extras.language.compiler.form import PRODUCTS
 from weft.extras.language.compiler.integers import Integers, to_integers
+from weft.extras.language.compiler.layout import MANTISSAS, PRODUCTS, Places
 from weft.extras.language.compiler.model import Sizes
-from weft.extras.language.compiler.places import MANTISSAS, Places
-from weft.extras.language.compiler.ranges import measure_ranges
+from weft.extras.language.compiler.reference import measure_ranges
 from weft.extras.language.tests.support.language_models import config_of, random_model
 
 _SIZES = Sizes(

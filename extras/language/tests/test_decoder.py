@@ -15,12 +15,11 @@ from support.mostly_long import mostly_long
 
 from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.decoder import Decoder
-from weft.extras.language.compiler.form import PRODUCTS
 from weft.extras.language.compiler.integers import Integers, to_integers
+from weft.extras.language.compiler.layout import PRODUCTS
 from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Sizes
-from weft.extras.language.compiler.ranges import measure_ranges
-from weft.extras.language.compiler.reference import Reference
-from weft.extras.language.compiler.registers import PAGES
+from weft.extras.language.compiler.ordered_code import PAGES
+from weft.extras.language.compiler.reference import Reference, measure_ranges
 from weft.extras.language.gguf.writer import write
 from weft.extras.language.tests.support.decoder_run import DecoderRun
 from weft.extras.language.tests.support.language_models import config_of, random_model

@@ -13,8 +13,7 @@ import pytest
 
 from weft.compiler.errors import CompileError
 from weft.extras.language.certificate.certificate import certify, describe_layout, describe_model
-from weft.extras.language.certificate.decoder_memory import StepLayout, Token
-from weft.extras.language.certificate.language import Language
+from weft.extras.language.certificate.language import Language, StepLayout, Token
 from weft.extras.language.certificate.steps import StepProver, generate_steps
 from weft.extras.language.compiler.decoder import Decoder as Compiled
 from weft.extras.language.run.decoder_run import DecoderMemory

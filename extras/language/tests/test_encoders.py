@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import re
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import regex
 import sentencepiece
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
-from weft.extras.language.compiler import words
-from weft.extras.language.compiler.encoders import CHARACTERS, SPACE, BytePairs, Pieces, TokenError
+from weft.compiler.errors import CompileError
+from weft.extras.language.compiler import encoders
+from weft.extras.language.compiler.encoders import (
+    CHARACTERS,
+    PATTERNS,
+    SPACE,
+    BytePairs,
+    Pieces,
+    TokenError,
+    merge,
+    split,
+)
+from weft.extras.language.compiler.model import Kind, Vocabulary
 from weft.extras.language.compiler.tokenizer import Tokenizer
-from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
 from weft.extras.language.tests.support import language_models, plain_merging, trained_vocabularies
 
 SYMBOLS = ("<tag>", "é", "ll")
@@ -141,7 +154,7 @@ def test_against_plain_merging(make: Callable[[], Vocabulary], text: str) -> Non
         return
     ranks = {pair: at for at, pair in enumerate(known.merges)}
     wanted = []
-    for word in words.split(text, known.pre):
+    for word in encoders.split(text, known.pre):
         written = [CHARACTERS[byte] for byte in word.encode()]
         wanted += [numbers[item] for item in plain_merging.merge(written, lambda *pair: ranks.get(pair))]
     assert list(BytePairs(known).encode(text)) == wanted
@@ -236,4 +249,108 @@ def test_pieces_across_words() -> None:
     assert found == [oracle.encode(text) for text in NATURAL]
     assert {token for tokens in found for token in tokens} & set(
         range(len(model.pieces) - 4, len(model.pieces))
+    )
+
+
+MERGED_TEXTS = st.text("abc", max_size=24)
+PAIRS = st.dictionaries(
+    st.tuples(st.text("abc", min_size=1, max_size=4), st.text("abc", min_size=1, max_size=4)),
+    st.integers(-3, 3),
+    max_size=30,
+)
+"""Ranks; many of them are equal."""
+
+
+@given(MERGED_TEXTS, PAIRS)
+def test_ranks_of_pairs(text: str, ranks: dict[tuple[str, str], int]) -> None:
+    def rank(*pair: str) -> float | None:
+        return ranks.get(pair)  # type: ignore[call-overload, no-any-return]
+
+    found = merge(text, rank)
+    assert found == plain_merging.merge(text, rank)
+    assert "".join(found) == text
+
+
+@given(MERGED_TEXTS, st.dictionaries(st.text("abc", min_size=2, max_size=5), st.floats(-2, 2), max_size=30))
+def test_ranks_of_what_is_made(text: str, scores: dict[str, float]) -> None:
+    def rank(left: str, right: str) -> float | None:
+        score = scores.get(left + right)
+        return None if score is None else -score
+
+    assert merge(text, rank) == plain_merging.merge(text, rank)
+
+
+def test_examples_of_merging() -> None:
+    assert merge("", lambda *pair: 0) == []
+    assert merge("a", lambda *pair: 0) == ["a"]
+    assert merge("aaaaa", lambda *pair: 0 if pair == ("a", "a") else None) == ["aa", "aa", "a"]
+    ranks = {("b", "a"): 0, ("a", "b"): 1, ("a", "ba"): 2}
+    assert merge("abab", lambda *pair: ranks.get(pair)) == ["aba", "b"]
+
+
+def test_long_texts() -> None:
+    start = time.process_time()
+    assert merge("a" * 100_000, lambda left, right: len(left + right)) == ["a" * 100_000]
+    assert time.process_time() - start < 10
+
+
+GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+$|\s+(?!\S)|\s"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+ORIGINALS = {"gpt-2": GPT2, "llama-bpe": LLAMA3, "llama3": LLAMA3, "qwen2": LLAMA3.replace("{1,3}", "")}
+"""As the models' makers published them."""
+WORD_TEXTS = st.text() | st.lists(
+    st.sampled_from([*"aZ9é中\n\r\t .,'$<|\u3000\u0301", "'s", "'LL", "  ", "12345"])
+).map("".join)
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+@settings(max_examples=200, deadline=None)
+@given(text=WORD_TEXTS)
+@example("It's 12345 o'clock,  I'LL\r\n\n go \t there...")
+def test_against_what_was_published(name: str, text: str) -> None:
+    """These match all of a text. Of another engine's opinion are the tests of `encoders`."""
+    assert list(split(text, name)) == [match[0] for match in regex.finditer(ORIGINALS[name], text)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("gpt-2", "Hello  world's 123\n", ["Hello", " ", " world", "'s", " 123", "\n"]),
+        ("gpt-2", "a \n b\n\nc", ["a", " \n", " b", "\n", "\n", "c"]),
+        ("gpt-2", "I'LL", ["I", "'", "LL"]),
+        ("llama-bpe", "I'LL pay 12345$\n\n", ["I", "'LL", " pay", " ", "123", "45", "$\n\n"]),
+        ("qwen2", "(ab) 12", ["(ab", ")", " ", "1", "2"]),
+        ("smollm", "x 123's", ["x", " ", "1", "2", "3", "'s"]),
+        ("default", "x<=12345, y", ["x", "<=", "123", "45", ",", " y"]),
+    ],
+)
+def test_examples_of_words(name: str, text: str, wanted: list[str]) -> None:
+    assert list(split(text, name)) == wanted
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@given(text=WORD_TEXTS)
+def test_words_are_the_text(name: str, text: str) -> None:
+    found = list(split(text, name))
+    assert "".join(found) == text
+    assert all(found)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_long_texts_of_one_kind(name: str) -> None:
+    """No expression goes back and forth."""
+    for text in (" " * 100_000, "a" * 100_000, "\n" * 100_000, "1" * 100_000, "." * 100_000, " \n" * 50_000):
+        assert "".join(split(text, name)) == text
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoders._compile.cache_clear()
+    monkeypatch.setitem(sys.modules, "regex", None)
+    with pytest.raises(CompileError) as caught:
+        list(split("a", "gpt-2"))
+    assert str(caught.value) == (
+        "language models need the Python package 'regex', which is not installed: pip install 'weft[lm]'"
     )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from weft.extras.language.compiler.model import BlockTensor, dense
-from weft.extras.language.gguf import blocks as ours
+from weft.extras.language.gguf import tensors as ours
 from weft.extras.language.tests.support.gguf_bytes import KINDS, blocks
 
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from weft.compiler.errors import CompileError
-from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
-from weft.extras.language.compiler.words import PATTERNS
-from weft.extras.language.gguf.metadata import Metadata
-from weft.extras.language.gguf.vocabulary import read_vocabulary
+from weft.extras.language.compiler.encoders import PATTERNS
+from weft.extras.language.compiler.model import Kind, Vocabulary
+from weft.extras.language.gguf.metadata import Metadata, read_vocabulary
 
 LLAMA: dict[str, Any] = {
     "model": "llama",

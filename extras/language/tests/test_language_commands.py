@@ -27,7 +27,7 @@ from weft.extras.language.certificate.language import Language
 from weft.extras.language.compiler.integers import Integers
 from weft.extras.language.gguf.writer import write
 from weft.extras.language.run.decoder_run import DecoderMemory, Row
-from weft.extras.language.run.language_report import Part, Timing
+from weft.extras.language.run.language_target import Part, Timing
 from weft.extras.language.run.lm_machine import Machine, StepCost
 from weft.extras.language.tests.support.language_models import random_model
 from weft.hdl.isa.config import PRESETS

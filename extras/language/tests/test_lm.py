@@ -14,9 +14,8 @@ import weft.extras.language.run.lm
 from weft.compiler.errors import CompileError
 from weft.errors import InputError
 from weft.extras.language.compiler.decoder import Decoder
-from weft.extras.language.compiler.model import LanguageModel
+from weft.extras.language.compiler.model import Kind, LanguageModel
 from weft.extras.language.compiler.reference import Reference
-from weft.extras.language.compiler.vocabulary import Kind
 from weft.extras.language.gguf.reader import read
 from weft.extras.language.gguf.writer import write
 from weft.extras.language.run import lm_ranges

@@ -12,9 +12,8 @@ from weft.boards.registry import BOARDS
 from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.contents import plan_ring
 from weft.extras.language.compiler.decoder import FEATURES
-from weft.extras.language.compiler.form import PRODUCTS, Form
-from weft.extras.language.compiler.places import Places
-from weft.extras.language.run.lm_config import choose_page_size, choose_prompt_rows, language_configuration
+from weft.extras.language.compiler.layout import PRODUCTS, Form, Places
+from weft.extras.language.run.lm_machine import choose_page_size, choose_prompt_rows, language_configuration
 from weft.extras.language.tests.support.language_models import SIZES
 from weft.hdl.errors import ConfigError
 from weft.hdl.isa.config import PRESETS, Config

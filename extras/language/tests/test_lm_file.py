@@ -14,7 +14,7 @@ from weft import __main__ as command
 from weft.compiler.errors import CompileError
 from weft.extras.language.compiler.model import LanguageModel, Linear
 from weft.extras.language.gguf import writer as gguf
-from weft.extras.language.run.lm_file import digest, read
+from weft.extras.language.run.lm import digest, read
 from weft.extras.language.tests.support.language_models import SIZES, random_model
 from weft.extras.language.tests.support.onnx_decoders import Form, write
 

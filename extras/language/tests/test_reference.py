@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from weft.extras.language.compiler import reference
 from weft.extras.language.compiler.encoders import TokenError
-from weft.extras.language.compiler.model import LanguageModel, Rotary
-from weft.extras.language.compiler.reference import Reference
+from weft.extras.language.compiler.model import LanguageModel, Linear, Rotary, Sizes
+from weft.extras.language.compiler.reference import Perplexity, Reference, measure_ranges, perplexity
 from weft.extras.language.tests.support import language_models, plain_language
-from weft.extras.language.tests.support.language_models import SIZES
+from weft.extras.language.tests.support.language_models import SIZES, random_model
 
 FACTORS = np.array([1.0, 1.5, 8.0], np.float32)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -151,3 +154,114 @@ def test_functions_of_one_number() -> None:
     np.testing.assert_allclose(reference._gelu(x), gelu, atol=1e-6)
     silu = [value / (1 + math.exp(-value)) for value in x.tolist()]
     np.testing.assert_allclose(reference._silu(x), silu, atol=1e-6)
+
+
+_SIZES = Sizes(
+    context=24, width=32, blocks=2, heads=4, key_value_heads=2, key_length=8, value_length=8, feed_forward=48,
+    vocabulary=0,
+)  # fmt: skip
+
+
+def largest(
+    model: LanguageModel, texts: list[list[int]], patch: pytest.MonkeyPatch
+) -> dict[int, list[float]]:
+    """The largest elements of heads, before and after they are turned, by the product that they come from."""
+    found: dict[int, list[float]] = {}
+    heads = plain_language._heads
+
+    def watched(
+        model: LanguageModel, linear: Linear, x: list[float], count: int, at: int
+    ) -> list[list[float]]:
+        made = heads(model, linear, x, count, at)
+        seen = found.setdefault(id(linear), [0.0, 0.0])
+        for index, values in enumerate((plain_language._product(linear, x), np.ravel(made))):
+            seen[index] = max(seen[index], float(np.abs(values).max()))
+        return made
+
+    patch.setattr(plain_language, "_heads", watched)
+    for text in texts:
+        plain_language.logits(model, text)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_queries_and_keys_as_large_as_they_become(
+    architecture: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(seed)
+    model = random_model(rng, architecture, _SIZES, biases=bool(seed % 2))
+    count = len(model.vocabulary.tokens)
+    texts = [rng.integers(0, count, length).tolist() for length in (1, 7, 24)]
+    seen = largest(model, texts, monkeypatch)
+    found = measure_ranges(model, texts)
+    for block, query, key in zip(model.blocks, found.query, found.key, strict=True):
+        assert query == pytest.approx(max(seen[id(block.query)]), rel=1e-4)
+        assert key == pytest.approx(max(seen[id(block.key)]), rel=1e-4)
+
+
+COUNT = 7
+
+
+def even(tokens: Sequence[int]) -> np.ndarray:
+    return np.full((len(tokens), COUNT), 1000.0, np.float32)
+
+
+@given(st.integers(2, 60), st.integers(2, 20), st.data())
+def test_every_token_counts_once(length: int, window: int, data: st.DataObject) -> None:
+    """With logits that tell which tokens were seen in front."""
+    stride = data.draw(st.integers(1, window - 1))
+    tokens = [at % COUNT for at in range(length)]
+    seen: list[int] = []
+
+    def logits(given: Sequence[int]) -> np.ndarray:
+        assert 0 < len(given) < window
+        seen.append(len(given))
+        return np.random.default_rng(len(given)).normal(size=(len(given), COUNT)).astype(np.float32)
+
+    found = perplexity(logits, tokens, window=window, stride=stride)
+    total, at = 0.0, 1
+    while at < length:  # the plain meaning: for each token, the window that counts it first
+        index = 0 if at < window else math.ceil((at - window + 1) / stride)
+        start = index * stride
+        size = min(start + window, length) - start
+        row = (
+            np.random.default_rng(size - 1).normal(size=(size - 1, COUNT)).astype(np.float32)[at - start - 1]
+        )
+        assert at - start >= min(at, window - stride)
+        total -= float(row[tokens[at]]) - math.log(sum(math.exp(value) for value in row))
+        at += 1
+    assert found.tokens == length - 1
+    assert found.value == pytest.approx(math.exp(total / (length - 1)), rel=1e-6)
+
+
+def test_an_even_model() -> None:
+    found = perplexity(even, [0, 1, 2, 3, 4] * 3, window=4)
+    assert found == Perplexity(pytest.approx(COUNT), 14)
+
+
+def test_refused_perplexity() -> None:
+    for tokens, window, stride, why in [
+        ([1], 4, None, "a perplexity needs two tokens at least; the text has 1"),
+        (
+            [1, 2],
+            1,
+            None,
+            "the window has 1 tokens and moves by 1; it must have two at least, and move by fewer",
+        ),
+        (
+            [1, 2],
+            4,
+            4,
+            "the window has 4 tokens and moves by 4; it must have two at least, and move by fewer",
+        ),
+        (
+            [1, 2],
+            4,
+            0,
+            "the window has 4 tokens and moves by 0; it must have two at least, and move by fewer",
+        ),
+    ]:
+        with pytest.raises(TokenError) as caught:
+            perplexity(even, tokens, window=window, stride=stride)
+        assert str(caught.value) == why

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from weft.errors import InputError
-from weft.extras.language.server.serve_requests import ChatRequest, parse_request
+from weft.extras.language.server.messages import ChatRequest, parse_request
 
 
 def plain(*messages: Any) -> list[dict[str, Any]]:

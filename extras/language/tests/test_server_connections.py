@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from weft.extras.language.server.server_connections import Limits
+from weft.extras.language.server.server_access import Limits
 from weft.extras.language.tests.support.served import connected, received, serving, settled
 
 LIMITS = Limits(connections=6, read_timeout=0.5, idle_timeout=0.3, shutdown_timeout=0)

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.extras.language.compiler.spread import At, columnwise_kernel
+from weft.extras.language.compiler.kernel_set import At, columnwise_kernel
 from weft.hdl.isa import Kernel, Source
 from weft.hdl.isa.config import Config
 

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from weft.extras.language.compiler.encoders import SPACE, TokenError
+from weft.extras.language.compiler.model import Kind, Vocabulary
 from weft.extras.language.compiler.tokenizer import Tokenizer
-from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
 from weft.extras.language.tests.support import language_models
 
 ADDED = ("<tag>", "<tag>>", "\n\n", "Ġ", "é")

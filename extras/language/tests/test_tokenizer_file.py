@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from weft.compiler.errors import CompileError
+from weft.extras.language.compiler.encoders import PATTERNS
+from weft.extras.language.compiler.model import Kind
 from weft.extras.language.compiler.tokenizer import Tokenizer
-from weft.extras.language.compiler.vocabulary import Kind
-from weft.extras.language.compiler.words import PATTERNS
 from weft.extras.language.onnx.facts import Facts
 from weft.extras.language.onnx.tokenizer_file import TokenizerFile, read_tokenizer
 from weft.extras.language.tests.support import trained_vocabularies

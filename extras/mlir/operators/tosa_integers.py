@@ -7,22 +7,24 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.extras.mlir import integer_nodes
+from weft.extras.mlir import rescaling
 from weft.extras.mlir.builder import Builder, Sum, compact_equal
 from weft.extras.mlir.context import Context, Record
 from weft.extras.mlir.forms import recognise_addition, recognise_requantisation
-from weft.extras.mlir.integer_nodes import (
+from weft.extras.mlir.operators.tosa_products import zero_point
+from weft.extras.mlir.program import Value
+from weft.extras.mlir.rescaling import (
     BYTES,
     ONE,
+    Scale,
     all_bytes,
     emit_byte_function,
     emit_lookup,
+    find_mantissa,
+    find_scales,
     quantise_whole,
     sum_of_byte,
 )
-from weft.extras.mlir.operators.tosa_products import zero_point
-from weft.extras.mlir.program import Value
-from weft.extras.mlir.rescaling import Scale, find_mantissa, find_scales
 
 INT32 = np.iinfo(np.int32)
 _ROUNDINGS = {"SINGLE_ROUND": False, "INEXACT_ROUND": False, "DOUBLE_ROUND": True}
@@ -91,7 +93,7 @@ def _rescale_byte(context: Context, source: Value, table: np.ndarray, scale: Sca
 
         def emit_stored() -> str:
             builder.op = op
-            return integer_nodes.emit_cast(builder, emit_lookup(builder, source, results), "int32")
+            return rescaling.emit_cast(builder, emit_lookup(builder, source, results), "int32")
 
         return builder.set_sum(result, sum_of_byte(builder, source, results), emit_stored)
     base = sum_of_byte(builder, source, table)
@@ -122,14 +124,12 @@ def _rescale_sum(context: Context, known: Sum | None, scales: list[Scale], zero:
         def emit_stored() -> str:
             builder.op = op
             bounds = (int(INT32.min), int(INT32.max))
-            return integer_nodes.emit_rescale(
-                builder, builder.stored_value(value), scales, 0, "int32", bounds
-            )
+            return rescaling.emit_rescale(builder, builder.stored_value(value), scales, 0, "int32", bounds)
 
         return builder.set_lazy(
             result,
             emit_stored,
-            lambda: integer_nodes.emit_cast(builder, builder.stored_value(result), "float32"),
+            lambda: rescaling.emit_cast(builder, builder.stored_value(result), "float32"),
         )
 
     def emit_clamped(low: int, high: int) -> str:
@@ -139,7 +139,7 @@ def _rescale_sum(context: Context, known: Sum | None, scales: list[Scale], zero:
             return quantise_whole(
                 builder, known.emit_scaled(device_scale), zero, (low, high), result.type.dtype
             )
-        return integer_nodes.emit_rescale(
+        return rescaling.emit_rescale(
             builder, builder.stored_value(value), scales, zero, result.type.dtype, (low, high)
         )
 
@@ -215,10 +215,10 @@ def cast(context: Context) -> None:
 
         def emit_stored() -> str:
             builder.op = op
-            return integer_nodes.emit_cast(builder, builder.stored_value(name), "int32")
+            return rescaling.emit_cast(builder, builder.stored_value(name), "int32")
 
         return builder.set_sum(context.result(), description, emit_stored)
-    return context.put(integer_nodes.emit_cast(builder, context.stored_operand(), result.dtype))
+    return context.put(rescaling.emit_cast(builder, context.stored_operand(), result.dtype))
 
 
 def _defer(context: Context, make: Callable[[list[str]], str]) -> None:
@@ -231,7 +231,7 @@ def _defer(context: Context, make: Callable[[list[str]], str]) -> None:
 
     result = context.result()
     builder.set_lazy(
-        result, emit_stored, lambda: integer_nodes.emit_cast(builder, builder.stored_value(result), "float32")
+        result, emit_stored, lambda: rescaling.emit_cast(builder, builder.stored_value(result), "float32")
     )
 
 
@@ -322,9 +322,9 @@ def shift(context: Context) -> None:
         raise context.refuse("rounds; weft reads it without")
 
     def make(names: list[str]) -> str:
-        wide = integer_nodes.emit_cast(builder, names[0], "int64")
-        return integer_nodes.emit_cast(
-            builder, integer_nodes.emit_right_shift(builder, wide, compact_equal(by)), "int32"
+        wide = rescaling.emit_cast(builder, names[0], "int64")
+        return rescaling.emit_cast(
+            builder, rescaling.emit_right_shift(builder, wide, compact_equal(by)), "int32"
         )
 
     _defer(context, make)

@@ -8,12 +8,19 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.ir.scales import quantise_scale
-from weft.extras.mlir import integer_nodes
+from weft.extras.mlir import rescaling
 from weft.extras.mlir.builder import Sum
 from weft.extras.mlir.context import Context, Record
-from weft.extras.mlir.integer_nodes import BYTES, ONE, byte_quantisation, quantise_whole
 from weft.extras.mlir.operators.tosa_products import bytes_of, zero_point
-from weft.extras.mlir.rescaling import find_mantissa, is_exact, reciprocal_scale
+from weft.extras.mlir.rescaling import (
+    BYTES,
+    ONE,
+    byte_quantisation,
+    find_mantissa,
+    is_exact,
+    quantise_whole,
+    reciprocal_scale,
+)
 
 _FRONT, _BACK = (0, 3, 1, 2), (0, 2, 3, 1)
 _KEEP: dict[str, Any] = {"keepdims": 1}
@@ -131,14 +138,14 @@ def _emit_division(context: Context, total: str, counts: np.ndarray, zero: int, 
             [scale.shift for scale in scales],
         )
     )
-    wide = integer_nodes.emit_cast(builder, total, "int64")
+    wide = rescaling.emit_cast(builder, total, "int64")
     product = builder.emit("Mul", (wide, builder.constant(factors, "multiplier")), "product")
     rounded = builder.emit("Add", (product, builder.constant(tie_bits, "half")), "rounded")
-    quotient = integer_nodes.emit_right_shift(builder, rounded, shifts)
+    quotient = rescaling.emit_right_shift(builder, rounded, shifts)
     limits = np.iinfo(dtype)
     quotient = builder.emit("Add", (quotient, context.emit_constant(zero)), "zero")
     bounds = (context.emit_constant(int(limits.min)), context.emit_constant(int(limits.max)))
-    return integer_nodes.emit_cast(
+    return rescaling.emit_cast(
         builder, builder.emit("Clip", (quotient, *bounds), "exact_rounding_of_tosa"), dtype
     )
 
@@ -166,7 +173,7 @@ def reduce_sum(context: Context) -> None:
         return builder.set_lazy(
             context.result(),
             emit_stored,
-            lambda: integer_nodes.emit_cast(builder, builder.stored_value(context.result()), "float32"),
+            lambda: rescaling.emit_cast(builder, builder.stored_value(context.result()), "float32"),
         )
 
     def emit_scaled(scale: np.ndarray) -> str:
@@ -207,7 +214,7 @@ def reduce_max(context: Context) -> None:
 
 def argmax(context: Context) -> None:
     index = context.emit("ArgMax", context.stored_operand(), axis=_axis(context), keepdims=0)
-    context.put(integer_nodes.emit_cast(context.builder, index, context.result().type.dtype))
+    context.put(rescaling.emit_cast(context.builder, index, context.result().type.dtype))
 
 
 OPERATORS = (

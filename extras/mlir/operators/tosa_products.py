@@ -9,8 +9,8 @@ import numpy as np
 
 from weft.extras.mlir.builder import Sum
 from weft.extras.mlir.context import Context, Record
-from weft.extras.mlir.integer_nodes import BYTES, byte_quantisation
 from weft.extras.mlir.program import TensorType, Value
+from weft.extras.mlir.rescaling import BYTES, byte_quantisation
 
 _BACK = (0, 2, 3, 1)
 _FRONT = (0, 3, 1, 2)

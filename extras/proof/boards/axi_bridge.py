@@ -1,4 +1,4 @@
-"""Properties of `weft.boards.bus.axi_bridge`: bursts of a core on a memory port."""
+"""Properties of `weft.boards.bus.axi`: bursts of a core on a memory port."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Cat, Module, Mux, Signal
 
-from weft.boards.bus.axi_bridge import PIECE_BYTES, AxiBridge
+from weft.boards.bus.axi import PIECE_BYTES, AxiBridge
 from weft.extras.proof.hardware.pipelines import implies
 from weft.extras.proof.hardware.property import Bench, Bounded, Property
 from weft.extras.proof.hardware.smallest import SMALLEST

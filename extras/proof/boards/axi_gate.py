@@ -7,7 +7,7 @@ from functools import partial
 
 from amaranth.hdl import Module, Mux, Signal, Value
 
-from weft.boards.bus.axi_gate import AxiGate
+from weft.boards.bus.axi import AxiGate
 from weft.extras.proof.hardware.property import Bench, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import (

@@ -8,8 +8,7 @@ from typing import Any
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
-from weft.boards.bus.arbiter import Arbiter, Gate
-from weft.boards.bus.port import MAX_BEATS, Command
+from weft.boards.bus.port import MAX_BEATS, Arbiter, Command, Gate
 from weft.extras.proof.hardware.property import Bench, Property
 from weft.extras.proof.hardware.streams import (
     Order,

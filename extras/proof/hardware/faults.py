@@ -9,7 +9,7 @@ from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.hdl.bus.faults import FaultLog
+from weft.hdl.bus.axi import FaultLog
 from weft.hdl.control.control import RunState
 from weft.hdl.control.counters import SETTLING_CYCLES
 from weft.hdl.control.semaphores import Dispatcher
@@ -19,7 +19,7 @@ from weft.hdl.isa.memmap import WATCHDOG_BITS, WATCHDOG_CYCLES, FaultUnit, Statu
 from weft.hdl.sequential.mover import Mover
 
 _KEPT, _OUTSTANDING = 4, 8
-"""As `LOGGED_ADDRESSES` and `MAX_OUTSTANDING` of `weft.hdl.bus.faults`, to shorten the proof."""
+"""As `LOGGED_ADDRESSES` and `MAX_OUTSTANDING` of `weft.hdl.bus.axi`, to shorten the proof."""
 
 
 class RunBench(Bench):

@@ -16,9 +16,8 @@ from weft.compiler.ir.model import Graph, dump
 from weft.compiler.onnx.model import COMPLETE
 from weft.compiler.onnx.patterns import has_plan
 from weft.configurations import room_of
-from weft.extras.search.explore import results
-from weft.extras.search.explore.place import Place
-from weft.extras.search.explore.point import Timing
+from weft.extras.search.explore import workers
+from weft.extras.search.explore.point import Place, Timing
 from weft.extras.search.explore.workers import DIED, Workers
 from weft.hdl.errors import SchemaError
 from weft.hdl.isa.config import Config
@@ -155,7 +154,7 @@ class Job:
     @property
     def key(self) -> str:
         """Hash of everything that the result depends on."""
-        return results.key(
+        return workers.result_key(
             __file__, self.models.digests, self.models.shapes, self.config.to_dict(),
             self.place.timing(self.clock),
         )  # fmt: skip
@@ -169,14 +168,14 @@ class Job:
 def read_result(job: Job) -> Timing | None:
     """Return the result of a finished job, or None."""
     try:
-        return results.read(job.path, Timing)
+        return workers.read_result(job.path, Timing)
     except (OSError, SchemaError):
         return None
 
 
 def evaluate(job: Job) -> Timing:
     """Run a job, unless another worker has finished it or is running it, and store the result."""
-    return results.run_once(job.path, Timing, lambda: measure(job))
+    return workers.run_once(job.path, Timing, lambda: measure(job))
 
 
 def evaluators(count: int, scheduler: str | None = None) -> Workers[Job, Timing]:

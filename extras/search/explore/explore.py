@@ -1,4 +1,4 @@
-"""Design space exploration: points are proposed, bounded and measured."""
+"""Design space exploration: points are proposed, bounded from below by the models' roofline, and measured."""
 
 from __future__ import annotations
 
@@ -12,25 +12,79 @@ from pathlib import Path
 import numpy as np
 
 from weft.boards.board import BoardError
+from weft.compiler.ir.graph import Conv
+from weft.compiler.onnx.model import COMPLETE
 from weft.errors import InputError
-from weft.extras.search.explore.bounds import Roofline
 from weft.extras.search.explore.evaluate import (
     Job,
     Models,
+    device_segments,
     evaluators,
     read_result,
     reduce_config,
     unused_units,
 )
-from weft.extras.search.explore.front import dominates, pareto_front, values
-from weft.extras.search.explore.place import Place
-from weft.extras.search.explore.point import OBJECTIVES, Measured, Point, Timing
-from weft.extras.search.explore.space import Space
-from weft.extras.search.explore.study import Study
+from weft.extras.search.explore.point import (
+    OBJECTIVES,
+    Measured,
+    Place,
+    Point,
+    Timing,
+    dominates,
+    pareto_front,
+    values,
+)
+from weft.extras.search.explore.space import Space, Study
 from weft.extras.search.explore.workers import Workers, WorkersError
 from weft.hdl.errors import ConfigError
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.core import check_config
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Roofline of models on any configuration that runs as much on the device as the largest one does.
+
+    Attributes
+    ----------
+    macs : tuple of int
+        Multiplications of each model.
+    moved : tuple of int
+        Minimum of bytes over the bus: weights once, of which two may share a byte, and inputs and outputs.
+    """
+
+    macs: tuple[int, ...]
+    moved: tuple[int, ...]
+
+    @classmethod
+    def of(cls, models: Models) -> Roofline:
+        macs, moved = [], []
+        for graph in models.graphs(COMPLETE):
+            ops = [op for segment in device_segments(graph) for op in segment.ops]
+            macs.append(sum(op.macs for op in ops))
+            weights = sum(op.weight.size for op in ops if isinstance(op, Conv))
+            buffers = {view.buffer.name: view.buffer for op in ops for view in (*op.sources, op.dst)}
+            ends = sum(buffer.size for buffer in buffers.values() if buffer.kind in ("input", "output"))
+            moved.append(weights // 2 + ends)
+        return cls(tuple(macs), tuple(moved))
+
+    def bound(self, point: Point) -> Measured:
+        """Return the lower bound for a point: N * N products per cycle, and the memory's peak bandwidth."""
+        board, n = point.place.board, point.config.n
+        memory_peak = point.place.bandwidth if board is None else board.memory.peak_bytes_per_cycle
+        width = min(point.config.bus_bytes, memory_peak or point.config.bus_bytes)
+        parallel_transfers = (
+            2 if memory_peak is None or board is None else 1
+        )  # without a board, reads and writes overlap
+        cycles = [
+            max(-(-macs // (n * n)), int(moved / width / parallel_transfers))
+            for macs, moved in zip(self.macs, self.moved, strict=True)
+        ]
+        active = sum(-(-macs // (n * n)) for macs in self.macs)
+        return Measured(
+            point, point.resources(), Timing(cycles, sum(self.moved), sum(self.macs), active), "bound"
+        )
+
 
 FEASIBILITY_SAMPLES = 2000
 """Number of random points that are checked for a feasible one."""
@@ -405,7 +459,7 @@ def explore(
     seconds : float
         Time after which no point starts.
     sampler, seed : str, int
-        See `weft.extras.search.explore.study.Study`.
+        See `weft.extras.search.explore.space.Study`.
     jobs : int
         Number of processes, if there is no `scheduler`; see `weft.extras.search.explore.workers.Workers`.
     report : callable

@@ -14,15 +14,13 @@ import msgspec
 from weft import files
 from weft import report as reports
 from weft.errors import FileError
-from weft.extras.search.explore.checks import Check, Name, Outcome, Outcomes
+from weft.extras.search.explore.confirm import Check, Name, Outcome, Outcomes
 from weft.extras.search.explore.evaluate import Models
 from weft.extras.search.explore.explore import JOURNAL, Exploration, Task
-from weft.extras.search.explore.front import dominates, values
-from weft.extras.search.explore.place import Place
 from weft.extras.search.explore.plot import page
-from weft.extras.search.explore.point import OBJECTIVES, PICOJOULES, Measured
+from weft.extras.search.explore.point import OBJECTIVES, PICOJOULES, Measured, Place, dominates, values
 from weft.extras.search.explore.space import Space
-from weft.extras.search.tuning import sources_digest
+from weft.extras.search.tune import sources_digest
 from weft.hdl import schema
 from weft.hdl.errors import SchemaError
 

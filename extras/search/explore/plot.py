@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from weft.cli.trace_svg import colour
+from weft.cli.timelines import colour
 from weft.extras.search.explore.explore import Exploration
-from weft.extras.search.explore.front import pareto_front
-from weft.extras.search.explore.point import OBJECTIVES, Measured
+from weft.extras.search.explore.point import OBJECTIVES, Measured, pareto_front
 from weft.hdl.schema import printable
 from weft.report import cut
 

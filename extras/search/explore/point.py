@@ -1,19 +1,105 @@
-"""Points of a search: a configuration at a place, and its measures."""
+"""Points of a search, with their measures and Pareto dominance: a configuration, and a board or memory as its place."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.boards.board import BoardError
+from weft.arguments import number
+from weft.boards.board import BoardError, CoreKind
 from weft.boards.build.clock import predict_clock
 from weft.boards.build.estimate import estimate, weights
 from weft.boards.families.family import Resources
-from weft.extras.search.explore.place import Place
+from weft.boards.registry import BOARDS, find
 from weft.hdl.isa.config import Config
+from weft.run.options import RunOptions
+
+if TYPE_CHECKING:
+    from weft.boards.board import Board
+
+
+MEMORY = "memory"
+"""Name of a place without a board."""
+DEFAULT_BOARD = "ulx3s-85f"
+"""Board whose resource estimates apply to places without a board, without its limits."""
+DEFAULT_CLOCK = 75e6
+"""Default clock in Hz of a core without a board."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Board, or memory without a board.
+
+    Parameters
+    ----------
+    name : str
+        Name of the board, or `MEMORY`.
+    latency, bandwidth : int, float
+        Of a memory without a board: cycles, and bytes per cycle (None: the bus's width).
+    clock : float
+        Hz of a core without a board.
+    """
+
+    name: str
+    latency: int = RunOptions.latency
+    bandwidth: float | None = None
+    clock: float = DEFAULT_CLOCK
+
+    @property
+    def board(self) -> Board | None:
+        return BOARDS.get(self.name)
+
+    @property
+    def sequential(self) -> bool:
+        """True if programs run on the sequential core."""
+        return self.board is not None and self.board.core is CoreKind.SEQUENTIAL
+
+    @property
+    def memory(self) -> tuple[int, float | None]:
+        """Latency in cycles, and bytes per cycle, of the plain memory that programs are planned for."""
+        return (self.latency, self.bandwidth) if self.board is None else self.board.memory.planning_model
+
+    @property
+    def estimate_board(self) -> Board:
+        """Board whose resource estimates apply."""
+        return self.board or BOARDS[DEFAULT_BOARD]
+
+    def timing(self, clock: float) -> dict[str, Any]:
+        """Return all properties of the place on which cycles depend, for a clock in Hz."""
+        board = self.board
+        if board is None:
+            return {"latency": self.latency, "bandwidth": self.bandwidth}
+        sdram = board.sdram(clock)
+        return {
+            "core": board.core.value,
+            "memory": board.memory.planning_model,
+            "sdram": None if sdram is None else repr(sdram),
+            "size": board.memory.size,
+            "flash": board.flash_window is not None and board.name,
+        }
+
+
+def make_places(
+    boards: list[str] | None, options: RunOptions | None = None, clock: float | None = None
+) -> tuple[Place, ...]:
+    """Return the places for boards of these names, or one memory with the latency and bandwidth of `options`.
+
+    Raises
+    ------
+    BoardError
+        If a board does not exist.
+    InputError
+        If a number is outside its limits.
+    """
+    hertz = DEFAULT_CLOCK if clock is None else number("clock", clock, 1e5, 1e9)
+    if not boards:
+        return (Place(MEMORY, clock=hertz, **(options or RunOptions()).memory),)
+    return tuple(Place(find(name).name) for name in dict.fromkeys(boards))
+
 
 PICOJOULES = {"mac": 0.3, "on_chip": 1.25, "memory": 160.0}
 """Of a multiplication of bytes that is added to 32 bits, of a byte to or from a memory on the chip, and of a byte to or
@@ -162,3 +248,26 @@ OBJECTIVES = {
     "ram": "block RAMs", "bytes": "bytes moved", "energy": "energy in uJ (proxy)",
 }  # fmt: skip
 """Objectives by name, with their units."""
+
+
+def values(item: Measured, objectives: Sequence[str]) -> tuple[float, ...]:
+    """Return the values to minimise."""
+    objective_values = item.values
+    return tuple(objective_values[name] for name in objectives)
+
+
+def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Return whether `one` is nowhere larger than `other`, and smaller somewhere."""
+    return all(a <= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
+
+
+def pareto_front(points: Iterable[Measured], objectives: Sequence[str]) -> list[Measured]:
+    """Return the Pareto front, in the order of the first objective; of points with equal values only the first."""
+    distinct: dict[tuple[float, ...], Measured] = {}
+    for item in points:
+        distinct.setdefault(values(item, objectives), item)
+    optimal: list[tuple[float, ...]] = []
+    for candidate in sorted(distinct):  # a dominating tuple sorts before the dominated one
+        if not any(dominates(item, candidate) for item in optimal):
+            optimal.append(candidate)
+    return [distinct[candidate] for candidate in optimal]

@@ -1,9 +1,14 @@
-"""Workers: processes on this machine, or workers of a Dask scheduler."""
+"""Workers (processes on this machine, or of a Dask scheduler), and the results that they share in files.
+
+The name of a result's file is a hash of everything that the result depends on.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
+import json
 import logging
 import multiprocessing
 import os
@@ -12,9 +17,16 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import cache
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from weft.errors import FileError
+from weft.extras.search.tune import sources_digest
+from weft.hdl import schema
+from weft.hdl.cache import entry
 from weft.hdl.errors import WeftError
 
 ATTEMPTS = 4
@@ -201,3 +213,37 @@ def _client(scheduler: str) -> Any:
     # Deleted here, it cannot deadlock them.
     gc.collect()
     raise WorkersError(f"no Dask scheduler answers at {scheduler}: {cause}")
+
+
+Stored = TypeVar("Stored", bound=msgspec.Struct)
+
+
+def result_key(source: str, *key_parts: object) -> str:
+    """Return a hash of a result's parameters and of all sources that it depends on.
+
+    These are the sources of compiler, hardware and models, and the file `source`, which computes the result.
+    """
+    return hashlib.sha256(json.dumps((_sources(source), *key_parts), default=str).encode()).hexdigest()[:32]
+
+
+@cache
+def _sources(source: str) -> str:
+    own = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+    return f"{sources_digest()} {own[:16]}"
+
+
+def run_once(path: Path, kind: type[Stored], work: Callable[[], Stored]) -> Stored:
+    """Return the result in the file `path`, the only one in its folder.
+
+    If it is missing, compute it by `work`, unless another worker is doing so.
+    """
+
+    def make(folder: Path) -> None:
+        (folder / path.name).write_bytes(msgspec.json.encode(work()))
+
+    return read_result(entry(path.parent.name, make, path.parent.parent) / path.name, kind)
+
+
+def read_result(path: Path, kind: type[Stored]) -> Stored:
+    """Read a result; raise `OSError` or `weft.hdl.errors.SchemaError` if there is none."""
+    return schema.decode(schema.read_bytes(path), kind)

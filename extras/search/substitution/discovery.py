@@ -1,13 +1,20 @@
-"""Discovery of rules: terms that are equal on integers, generalised, proven and reduced to an independent set."""
+"""Discovery of rules: terms that are equal on integers, generalised, proven and reduced to an independent set.
+
+All small terms of a family of operators are enumerated, and classified by their values on random integers. Larger terms
+are built only from the first term of each class of equal terms. A rule therefore appears where two terms first become
+equal, and not again inside larger terms (C. Nandi et al., Ruler, OOPSLA 2021; Z. Jia et al., TASO, SOSP 2019). Equal
+values still need a proof.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
-from weft.extras.search.substitution.enumeration import Enumeration
-from weft.extras.search.substitution.families import FAMILIES, Family
+import numpy as np
+
 from weft.extras.search.substitution.rule import (
     Rule,
     canonical_names,
@@ -16,8 +23,213 @@ from weft.extras.search.substitution.rule import (
     prove,
     rewrite_once,
 )
-from weft.extras.search.substitution.rule_proof import variables
-from weft.extras.search.substitution.term import Term
+from weft.extras.search.substitution.rule_proof import SIZES, WINDOWS, Integers, Scene, shape_of, variables
+from weft.extras.search.substitution.term import (
+    ARITY,
+    IMAGES_FIRST,
+    ON_WEIGHTS,
+    SLOTS,
+    InvalidOperands,
+    Setting,
+    Term,
+    apply_operator,
+    is_weights,
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Family of terms: variables, operators, windows and functions, and the maximum number of operators of a term.
+
+    Operators on weights count.
+    """
+
+    name: str
+    variables: tuple[str, ...]
+    operators: tuple[str, ...]
+    windows: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ("f", "g")
+    size: int = 4
+
+
+def _family(name: str, variables: str, operators: str, windows: str, functions: str, size: int) -> Family:
+    return Family(
+        name,
+        tuple(variables.split()),
+        tuple(operators.split()),
+        tuple(windows.split()),
+        tuple(functions.split()),
+        size,
+    )
+
+
+FAMILIES = (
+    _family("element by element", "x y", "func add mul cat first second", "", "f g e g.f f|g ~f", 3),
+    _family("elements and places", "x y z u", "func add mul cat first second", "", "f ~f", 3),
+    _family("exact elements", "x y z u", "add mul cat first second", "", "e", 3),
+    _family("rows and columns", "x y", "func add rows top bottom turn cat", "", "f", 3),
+    _family("maxima", "x y", "max func cat turn first second", "a b s a*b b*a a*s b*s", "f g.f", 3),
+    _family("maxima and sums", "x y", "max func add cat", "a s a*s", "f", 4),
+    _family("means", "x y", "mean func cat max first second", "1 s", "f e f|g", 3),
+    _family("convolutions", "x w v", "conv func outs cat first second", "1", "f g g.f f|g", 4),
+    _family("convolutions of two images", "x y w v", "conv cat outs ins diag add", "1", "f e", 4),
+    _family("exact convolutions", "x y w v", "conv add plus ins cat", "1", "e", 4),
+    _family("convolutions over windows", "x y k l", "conv cat outs diag", "a", "f g f|g", 4),
+    _family("convolutions and windows", "x w k", "conv max func grow outs turn spun", "1 a s a*s", "f", 3),
+    _family("channels by themselves", "x y d c", "depth func cat outs first second", "1", "f g f|g", 4),
+    _family(
+        "channels over windows", "x d p q", "depth conv cat outs dense max turn spun", "a s a*s 1", "f", 3
+    ),
+    _family("channels of two images", "x y p q", "depth cat outs max", "a s a*s", "f g f|g", 3),
+    _family("exact channels", "x y d c", "depth add plus cat func", "1", "e f", 3),
+)
+"""Families that `weft rules --find` searches."""
+
+
+_SCENE = Scene(SIZES[0], (("a", WINDOWS[0]), ("b", WINDOWS[0])))
+
+Operator = tuple[str, str, str]
+"""Operator, window and function."""
+_Kind = tuple[tuple[int, ...], bool]
+"""Shape of a term's values, and whether they are weights."""
+
+
+@dataclass(eq=False)
+class _Level:
+    """Representatives of one size and shape, and their values, (terms, ...)."""
+
+    terms: list[Term]
+    values: np.ndarray
+
+
+class Enumeration:
+    """Enumeration of pairs of terms with equal values in a family.
+
+    Parameters
+    ----------
+    family : Family
+    seed : int
+        Seed of the random integers.
+
+    Attributes
+    ----------
+    terms : int
+        Number of enumerated terms.
+    """
+
+    def __init__(self, family: Family, seed: int) -> None:
+        self.family, self.terms = family, 0
+        self._rng = np.random.default_rng(seed)
+        self._domain, self._setting = Integers(), Setting({}, _SCENE.windows_by_name)
+        self._factors = self._rng.integers(1, 1 << 63, 4096, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        self._representatives: dict[tuple[_Kind, int], Term] = {}
+        self._levels: list[dict[_Kind, _Level]] = [{} for _ in range(family.size + 1)]
+
+    def pairs(self) -> Iterator[tuple[Term, Term]]:
+        """Yield pairs of a new term and the first equal one, in the order of their sizes."""
+        for name in self.family.variables:
+            term, shape = Term(name), shape_of(name, _SCENE)
+            high = 4 if is_weights(term) else 30
+            self._add(0, [term], self._rng.integers(-high, high + 1, (1, *shape)))
+        for size in range(1, self.family.size + 1):
+            yield from self._unary(size)
+            yield from self._binary(size)
+
+    def _unary(self, size: int) -> Iterator[tuple[Term, Term]]:
+        for operator in self._operators(1):
+            for (_, weight), level in list(self._levels[size - 1].items()):
+                if weight == (operator[0] in ON_WEIGHTS):
+                    yield from self._combine(size, operator, level)
+
+    def _binary(self, size: int) -> Iterator[tuple[Term, Term]]:
+        for operator, left_size in product(self._operators(2), range(size)):
+            are_weights = operator[0] in ON_WEIGHTS, operator[0] in ON_WEIGHTS or operator[0] in IMAGES_FIRST
+            left_levels, right_levels = (self._levels[at] for at in (left_size, size - 1 - left_size))
+            for (key, left_level), (other_key, right_level) in product(
+                list(left_levels.items()), list(right_levels.items())
+            ):
+                if (key[1], other_key[1]) != are_weights:
+                    continue
+                if are_weights[1]:  # one second operand for all first operands
+                    for second, value in zip(right_level.terms, right_level.values, strict=True):
+                        yield from self._combine(size, operator, left_level, (second,), (value,))
+                else:
+                    for first, values in zip(left_level.terms, left_level.values, strict=True):
+                        yield from self._combine(
+                            size, operator, right_level, (first,), (values[None],), before_level=True
+                        )
+
+    def _combine(
+        self,
+        size: int,
+        operator: Operator,
+        level: _Level,
+        terms: tuple[Term, ...] = (),
+        values: tuple[np.ndarray, ...] = (),
+        *,
+        before_level: bool = False,
+    ) -> Iterator[tuple[Term, Term]]:
+        """Apply an operator to each term of a level and to other operands, which come after it or, if
+        `before_level`, first.
+        """
+        combined = [
+            Term(*operator, (*terms, term) if before_level else (term, *terms)) for term in level.terms
+        ]
+        if operator[0] in ON_WEIGHTS:  # weights have no batch axis
+            for term, value in zip(combined, level.values, strict=True):
+                yield from self._evaluate(size, [term], [value, *values], single=True)
+        else:
+            operands = [*values, level.values] if before_level else [level.values, *values]
+            yield from self._evaluate(size, combined, operands)
+
+    def _operators(self, arity: int) -> Iterator[Operator]:
+        for name in self.family.operators:
+            if ARITY[name] != arity:
+                continue
+            windows = self.family.windows if "a" in SLOTS[name] else ("",)
+            for window, function in product(windows, self.family.functions if "f" in SLOTS[name] else ("",)):
+                single = len(function.lstrip("~")) == 1 or name not in ("add", "mul")
+                if single and ("~" not in function or name == "add"):
+                    yield name, window, function
+
+    def _evaluate(
+        self, size: int, terms: list[Term], operands: list[np.ndarray], *, single: bool = False
+    ) -> list[tuple[Term, Term]]:
+        """Evaluate terms of one operator, given their operands (terms, ...), or those of a single term."""
+        try:
+            values = apply_operator(terms[0], operands, self._setting, self._domain)
+        except InvalidOperands:
+            return []
+        return self._add(size, terms, values[None] if single else values)
+
+    def _add(self, size: int, terms: list[Term], values: np.ndarray) -> list[tuple[Term, Term]]:
+        """Classify terms; representatives of new classes are stored for larger terms."""
+        self.terms += len(terms)
+        kind = values.shape[1:], is_weights(terms[0])
+        flat = np.ascontiguousarray(values).reshape(len(terms), -1)
+        # A random linear hash stands for the values; equal hashes still need a proof.
+        hashes = (
+            (flat.astype(np.uint64) * self._factors[: flat.shape[1]]).sum(axis=1, dtype=np.uint64).tolist()
+        )
+        equal_pairs, new_indices = [], []
+        for index, value in enumerate(hashes):
+            first = self._representatives.setdefault((kind, value), terms[index])
+            if first is not terms[index]:
+                equal_pairs.append((terms[index], first))
+            else:
+                new_indices.append(index)
+        if new_indices and size < self.family.size:
+            self._store(size, [terms[index] for index in new_indices], values[new_indices], kind)
+        return equal_pairs
+
+    def _store(self, size: int, terms: list[Term], values: np.ndarray, kind: _Kind) -> None:
+        level = self._levels[size].get(kind)
+        if level is None:
+            self._levels[size][kind] = _Level(terms, values)
+        else:
+            level.terms += terms
+            level.values = np.concatenate([level.values, values])
+
 
 _MAX_STEPS, _MAX_TERMS = 3, 60
 """Limits for deciding whether a rule follows from others: uses of smaller rules on either side, and terms kept after

@@ -27,7 +27,7 @@ from weft.compiler.ir.graph import (
 )
 from weft.compiler.ir.views import whole_view
 from weft.compiler.verify import verify_op
-from weft.extras.search.substitution.places import Places, insert_ops, namer, remove_dead
+from weft.extras.search.substitution.matching import Places, insert_ops, namer, remove_dead
 
 INTO_PRODUCER = "requantisation taken into the operator that makes its input"
 INTO_READER = "requantisation taken into the operator that reads it"

@@ -1,24 +1,212 @@
-"""Proofs of rules by equal forms of both sides, on images and windows of several sizes."""
+"""Proofs of rules by equal forms of both sides, on images and windows of several sizes.
+
+Terms are evaluated in two domains: integers, which distinguish terms, and symbolic forms, which prove equality. A form
+is a polynomial with integer coefficients. Its indeterminates are elements of variables, functions of forms, and maxima
+of sets of forms. Equal forms prove equality for all integers and all functions. The proof uses arithmetic, that a
+maximum is one of its set, and that a monotone function commutes with maxima. Different forms prove nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
 from weft.compiler.ir.graph import ONE, Window
-from weft.extras.search.substitution.domains import Forms
-from weft.extras.search.substitution.meaning import HALF, Domain, InvalidOperands, Setting, evaluate_term
 from weft.extras.search.substitution.term import (
+    HALF,
     IMAGES,
     KERNEL_CHANNELS,
     KERNELS,
     POINT_CHANNELS,
     POINTS,
+    Domain,
+    InvalidOperands,
+    Setting,
     Term,
+    evaluate_term,
 )
+
+_PADDING = -(1 << 40)
+_STEPS = {"f": (5, 3, 7, -4000, 3500), "g": (3, -4, 4, -2900, 3700), "h": (7, 2, 5, -3900, 2800)}
+_FACTORS = {"f": (3, 7), "g": (5, 2), "h": (11, 3), "e": (1, 1)}
+
+
+class Integers:
+    """Domain of integers, in which functions round and saturate like requantisation.
+
+    Parameters
+    ----------
+    non_monotone : set of str
+        Functions that need not be monotone.
+    """
+
+    def __init__(self, non_monotone: Iterable[str] = ()) -> None:
+        self._non_monotone = frozenset(non_monotone)
+
+    def function(self, name: str, values: np.ndarray) -> np.ndarray:
+        factor, offset, divisor, low, high = _STEPS[name]
+        result = np.clip((values * factor + offset) // divisor, low, high)
+        return (result * 37) % 1009 if name in self._non_monotone else result
+
+    def maximum(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        return np.maximum.reduce(list(values))
+
+    def factors(self, name: str) -> tuple[object, object]:
+        return _FACTORS[name]
+
+    def outside(self, values: np.ndarray) -> np.ndarray:
+        return np.full_like(values, _PADDING)
+
+
+Monomial = tuple[int, ...]
+
+
+class Form:
+    """Polynomial: coefficients by monomials, which are sorted tuples of indeterminates' numbers.
+
+    Coefficients are positive because no operator subtracts, so sums and products never lose a monomial.
+    """
+
+    __slots__ = ("_hash", "atoms", "terms")
+
+    def __init__(self, terms: dict[Monomial, int], atoms: Atoms) -> None:
+        self.terms, self.atoms, self._hash = terms, atoms, 0
+
+    def __hash__(self) -> int:
+        if not self._hash:
+            self._hash = hash(frozenset(self.terms.items()))
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Form) and hash(self) == hash(other) and self.terms == other.terms
+
+    def __add__(self, other: object) -> Form:
+        if not isinstance(other, Form):
+            return self if other == 0 else self + self.atoms.constant(other)
+        terms = self.terms.copy()
+        for monomial, factor in other.terms.items():
+            terms[monomial] = terms.get(monomial, 0) + factor
+        return Form(terms, self.atoms)
+
+    __radd__ = __add__
+
+    def __mul__(self, other: object) -> Form | int:
+        if not isinstance(other, Form):
+            return 0 if other == 0 else self * self.atoms.constant(other)
+        if len(self.terms) == len(other.terms) == 1:
+            ((left, factor),), ((right, other_factor),) = self.terms.items(), other.terms.items()
+            return Form({tuple(sorted(left + right)): factor * other_factor}, self.atoms)
+        terms: dict[Monomial, int] = {}
+        for left, factor in self.terms.items():
+            for right, other_factor in other.terms.items():
+                monomial = tuple(sorted(left + right))
+                terms[monomial] = terms.get(monomial, 0) + factor * other_factor
+        return Form(terms, self.atoms)
+
+    __rmul__ = __mul__
+
+
+class _Application(NamedTuple):
+    name: str
+    form: Form
+
+
+class _Maximum(NamedTuple):
+    forms: frozenset[Form]
+
+
+class Atoms:
+    """Interned indeterminates, by number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+        self._atoms: list[object] = []
+
+    def form(self, atom: object) -> Form:
+        """Return the form that consists of one indeterminate."""
+        if atom not in self._numbers:
+            self._numbers[atom] = len(self._atoms)
+            self._atoms.append(atom)
+        return Form({(self._numbers[atom],): 1}, self)
+
+    def constant(self, value: object) -> Form:
+        """Return a constant form."""
+        return Form({(): int(value)} if value else {}, self)  # type: ignore[call-overload]
+
+    def maximum_of(self, form: Form) -> frozenset[Form]:
+        """Return the forms whose maximum a form is."""
+        if len(form.terms) == 1:
+            ((monomial, factor),) = form.terms.items()
+            if factor == 1 and len(monomial) == 1:
+                atom = self._atoms[monomial[0]]
+                if isinstance(atom, _Maximum):
+                    return atom.forms
+        return frozenset((form,))
+
+    def maximum(self, forms: frozenset[Form]) -> Form:
+        """Return the maximum of a set of forms."""
+        if len(forms) == 1:
+            (form,) = forms
+            return form
+        return self.form(_Maximum(forms))
+
+
+class Forms:
+    """Domain of forms.
+
+    Parameters
+    ----------
+    non_monotone : set of str
+        Functions that need not be monotone, and therefore do not commute with maxima.
+    """
+
+    def __init__(self, non_monotone: Iterable[str] = ()) -> None:
+        self.atoms = Atoms()
+        self._non_monotone = frozenset(non_monotone)
+
+    def image(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Return a variable, each element of which is a separate indeterminate."""
+        result = np.empty(shape, object)
+        for index in np.ndindex(*shape):
+            result[index] = self.atoms.form((name, index))
+        return result
+
+    def function(self, name: str, values: np.ndarray) -> np.ndarray:
+        result = np.empty_like(values)
+        for index, value in np.ndenumerate(values):
+            form = value if isinstance(value, Form) else self.atoms.constant(value)
+            forms = frozenset((form,)) if name in self._non_monotone else self.atoms.maximum_of(form)
+            result[index] = self.atoms.maximum(
+                frozenset(self.atoms.form(_Application(name, item)) for item in forms)
+            )
+        return result
+
+    def maximum(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        result = np.empty_like(values[0])
+        for index in np.ndindex(*result.shape):
+            operands: set[Form] = set()
+            for item in values:
+                value = item[index]
+                # None is padding, which is never the maximum.
+                if value is not None:
+                    operands |= self.atoms.maximum_of(
+                        value if isinstance(value, Form) else self.atoms.constant(value)
+                    )
+            result[index] = self.atoms.maximum(frozenset(operands)) if operands else None
+        return result
+
+    def factors(self, name: str) -> tuple[object, object]:
+        if name == "e":
+            return 1, 1
+        return self.atoms.form((name, "first")), self.atoms.form((name, "second"))
+
+    def outside(self, values: np.ndarray) -> np.ndarray:
+        return np.full_like(values, None)
+
 
 WINDOWS = (
     Window((3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),

@@ -7,11 +7,23 @@ from itertools import permutations
 
 import pytest
 
-from weft.extras.search.substitution.discovery import Discovery, _is_reducing, find
-from weft.extras.search.substitution.enumeration import Enumeration
-from weft.extras.search.substitution.families import FAMILIES, Family
-from weft.extras.search.substitution.rule import Rule, canonical_names, generalise, holds, is_instance, prove
-from weft.extras.search.substitution.rule_file import builtin_rules
+from weft.extras.search.substitution.discovery import (
+    FAMILIES,
+    Discovery,
+    Enumeration,
+    Family,
+    _is_reducing,
+    find,
+)
+from weft.extras.search.substitution.rule import (
+    Rule,
+    builtin_rules,
+    canonical_names,
+    generalise,
+    holds,
+    is_instance,
+    prove,
+)
 from weft.extras.search.substitution.term import parse
 
 SMALL = Family("small", ("x", "y"), ("func", "max", "cat", "first"), ("a",), ("f",), size=3)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-import weft.extras.search.explore.checks as checks
+import weft.extras.search.explore.confirm as checks
 import weft.extras.search.explore.workers as workers
 from weft.cli import main
-from weft.extras.search.explore.checks import Check, Name, Outcome
+from weft.extras.search.explore.confirm import Check, Name, Outcome
 from weft.extras.search.explore.space import FORMAT
 from weft.extras.search.explore.workers import WorkersError
 from weft.extras.search.tests.support.explored import VALUES, entries, model

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from weft.boards.families.family import Resources
-from weft.extras.search.explore.front import dominates, pareto_front, values
-from weft.extras.search.explore.place import Place
-from weft.extras.search.explore.point import Measured, Point, Timing
+from weft.extras.search.explore.point import Measured, Place, Point, Timing, dominates, pareto_front, values
 from weft.hdl.isa.config import PRESETS
 
 

@@ -10,9 +10,8 @@ from weft.boards.families.family import Resources
 from weft.extras.search.explore.evaluate import evaluators
 from weft.extras.search.explore.explore import Exploration, Search
 from weft.extras.search.explore.output import references, show
-from weft.extras.search.explore.place import Place
-from weft.extras.search.explore.point import Measured, Point, Timing
-from weft.extras.search.explore.study import Study
+from weft.extras.search.explore.point import Measured, Place, Point, Timing
+from weft.extras.search.explore.space import Study
 from weft.extras.search.tests.support.explored import task
 from weft.hdl.isa.config import PRESETS, Config
 

@@ -14,10 +14,8 @@ import pytest
 
 from weft.boards.families.family import Resources
 from weft.extras.search.explore.explore import Exploration
-from weft.extras.search.explore.front import pareto_front
-from weft.extras.search.explore.place import Place
 from weft.extras.search.explore.plot import page
-from weft.extras.search.explore.point import OBJECTIVES, Measured, Point, Timing
+from weft.extras.search.explore.point import OBJECTIVES, Measured, Place, Point, Timing, pareto_front
 from weft.hdl.isa.config import PRESETS, Config
 
 THREE = ("cycles", "lut", "ram")

@@ -15,20 +15,18 @@ from weft.boards.registry import BOARDS
 from weft.compiler.frontend import import_model
 from weft.errors import FileError, InputError
 from weft.examples import attention, digits
-from weft.extras.search.explore.bounds import Roofline
 from weft.extras.search.explore.evaluate import measure, read_result, reduce_config, unused_units
 from weft.extras.search.explore.explore import (
     Exploration,
+    Roofline,
     SpaceError,
     Task,
     explore,
     missing_feature,
     no_solution_message,
 )
-from weft.extras.search.explore.front import dominates, values
 from weft.extras.search.explore.output import Output, copy_models, references
-from weft.extras.search.explore.place import make_places
-from weft.extras.search.explore.point import Measured, Point
+from weft.extras.search.explore.point import Measured, Point, dominates, make_places, values
 from weft.extras.search.explore.space import Space
 from weft.extras.search.tests.support.explored import (
     OBJECTIVES,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.extras.search.explore.study import Study
+from weft.extras.search.explore.space import Study
 from weft.extras.search.tests.support.explored import task
 
 

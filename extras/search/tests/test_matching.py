@@ -6,7 +6,7 @@ import pytest
 
 from weft.compiler.ir.graph import Window
 from weft.extras.search.substitution.matching import Match
-from weft.extras.search.substitution.meaning import HALF
+from weft.extras.search.substitution.term import HALF
 
 
 @pytest.mark.parametrize(("name", "window"), [("1", Window((1, 1))), ("s", Window((1, 1), (2, 2)))])

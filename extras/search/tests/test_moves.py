@@ -10,10 +10,9 @@ import pytest
 
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pool, Rescale, View, Window
 from weft.compiler.verify import verify_segment
-from weft.extras.search.substitution.functions import kind_of
+from weft.extras.search.substitution.matching import kind_of
 from weft.extras.search.substitution.moves import Move, Moves, select_usable
-from weft.extras.search.substitution.rule import Rule
-from weft.extras.search.substitution.rule_file import builtin_rules
+from weft.extras.search.substitution.rule import Rule, builtin_rules
 from weft.extras.search.substitution.term import parse
 from weft.extras.search.tests.support.substitution_cases import (
     KERNELS,

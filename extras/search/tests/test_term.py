@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.extras.search.substitution.rule_file import builtin_rules
+from weft.extras.search.substitution.rule import builtin_rules
 from weft.extras.search.substitution.term import Term, TermError, parse
 
 

@@ -31,9 +31,8 @@ from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.site import Site
 from weft.errors import FileError, InputError
 from weft.examples import digits
-from weft.extras.search import tuning
-from weft.extras.search.tune import RANKED_TRIALS, tune
-from weft.extras.search.tuning import TunedLayer, Tuning, sources_digest, timed_sources
+from weft.extras.search import tune as tuning
+from weft.extras.search.tune import RANKED_TRIALS, TunedLayer, Tuning, sources_digest, timed_sources, tune
 from weft.hdl.isa.config import PRESETS, Config
 from weft.run.options import RunOptions
 from weft.sim.timing.library import library

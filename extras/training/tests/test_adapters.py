@@ -14,8 +14,8 @@ from weft.compiler.host.onnx_model import model_of
 from weft.compiler.ir.network import Network
 from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import read
-from weft.extras.training.gradient.adapters import with_adapters
 from weft.extras.training.gradient.derivative import GradientError
+from weft.extras.training.gradient.training import with_adapters
 from weft.extras.training.trainer import layers_of
 
 NETS = [lambda rng: trained_nets.perceptron(rng, (7, 9, 4))] + [

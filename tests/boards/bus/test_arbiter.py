@@ -11,9 +11,8 @@ from amaranth.lib.wiring import In
 from support.memory_driver import MemoryDriver, burst, moved, random_bursts, reset
 from support.mostly_long import mostly_long
 
-from weft.boards.bus.arbiter import Arbiter
 from weft.boards.bus.block_memory import BlockMemory
-from weft.boards.bus.port import memory_port
+from weft.boards.bus.port import Arbiter, memory_port
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 REGION = 1 << 13

@@ -14,7 +14,7 @@ from support.memory_driver import reset
 from support.mostly_long import mostly_long
 from support.port_memory import BYTES, PortMemory
 
-from weft.boards.bus.axi_bridge import AxiBridge, piece_beats
+from weft.boards.bus.axi import AxiBridge, piece_beats
 from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.rtl.bench import bench_parameters, run_bench
 

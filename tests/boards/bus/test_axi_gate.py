@@ -15,7 +15,7 @@ from cocotb.triggers import ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiMaster, AxiRam
 from support.axi_models import Steady, channels, pauses
 
-from weft.boards.bus.axi_gate import OUTSTANDING, WRITES, AxiGate
+from weft.boards.bus.axi import OUTSTANDING, WRITES, AxiGate
 from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.rtl.bench import run_bench

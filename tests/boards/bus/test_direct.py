@@ -17,8 +17,7 @@ from support.memory_driver import reset
 from support.mostly_long import mostly_long
 from support.port_memory import BYTES, PortMemory
 
-from weft.boards.bus.arbiter import DirectBridge
-from weft.boards.bus.port import memory_port
+from weft.boards.bus.port import DirectBridge, memory_port
 from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.rtl.bench import bench_parameters, run_bench

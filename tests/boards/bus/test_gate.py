@@ -12,9 +12,8 @@ from amaranth.lib.wiring import In, Out
 from cocotb.triggers import ReadOnly, RisingEdge
 from support.memory_driver import MemoryDriver, burst, random_bursts, reset
 
-from weft.boards.bus.arbiter import Arbiter, Gate
 from weft.boards.bus.block_memory import BlockMemory
-from weft.boards.bus.port import memory_port
+from weft.boards.bus.port import Arbiter, Gate, memory_port
 from weft.sim.rtl.bench import run_bench
 
 WIDTH, SIZE = 8, 1 << 13

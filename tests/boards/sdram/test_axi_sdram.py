@@ -17,9 +17,8 @@ from support.axi_models import channels, pauses
 from support.memory_driver import MemoryDriver, burst, moved, random_bursts, reset
 from support.mostly_long import mostly_long
 
-from weft.boards.bus.arbiter import Arbiter
-from weft.boards.bus.axi_bridge import AxiBridge
-from weft.boards.bus.port import memory_port
+from weft.boards.bus.axi import AxiBridge
+from weft.boards.bus.port import Arbiter, memory_port
 from weft.boards.flash.model import broken_rules
 from weft.boards.sdram.chip import SdramTiming
 from weft.boards.sdram.controller import SdramController

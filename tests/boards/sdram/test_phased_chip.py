@@ -8,7 +8,7 @@ import pytest
 
 from weft.boards.sdram.chip import sdram_pads
 from weft.boards.sdram.eye import CAPTURES, PadDelays, best_eye, eye_at, phase_of
-from weft.boards.sdram.phased_chip import LINES, Phase, encode, eye_layout, eye_of
+from weft.boards.sdram.model import LINES, Phase, encode, eye_layout, eye_of
 
 
 def test_eyes_are_laid_out_as_the_hardware_has_them() -> None:

@@ -20,8 +20,7 @@ from weft.boards.flash.model import broken_rules
 from weft.boards.sdram.chip import SdramTiming
 from weft.boards.sdram.controller import SdramController
 from weft.boards.sdram.eye import best_eye
-from weft.boards.sdram.model import Rule, SdramModel
-from weft.boards.sdram.phased_chip import ChipBehindPads
+from weft.boards.sdram.model import ChipBehindPads, Rule, SdramModel
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 SHORT = SdramTiming(power_up=400.0)

@@ -28,8 +28,7 @@ from weft.boards.sdram.calibrator import UNITS, Calibrator, parity_taps, pattern
 from weft.boards.sdram.chip import SdramTiming
 from weft.boards.sdram.controller import SdramController
 from weft.boards.sdram.eye import CAPTURES, PadDelays, best_eye
-from weft.boards.sdram.model import Rule
-from weft.boards.sdram.phased_chip import LINES, ChipBehindPads, Phase, encode, eye_layout, eye_of
+from weft.boards.sdram.model import LINES, ChipBehindPads, Phase, Rule, encode, eye_layout, eye_of
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 SHORT = SdramTiming(power_up=400.0)

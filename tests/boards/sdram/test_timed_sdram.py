@@ -8,8 +8,8 @@ import pytest
 from amaranth.hdl import Fragment
 
 from weft.boards.board import BoardError, MemoryKind
-from weft.boards.bus.arbiter import Arbiter
-from weft.boards.bus.axi_bridge import AxiBridge
+from weft.boards.bus.axi import AxiBridge
+from weft.boards.bus.port import Arbiter
 from weft.boards.registry import BOARDS, find
 from weft.boards.sdram.controller import ReadWords, SdramController
 from weft.boards.top import Top

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.compiler.onnx.runs import Run, find_runs
+from weft.compiler.onnx.reorder import Run, find_runs
 
 
 def places(found: list[Run]) -> dict[int, int]:

@@ -15,10 +15,10 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Conv
 from weft.compiler.lower import conv as lowering
 from weft.compiler.machine.target import Target
+from weft.compiler.plan.conv_parts import first_parts, last_parts, split_evenly
 from weft.compiler.plan.conv_plan import ConvPlan, candidates
 from weft.compiler.plan.conv_plan import plan as best
 from weft.compiler.plan.conv_shape import Chunk, ConvShape
-from weft.compiler.plan.edges import first_parts, last_parts, split_evenly
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
 from weft.run.runtime import Image
@@ -66,7 +66,7 @@ def test_parts_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random convolutions and products by random plans: the golden interpreter's bytes are those of the micro-ops, and
     the checker takes the program."""
     spy, rng = Spy(monkeypatch), np.random.default_rng(20)
-    monkeypatch.setattr("weft.compiler.plan.edges._DEAR", 1)
+    monkeypatch.setattr("weft.compiler.plan.conv_parts._DEAR", 1)
     for case in range(90):
         config = PRESETS[("tiny", "small", "default")[case % 3]]
         op = product(rng) if case % 2 else random_conv(rng)

@@ -14,9 +14,7 @@ from weft.examples.language import measure
 from weft.examples.language.corpus import Problems, prose
 from weft.extras.language.compiler.integers import to_integers
 from weft.extras.language.compiler.model import BlockTensor, LanguageModel
-from weft.extras.language.compiler.perplexity import perplexity
-from weft.extras.language.compiler.ranges import measure_ranges
-from weft.extras.language.compiler.reference import Reference
+from weft.extras.language.compiler.reference import Reference, measure_ranges, perplexity
 from weft.extras.language.compiler.tokenizer import Tokenizer
 from weft.extras.language.gguf.reader import read
 from weft.extras.language.tests.support.language_device import decoder_config, device_perplexity

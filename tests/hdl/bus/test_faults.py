@@ -11,7 +11,7 @@ import pytest
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 
-from weft.hdl.bus.faults import LOGGED_ADDRESSES, FaultLog
+from weft.hdl.bus.axi import LOGGED_ADDRESSES, FaultLog
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import FaultUnit
 from weft.sim.rtl.bench import bench_parameters, run_bench

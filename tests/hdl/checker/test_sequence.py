@@ -15,7 +15,7 @@ from weft.hdl.isa import SEMAPHORES, End, Instruction, Load, Mm, Queue, Store
 from weft.hdl.isa.config import PRESETS
 from weft.sim.device import Device
 from weft.sim.golden.interpreter import GoldenDevice
-from weft.sim.timing.sequential import SequentialTimingDevice
+from weft.sim.timing.device import SequentialTimingDevice
 
 CONFIG = PRESETS["tiny"].replace(depthwise_taps=0)
 

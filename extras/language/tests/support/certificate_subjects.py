@@ -10,8 +10,7 @@ from support.extreme_inputs import COUNT
 from support.mutated import change_bytes, change_value, change_words
 
 from weft.extras.language.certificate.certificate import describe_model
-from weft.extras.language.certificate.decoder_memory import Token
-from weft.extras.language.certificate.language import Language
+from weft.extras.language.certificate.language import Language, Token
 from weft.extras.language.run.decoder_run import DecoderMemory
 from weft.extras.language.tests.support.certified_decoders import (
     SIZES,

@@ -12,13 +12,12 @@ import numpy as np
 
 from weft.extras.language.certificate.certificate import describe_layout, describe_model
 from weft.extras.language.certificate.decoder import Decoder as Definition
-from weft.extras.language.certificate.decoder_memory import StepLayout, Token
-from weft.extras.language.certificate.language import Language
+from weft.extras.language.certificate.language import Language, StepLayout, Token
 from weft.extras.language.certificate.steps import ProvenSteps, StepProver, generate_steps, prove_steps
 from weft.extras.language.compiler.decoder import Decoder
 from weft.extras.language.compiler.integers import Integers, to_integers
 from weft.extras.language.compiler.model import LanguageModel, Sizes
-from weft.extras.language.compiler.ranges import measure_ranges
+from weft.extras.language.compiler.reference import measure_ranges
 from weft.extras.language.gguf.writer import write
 from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun, Program, Row
 from weft.extras.language.tests.support.language_models import pieces, random_model

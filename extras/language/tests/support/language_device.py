@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.extras.language.compiler.decoder import Decoder
 from weft.extras.language.compiler.integers import Integers
-from weft.extras.language.compiler.perplexity import Perplexity, perplexity
+from weft.extras.language.compiler.reference import Perplexity, perplexity
 from weft.extras.language.tests.support.decoder_run import DecoderRun
 from weft.hdl.isa.config import Config
 from weft.sim.compiled.device import CompiledDevice

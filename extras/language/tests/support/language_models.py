@@ -9,8 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from weft.extras.language.compiler.encoders import CHARACTERS, SPACE
-from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Norm, Rotary, Sizes
-from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
+from weft.extras.language.compiler.model import (
+    Block,
+    Kind,
+    LanguageModel,
+    Linear,
+    Norm,
+    Rotary,
+    Sizes,
+    Vocabulary,
+)
 from weft.extras.language.gguf.writer import write
 from weft.hdl.isa.config import Config
 

@@ -14,8 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.ort_sessions import plain_session
 
 from weft.extras.language.compiler.encoders import SPACE
-from weft.extras.language.compiler.model import Block, LanguageModel, Linear, Norm, dense
-from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
+from weft.extras.language.compiler.model import Block, Kind, LanguageModel, Linear, Norm, Vocabulary, dense
 
 MICROSOFT = "com.microsoft"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from weft.extras.language.server.server_connections import Limits, configuration
+from weft.extras.language.server.server_access import Limits, configuration
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import tiktoken
 from sentencepiece import sentencepiece_model_pb2
 
 from weft.extras.language.compiler.encoders import CHARACTERS
-from weft.extras.language.compiler.vocabulary import Kind, Vocabulary
+from weft.extras.language.compiler.model import Kind, Vocabulary
 from weft.extras.language.tests.support import plain_merging
 
 _TEXT = """

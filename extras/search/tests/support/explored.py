@@ -12,8 +12,7 @@ from support import qdq_models
 from weft.extras.search.explore.evaluate import Job, measure
 from weft.extras.search.explore.explore import Task
 from weft.extras.search.explore.output import copy_models
-from weft.extras.search.explore.place import Place, make_places
-from weft.extras.search.explore.point import Measured, Point
+from weft.extras.search.explore.point import Measured, Place, Point, make_places
 from weft.extras.search.explore.space import Space
 from weft.hdl.isa.config import Config
 

@@ -11,7 +11,7 @@ from fuzz.targets import Target
 import weft
 from weft.compiler.plan.conv_plan import ConvPlan, plan
 from weft.compiler.plan.conv_shape import ConvShape
-from weft.extras.search.tuning import TunedLayer, Tuning
+from weft.extras.search.tune import TunedLayer, Tuning
 from weft.hdl.isa.config import PRESETS
 
 

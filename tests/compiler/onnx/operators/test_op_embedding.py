@@ -20,7 +20,7 @@ from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.products import Embedding
 from weft.compiler.onnx.conditions import softmax_unit
-from weft.compiler.onnx.operators.embedding import OPERATORS, indices_integers, rows_constant, table_size
+from weft.compiler.onnx.operators.move import EMBEDDING_OPERATORS, indices_integers, rows_constant, table_size
 from weft.hdl.isa.config import PRESETS
 
 CONFIG = PRESETS["small"].replace(kernel=64)
@@ -221,7 +221,7 @@ def test_of_no_constant() -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(OPERATORS, CASES.values()) == {"softmax_unit", indices_integers.__name__}
+    assert untried(EMBEDDING_OPERATORS, CASES.values()) == {"softmax_unit", indices_integers.__name__}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from support.graph_runs import device_ops
 from support.qdq_models import Builder
 
 from weft.compiler.frontend import import_model
-from weft.compiler.onnx.channels import same_order
+from weft.compiler.onnx.convolutions import same_order
 from weft.compiler.onnx.operators.pairs import PRELU_OPERATORS, slope_each, slopes_alike
 from weft.hdl.isa.config import Config
 

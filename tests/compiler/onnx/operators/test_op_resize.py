@@ -12,7 +12,7 @@ from support.qdq_models import Builder, Quantised, Rng
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Conv
-from weft.compiler.onnx import indices
+from weft.compiler.onnx import selections
 from weft.compiler.onnx.operators.resize import (
     OPERATORS,
     _runs_with_ends,
@@ -143,7 +143,7 @@ def test_fallback(name: str) -> None:
 
 @pytest.mark.parametrize("most", [4 * 12 * 12, 4 * 12 * 12 - 1])
 def test_places_of_large_images_are_not_looked_for(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indices, "MAX_ELEMENTS", most)
+    monkeypatch.setattr(selections, "MAX_ELEMENTS", most)
     for factors, shape in (([1, 1, 2, 2], (1, 4, 6, 6)), ([1, 1, 0.5, 0.5], (1, 4, 12, 12))):
         model = of([float(factor) for factor in factors], shape)
         if most < 4 * 12 * 12:

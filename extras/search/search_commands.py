@@ -1,9 +1,10 @@
-"""Command that searches for Pareto-optimal configurations."""
+"""The commands that search: Pareto-optimal configurations, rules of graph substitution, plans of convolutions."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,15 +14,25 @@ import typer
 from weft import files
 from weft import report as reports
 from weft.arguments import SEED, Real, Whole
-from weft.cli.commands import Take, command
-from weft.cli.options import Shapes, board_names, shapes_of
+from weft.cli.commands import (
+    Configuration,
+    Model,
+    Shapes,
+    Take,
+    board_names,
+    command,
+    config_file,
+    configuration,
+    shapes_of,
+)
 from weft.errors import InputError
 from weft.run.options import RunOptions
 
 if TYPE_CHECKING:
-    from weft.extras.search.explore.checks import Check, Name, Outcome, Outcomes
+    from weft.extras.search.explore.confirm import Check, Name, Outcome, Outcomes
     from weft.extras.search.explore.explore import Exploration
     from weft.extras.search.explore.output import Output
+    from weft.extras.search.substitution.rule import Rule
 
 
 @command(name="explore", quiet=False)
@@ -115,10 +126,10 @@ def search(
     shape: Shapes = [],  # noqa: B006
 ) -> None:
     """Find Pareto-optimal configurations for models: time by the cycle model against estimated resources."""
-    from weft.extras.search.explore.checks import SYNTHESISED, VERIFIED
+    from weft.extras.search.explore.confirm import SYNTHESISED, VERIFIED
     from weft.extras.search.explore.explore import explore
     from weft.extras.search.explore.output import Output, copy_models, show
-    from weft.extras.search.explore.place import make_places
+    from weft.extras.search.explore.point import make_places
     from weft.extras.search.explore.space import Space
     from weft.extras.search.explore.workers import WorkersError
 
@@ -168,7 +179,7 @@ def _confirm(
     scheduler: str | None,
 ) -> bool:
     """Confirm the points of the front and report each outcome; results so far are always in the folder."""
-    from weft.extras.search.explore.checks import ABANDONED, confirm_all, make_checks, run_check
+    from weft.extras.search.explore.confirm import ABANDONED, confirm_all, make_checks, run_check
     from weft.extras.search.explore.explore import RESULTS
     from weft.extras.search.explore.output import show_check
     from weft.extras.search.explore.workers import Workers
@@ -235,3 +246,93 @@ def _format_time(seconds: float) -> str:
     return (
         f"{minutes // 60}:{minutes % 60:02} h" if minutes >= 60 else f"{minutes}:{round(seconds) % 60:02} min"
     )
+
+
+@command()
+def rules(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="File of rules. Default: the rules that come with weft.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    find: Annotated[
+        Path | None,
+        typer.Option(
+            "--find", help="Search for rules, prove them, and write them to this file.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[int, Whole("Seed for the random integers with which --find compares terms.", *SEED)] = 1,
+    list_rules: Annotated[bool, typer.Option("--list", help="Print the rules.")] = False,
+) -> None:
+    """Prove the rules of graph substitution, or find new rules.
+
+    A proof compares the results of both sides element by element, as polynomials, maxima and uninterpreted functions,
+    on images and windows of several sizes.
+    """
+    from weft.extras.search.substitution.discovery import find as search
+    from weft.extras.search.substitution.rule import BUILTIN_RULES, read, write
+
+    if find is not None:
+        with files.whole_file(find) as part:
+            discovery = search(seed=seed, progress=print)
+            write(part, discovery.rules)
+        print(
+            f"{find}: {len(discovery.rules):,} rules of {discovery.terms:,} terms in {discovery.seconds:.0f} s; "
+            f"{len(discovery.unproven):,} pairs with equal results on integers are unproven"
+        )
+        return
+    path = BUILTIN_RULES if file is None else file
+    loaded = read(path)
+    _prove(loaded, path, list_rules)
+
+
+def _prove(loaded: tuple[Rule, ...], path: Path, list_rules: bool) -> None:
+    """Prove rules, and print their number by the operators of the larger side."""
+    from weft.extras.search.substitution.rule import prove_rules
+
+    with reports.progress() as progress:
+        for number, _ in enumerate(prove_rules(loaded, path), 1):
+            if number % 50 == 0:
+                progress(f"{number:,} of {len(loaded):,} rules are proven")
+    if list_rules:
+        for rule in loaded:
+            print(rule.text)
+    sizes = Counter(max(rule.left.size, rule.right.size) for rule in loaded)
+    shares = ", ".join(f"{count} of {size}" for size, count in sorted(sizes.items()))
+    print(
+        f"{path}: all {len(loaded):,} rules are proven; number of rules by operators of the larger side: {shares}"
+    )
+
+
+@command()
+def tune(
+    model: Model,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Write the plans to this .json file.", show_default=False)
+    ],
+    config: Configuration = "default",
+    trials: Annotated[int, Whole("Number of plans to try for each distinct layer.", 1, 100_000)] = 32,
+    seed: Annotated[int, Whole("Seed of the search.", *SEED)] = 0,
+    *,
+    options: Annotated[RunOptions, Take("latency", "bandwidth")],
+) -> None:
+    """Find faster plans for the convolutions of a model, for `weft compile --tuning`."""
+    files.require_file(model)
+    loaded = configuration(config)
+    files.check_overwrites({"--output": output}, [model, config_file(config)], {"--output": (".json",)})
+    from weft.extras.search.tune import tune as search
+
+    with reports.progress() as progress:
+        tuning, default, cycles = search(
+            model, loaded, trials=trials, seed=seed, progress=progress, **options.memory
+        )
+        files.write_text(output, tuning.text())
+    for layer in tuning.layers.values():
+        reports.say(f"{layer.name}: {layer.default:,} -> {layer.cycles:,} cycles by itself")
+    if tuning.layers:
+        reports.say(f"{output}: {default:,} -> {cycles:,} cycles ({1 - cycles / default:.2%} less)")
+    else:
+        reports.say(f"{output}: found nothing faster than the default's {default:,} cycles")
