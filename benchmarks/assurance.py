@@ -121,9 +121,9 @@ def certificates(options: argparse.Namespace) -> Section:
 def _of_the_language_model() -> list[list[str]]:
     """A row for the proof of the example's decoder."""
     import weft.extras.language.run.lm
-    from weft.examples import language
+    from weft.extras.language import example
 
-    with weft.extras.language.run.lm.load(language.model(), "default") as model:
+    with weft.extras.language.run.lm.load(example.model(), "default") as model:
         begun = time.process_time()
         program, prompts = (item.proven for item in model.certify(lambda done: None))
         seconds = time.process_time() - begun

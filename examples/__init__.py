@@ -7,5 +7,5 @@ from typing import Any
 
 
 def load(name: str) -> Any:
-    """The example ``digits``, ``attention`` or ``language``: a module with `model` and `held_out`."""
+    """The example ``digits`` or ``attention``: a module with `model` and `held_out`."""
     return importlib.import_module(f"weft.examples.{name}")

@@ -5,5 +5,8 @@ from weft.hdl.extras import Extra
 EXTRA = Extra(
     package=__name__,
     title="Language models",
-    services={"demonstrate a language model": "weft.extras.language.language_demo:demonstrate"},
+    services={
+        "demonstrate a language model": "weft.extras.language.language_demo:demonstrate",
+        "load an example language model": "weft.extras.language.example:load",
+    },
 )

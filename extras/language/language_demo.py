@@ -9,7 +9,7 @@ from weft import files
 from weft import report as reports
 from weft.cli.commands import config_file
 from weft.cli.demo import write_verilog
-from weft.examples import language
+from weft.extras.language import example
 from weft.extras.language.run import lm
 from weft.extras.language.run.language_target import Timing
 from weft.hdl.isa.config import Config
@@ -35,7 +35,7 @@ def demonstrate(config: str, folder: Path, tokens: int | None = None) -> bool:
 
 
 class LanguageDemo:
-    """Demonstration with the model of `weft.examples.language` on the RTL.
+    """Demonstration with the model of `weft.extras.language.example` on the RTL.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class LanguageDemo:
         """Run the demonstration; return whether all bytes agree."""
         with reports.progress() as progress:
             progress("compiling, and building the simulator (minutes, the first time only)")
-            model = lm.load(language.model(), self._source, rows=ROWS, on="rtl", compare=True)
+            model = lm.load(example.model(), self._source, rows=ROWS, on="rtl", compare=True)
             config, added = model.decoder.config, model.added
             progress("generating Verilog")
             write_verilog(config, self._folder)
@@ -63,8 +63,8 @@ class LanguageDemo:
                 f"one program for every position: {program:,} bytes; the model: {model.memory_bytes:,} bytes"
             )
             begin = time.monotonic()
-            generation = model.generate(language.PROMPT, tokens=TOKENS if tokens is None else tokens)
-            print(language.PROMPT, end="", flush=True)
+            generation = model.generate(example.PROMPT, tokens=TOKENS if tokens is None else tokens)
+            print(example.PROMPT, end="", flush=True)
             for piece in generation:
                 print(piece, end="", flush=True)
             print(flush=True)
@@ -85,7 +85,7 @@ class LanguageDemo:
         self, config: Config, text: str, tokens: list[int], cycles: int, mismatches: int
     ) -> None:
         report = {
-            "config": config.to_dict(), "prompt": language.PROMPT, "text": text, "tokens": tokens,
+            "config": config.to_dict(), "prompt": example.PROMPT, "text": text, "tokens": tokens,
             "cycles": cycles, "mismatching_bytes": mismatches,
         }  # fmt: skip
         files.write_json(self._folder / "report.json", report)

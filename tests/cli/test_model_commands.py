@@ -362,23 +362,6 @@ def test_lists_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(share > 0 for share in entry["estimated_shares"].values())
 
 
-def test_example_of_a_language_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("example", "llm", "-o", "new") == 0
-    model, prompt = Path("new/model.gguf"), Path("new/prompt.txt")
-    assert capsys.readouterr().out.startswith(f"{model}: a language model")
-    assert (model.read_bytes(), prompt.read_text()) == (load("language").model(), load("language").PROMPT)
-    for missing, there in ((model, prompt), (prompt, model)):
-        there.write_bytes(b"mine")
-        missing.unlink()
-        assert call("example", "llm", "-o", "new") == 2
-        assert capsys.readouterr().err == (
-            f"error: {there} exists: --force overwrites it, --output names another folder\n"
-        )
-        assert (there.read_bytes(), missing.exists()) == (b"mine", False)
-        assert call("example", "llm", "-o", "new", "--force", "--quiet") == 0
-    assert (model.read_bytes(), prompt.read_text()) == (load("language").model(), load("language").PROMPT)
-
-
 @pytest.mark.parametrize("name", ["digits", "attention"])
 def test_examples(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("example", name, "-o", "new") == 0

@@ -26,7 +26,7 @@ SOURCES = [
     path
     for room in (*ROOMS, "weft", "extras")
     for path in sorted((ROOT / room).rglob("*.py"))
-    if "tests" not in path.relative_to(ROOT).parts
+    if not {"benchmarks", "tests"} & set(path.relative_to(ROOT).parts)
 ]
 
 
@@ -129,7 +129,8 @@ _LOADS_ONNX_RUNTIME = re.compile(r"^(?:import|from) onnxruntime\b", re.MULTILINE
 def test_telemetry_is_off_before_onnx_runtime_is_loaded() -> None:
     """`weft` imports it inside functions, when its own switch is set; scripts that start without `weft` set theirs."""
     assert not [path for path in SOURCES if _LOADS_ONNX_RUNTIME.search(path.read_text())]
-    scripts = [path for folder in ("benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+    folders = [ROOT / "benchmarks", ROOT / "examples", *(ROOT / "extras").glob("*/benchmarks")]
+    scripts = [path for folder in folders for path in folder.rglob("*.py")]
     loads = {path: parts for path in scripts if len(parts := _LOADS_ONNX_RUNTIME.split(path.read_text())) > 1}
     assert loads
     for path, (before, *_) in loads.items():

@@ -66,13 +66,12 @@ def _network(name: str, folder: Path, force: bool) -> None:
 
 
 def _language(folder: Path, force: bool) -> None:
-    from weft.examples import language
-
+    content, text = provider("load an example language model")()
     model, prompt = folder / "model.gguf", folder / "prompt.txt"
     _check_free(force, model, prompt)
     with files.whole_file(model) as part:
-        part.write_bytes(language.model())
-    files.write_text(prompt, language.PROMPT)
+        part.write_bytes(content)
+    files.write_text(prompt, text)
     reports.say(
         f"{model}: a language model trained on Python's documentation and on sums, its matrices Q8_0",
         f"{prompt}: a prompt for it",

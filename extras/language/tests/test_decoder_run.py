@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import language
 import numpy as np
 import pytest
 
+from weft.extras.language.benchmarks import language
 from weft.extras.language.compiler.integers import to_integers
 from weft.extras.language.run.decoder_run import DecoderMemory, DecoderRun, Row
 from weft.sim.compiled.device import golden_device

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from weft import __main__ as command
-from weft.examples import language
+from weft.extras.language import example
 from weft.extras.language.gguf.writer import write
 from weft.extras.language.tests.support.language_models import SIZES, random_model
 from weft.sim.rtl.device import RtlDevice
@@ -28,8 +28,8 @@ def small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sizes = dataclasses.replace(SIZES, context=32, key_length=16, value_length=16)
     made = random_model(np.random.default_rng(4), "llama", sizes, biases=False)
     write(made, str(tmp_path / "model.gguf"), "Q4_0")
-    monkeypatch.setattr(language, "model", (tmp_path / "model.gguf").read_bytes)
-    monkeypatch.setattr(language, "PROMPT", "the quick")
+    monkeypatch.setattr(example, "model", (tmp_path / "model.gguf").read_bytes)
+    monkeypatch.setattr(example, "PROMPT", "the quick")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -79,3 +79,23 @@ def test_wrong_input(
     assert call("demo", *arguments, "--keep", str(tmp_path / "kept")) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "kept").exists()
+
+
+def test_example_of_a_language_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("example", "llm", "-o", "new") == 0
+    model, prompt = Path("new/model.gguf"), Path("new/prompt.txt")
+    assert capsys.readouterr().out.startswith(f"{model}: a language model")
+    assert (model.read_bytes(), prompt.read_text()) == (example.model(), example.PROMPT)
+    for missing, there in ((model, prompt), (prompt, model)):
+        there.write_bytes(b"mine")
+        missing.unlink()
+        assert call("example", "llm", "-o", "new") == 2
+        assert capsys.readouterr().err == (
+            f"error: {there} exists: --force overwrites it, --output names another folder\n"
+        )
+        assert (there.read_bytes(), missing.exists()) == (b"mine", False)
+        assert call("example", "llm", "-o", "new", "--force", "--quiet") == 0
+    assert (model.read_bytes(), prompt.read_text()) == (example.model(), example.PROMPT)

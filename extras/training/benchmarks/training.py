@@ -1,4 +1,4 @@
-"""Training on the device, measured: python benchmarks/training.py products | scratch | changed | step
+"""Training on the device, measured: python extras/training/benchmarks/training.py products | scratch | changed | step
 
 products  array utilisation of products of gradients by weights, on the RTL
 step      cycles of a training step of the digits network by kind of operator, in the cycle model

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from weft.examples.language import measure
-from weft.examples.language.corpus import Problem
 from weft.extras.language.compiler.tokenizer import Tokenizer
+from weft.extras.language.example import measure
+from weft.extras.language.example.corpus import Problem
 from weft.extras.language.tests.support.language_models import random_model
 
 PROBLEM = Problem("the quick", " brown fox")

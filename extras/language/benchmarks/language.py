@@ -1,6 +1,6 @@
 """Decoding with a language model of the shape of stories15M, one text, by the cycle model.
 
-    python benchmarks/language.py
+    python extras/language/benchmarks/language.py
 
 Weights are random, which cycles do not depend on: 6 blocks of width 288, 6 heads of 48, 768 elements between the
 products of a feed-forward network, and 32,000 tokens, whose embeddings are the head's as well. The token is the

@@ -1,6 +1,6 @@
 """How many points `weft explore` measures in an hour, and how much two workers are quicker than one.
 
-    python benchmarks/exploring.py [--network mobilenet_v2] [--points 24] [--seed 1]
+    python extras/search/benchmarks/exploring.py [--network mobilenet_v2] [--points 24] [--seed 1]
 
 The same random points of the default space, which are solutions without a board, are measured by one process and by
 two, each time with nothing kept; small arrays, which take longest, first, so that no worker is without a job for long
@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from zoo import NETWORKS, quantised
 
 from weft.extras.search.explore.evaluate import Job, evaluators, reduce_config, unused_units
 from weft.extras.search.explore.explore import Task
@@ -33,6 +32,10 @@ from weft.extras.search.explore.output import copy_models
 from weft.extras.search.explore.point import Point, Timing, make_places
 from weft.extras.search.explore.space import Space
 from weft.extras.search.explore.workers import Workers
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from zoo import NETWORKS, quantised
 
 
 def drawn(task: Task, count: int, seed: int) -> list[Point]:

@@ -15,12 +15,12 @@ import torch
 from sentencepiece import SentencePieceProcessor
 from torch import nn
 
-from weft.examples.language import measure, pieces
-from weft.examples.language.corpus import Problems, prose
-from weft.examples.language.network import SIZES, Network, language_model, parameters
 from weft.extras.language.compiler.model import Vocabulary
 from weft.extras.language.compiler.reference import Reference
 from weft.extras.language.compiler.tokenizer import Tokenizer
+from weft.extras.language.example import measure, pieces
+from weft.extras.language.example.corpus import Problems, prose
+from weft.extras.language.example.network import SIZES, Network, language_model, parameters
 from weft.extras.language.gguf.writer import write
 
 SEED = 7

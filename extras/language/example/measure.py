@@ -1,4 +1,4 @@
-"""How well a language model foretells what training has never seen: ``python -m weft.examples.language.measure``."""
+"""Measure a language model on texts that training has not seen: ``python -m weft.extras.language.example.measure``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.examples import language
-from weft.examples.language.corpus import Problem, Problems, prose
+from weft.extras.language import example
 from weft.extras.language.compiler.model import LanguageModel
 from weft.extras.language.compiler.reference import Reference, perplexity
 from weft.extras.language.compiler.tokenizer import Tokenizer
+from weft.extras.language.example.corpus import Problem, Problems, prose
 from weft.extras.language.gguf.reader import read
 
 SEED = 2
@@ -49,7 +49,7 @@ def texts() -> dict[str, list[str]]:
     mixed = Problems(SEED, held=True)
     return {
         f"prose of Python {platform.python_version()}": prose(held=True),
-        "prose of weft": language.held_out(),
+        "prose of weft": example.held_out(),
         "problems": [mixed.any().text for _ in range(COUNT)],
     }
 
@@ -105,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file; the example's if not given")
     path = parser.parse_args().model
-    model = read(language.model() if path is None else path)
+    model = read(example.model() if path is None else path)
     for line in (*chance(model), *measured(model)):
         print(line, flush=True)
 

@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from weft.examples import language
-from weft.examples.language import measure
-from weft.examples.language.corpus import Problems, prose
+from weft.extras.language import example
 from weft.extras.language.compiler.integers import to_integers
 from weft.extras.language.compiler.model import BlockTensor, LanguageModel
 from weft.extras.language.compiler.reference import Reference, measure_ranges, perplexity
 from weft.extras.language.compiler.tokenizer import Tokenizer
+from weft.extras.language.example import measure
+from weft.extras.language.example.corpus import Problems, prose
 from weft.extras.language.gguf.reader import read
 from weft.extras.language.tests.support.language_device import decoder_config, device_perplexity
 
-PAGE = Path(__file__).resolve().parents[3] / "extras" / "language" / "README.md"
+PAGE = Path(__file__).parents[1] / "README.md"
 LEAST_SOLVED = {"sums": 0.9, "stories": 0.8, "letters": 0.7}
 """Shares of 30 problems; extras/language/README.md has those of more."""
 
 
 @functools.cache
 def model() -> LanguageModel:
-    return read(language.model())
+    return read(example.model())
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def documented(what: str) -> float:
 
 def test_sizes() -> None:
     made = model()
-    assert len(language.model()) < 3_000_000
+    assert len(example.model()) < 3_000_000
     assert made.architecture == "llama"
     assert made.tied
     assert isinstance(made.token_embedding, BlockTensor)
@@ -52,7 +52,7 @@ def test_sizes() -> None:
 
 
 def test_prose_of_others() -> None:
-    tokens = measure.joined(tokenizer(), language.held_out())
+    tokens = measure.joined(tokenizer(), example.held_out())
     assert len(tokens) > 2000
     found = perplexity(Reference(model()).logits, tokens, window=measure.WINDOW)
     assert found.value == pytest.approx(documented("prose of weft"), rel=1e-3)
@@ -76,7 +76,7 @@ def test_what_it_solves(kind: str) -> None:
 def test_it_goes_on_with_the_prompt() -> None:
     reference = Reference(model())
     cache, found = reference.start(), []
-    tokens = tokenizer().encode(language.PROMPT)
+    tokens = tokenizer().encode(example.PROMPT)
     while not model().vocabulary.ends.intersection(found) and len(found) < 60:
         found.append(int(reference.logits(tokens, cache, last=True)[0].argmax()))
         tokens = found[-1:]
@@ -85,8 +85,8 @@ def test_it_goes_on_with_the_prompt() -> None:
 
 def test_texts_come_back() -> None:
     texts = [
-        *language.held_out(),
-        language.PROMPT,
+        *example.held_out(),
+        example.PROMPT,
         "日本 ümlaut\t\n tabs",
         *(item.text for item in measure.problems("sums")),
     ]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.examples.language import PROMPT, corpus
-from weft.examples.language.corpus import LARGEST, SHARE, Problem, Problems
+from weft.extras.language.example import PROMPT, corpus
+from weft.extras.language.example.corpus import LARGEST, SHARE, Problem, Problems
 
 COUNT = 3000
 

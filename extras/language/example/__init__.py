@@ -13,6 +13,11 @@ def model() -> bytes:
     return (files(__package__) / "model.gguf").read_bytes()
 
 
+def load() -> tuple[bytes, str]:
+    """Return the model as a GGUF file, and a prompt for it."""
+    return model(), PROMPT
+
+
 def held_out() -> list[str]:
     """Paragraphs from weft's own docstrings, which are English like what the model was trained on, but by others."""
     return (files(__package__) / "held_out.txt").read_text("utf-8").splitlines()

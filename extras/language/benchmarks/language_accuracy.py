@@ -1,6 +1,6 @@
 """What the integers of a decoder cost in accuracy, on the example's language model and texts that were held out.
 
-    python benchmarks/language_accuracy.py [TABLE ...] [--tokens 4096] [--problems 100] [--write PAGE]
+    python extras/language/benchmarks/language_accuracy.py [TABLE ...] [--tokens 4096] [--problems 100] [--write PAGE]
 
 Tables are `budget` (perplexities in float32 and on the device, for types of weights), `errors` (of logits and products,
 beside those of products in blocks as processors compute them), `causes` (each rounding alone, and all others) and
@@ -15,28 +15,45 @@ import argparse
 import functools
 import itertools
 import platform
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from language_blocks import BlockArithmetic, product
-from language_measures import QUANTILES, Difference, Logits, Text, answers, difference
-from language_roundings import DEVICE, Rounded, Roundings, device_product, magnitudes
-from pages import rewrite
 
 import weft.extras.language.run.lm
-from weft.examples import language
-from weft.examples.language import measure
+from weft.extras.language import example
+from weft.extras.language.benchmarks.language_blocks import BlockArithmetic, product
+from weft.extras.language.benchmarks.language_measures import (
+    QUANTILES,
+    Difference,
+    Logits,
+    Text,
+    answers,
+    difference,
+)
+from weft.extras.language.benchmarks.language_roundings import (
+    DEVICE,
+    Rounded,
+    Roundings,
+    device_product,
+    magnitudes,
+)
 from weft.extras.language.compiler.integers import BYTE_MARGIN, Integers
 from weft.extras.language.compiler.model import BlockTensor, LanguageModel, Linear, dense
 from weft.extras.language.compiler.reference import Reference
 from weft.extras.language.compiler.tokenizer import Tokenizer
+from weft.extras.language.example import measure
 from weft.extras.language.gguf.reader import read
 from weft.extras.language.gguf.writer import write
 from weft.extras.language.run.lm_ranges import generate_texts
 from weft.hdl.isa.config import Config
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from pages import rewrite
 
 PRESET = "default"
 ROWS = 16
@@ -166,7 +183,7 @@ class Case:
 
 
 def _file(kinds: dict[str, str] | None) -> tuple[bytes, LanguageModel]:
-    content = language.model()
+    content = example.model()
     if kinds is None:
         return content, read(content)
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
@@ -187,7 +204,7 @@ class Bench:
     """
 
     def __init__(self, tokens: int, problems: int) -> None:
-        self._problems, tokenizer = problems, Tokenizer(read(language.model()).vocabulary)
+        self._problems, tokenizer = problems, Tokenizer(read(example.model()).vocabulary)
         self.texts = {
             name.removesuffix(f" {platform.python_version()}"): measure.joined(tokenizer, some)[:tokens]
             for name, some in measure.texts().items()

@@ -1,31 +1,31 @@
-"""`benchmarks/language_accuracy.py` on a few tokens: its arithmetic is what it says, and every table is made."""
+"""`language_accuracy.py` on a few tokens: its arithmetic is what it says, and every table is made."""
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
 
-import language_accuracy
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
-from language_accuracy import CAUSES, FILES, Bench, product_errors
-from language_blocks import BLOCK, product
-from language_measures import Text, difference
-from language_roundings import DEVICE, Rounded, Roundings
 
-from weft.examples import language
-from weft.examples.language import measure
+from weft.extras.language import example
+from weft.extras.language.benchmarks import language_accuracy
+from weft.extras.language.benchmarks.language_accuracy import CAUSES, FILES, Bench, product_errors
+from weft.extras.language.benchmarks.language_blocks import BLOCK, product
+from weft.extras.language.benchmarks.language_measures import Text, difference
+from weft.extras.language.benchmarks.language_roundings import DEVICE, Rounded, Roundings
 from weft.extras.language.compiler.model import BlockTensor
+from weft.extras.language.example import measure
 
-PAGE = Path(__file__).resolve().parents[3] / "extras" / "language" / "README.md"
+PAGE = Path(__file__).parents[1] / "README.md"
 TOKENS = 20
 
 
 @functools.cache
 def bench() -> Bench:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "texts", lambda: {"first": language.held_out()[:2], "second": ["7 + 8:"] * 4})
+        patch.setattr(measure, "texts", lambda: {"first": example.held_out()[:2], "second": ["7 + 8:"] * 4})
         return Bench(TOKENS, 1)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.examples.language import measure
 from weft.extras.language.compiler.tokenizer import Tokenizer
+from weft.extras.language.example import measure
 
 Logits = Callable[[Sequence[int]], np.ndarray]
 """The logits behind each token of a text: (tokens, vocabulary)."""
