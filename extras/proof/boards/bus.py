@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
 from weft.boards.bus.arbiter import Arbiter, Gate
 from weft.boards.bus.port import MAX_BEATS, Command
-from weft.extras.proof.hardware.property import Bench, Property
+from weft.extras.proof.hardware.property import Bench, Invariant, Property
 from weft.extras.proof.hardware.streams import (
     Order,
     WatchedItem,
@@ -77,14 +76,19 @@ class Bursts(WatchedItem):
 
 
 class ArbiterBench(Bench):
-    """An arbiter with `ports` ports for `commands` commands.
+    """Commands come to the memory in the order in which they are taken, one a cycle while there is room; while a port
+    waits no other one goes twice; all words and reports are those of the port whose command it is.
+
+    An arbiter with `ports` ports for `commands` commands.
 
     Ports keep what they offer until it is taken, and ask for 1 to `MAX_BEATS` words; a port that asks need not have its
     words. Memory keeps the word that it offers, and reports no more writes than it was asked for.
     """
 
+    UNIT = Arbiter
+
     def __init__(self, ports: int, commands: int) -> None:
-        super().__init__(Arbiter(1, ports, commands=commands))
+        super().__init__(1, ports, commands=commands)
         self.commands = commands
 
     def watch(self, m: Module) -> None:
@@ -182,14 +186,18 @@ class ArbiterBench(Bench):
 
 
 class GateBench(Bench):
-    """A gate for fewer than `commands` commands of at most `beats` words.
+    """Open, a gate passes all; closed, it passes no command, and tells that it is idle when nothing is owed.
+
+    A gate for fewer than `commands` commands of at most `beats` words.
 
     Assumed: memory gives no more words, and reports no more writes, than were requested.
     """
 
+    UNIT = Gate
+
     def __init__(self, commands: int, beats: int) -> None:
         self.commands, self.beats = commands, beats
-        super().__init__(Gate(1, commands, beats))
+        super().__init__(1, commands, beats)
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m)
@@ -231,17 +239,8 @@ class GateBench(Bench):
 
 
 def properties() -> Iterator[Property]:
-    claim = (
-        "Commands come to the memory in the order in which they are taken, one a cycle while there is room; while a "
-        "port waits no other one goes twice; all words and reports are those of the port whose command it is."
-    )
     for ports, commands in ((1, 2), (2, 2), (3, 2)):
-        yield Property(
-            "boards/arbiter", f"order and turns of {ports}", claim, partial(ArbiterBench, ports, commands)
+        yield ArbiterBench.proves(
+            "boards/arbiter", f"order and turns of {ports}", Invariant(), ports, commands
         )
-    yield Property(
-        "boards/gate",
-        "closing",
-        "Open, a gate passes all; closed, it passes no command, and tells that it is idle when nothing is owed.",
-        partial(GateBench, 4, 3),
-    )
+    yield GateBench.proves("boards/gate", "closing", Invariant(), 4, 3)

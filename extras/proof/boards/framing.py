@@ -19,7 +19,7 @@ from weft.boards.link.frames import (
 from weft.boards.link.framing import Deframer, Framer, _Phase
 from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.streams import assume_stable, stable, within
 
 _BUFFER = 1024
@@ -30,11 +30,16 @@ _OPERATION, _SIZE = 1, 2
 
 
 class FramerBench(Bench):
-    """A framer whose line is ready or not as it likes.
+    """A frame has an end on both sides, and between them the bytes of the body and four more, in order, where those
+    that mean an end or an escape are escaped, and no others.
+
+    A framer whose line is ready or not as it likes.
 
     Assumed: a byte of a body is kept until it is taken. Nothing is claimed of the value of the CRC: tests compare it
     with `zlib`'s.
     """
+
+    UNIT = Framer
 
     def watch(self, m: Module) -> None:
         line, byte = self.dut.line, self.dut.byte
@@ -75,13 +80,15 @@ class FramerBench(Bench):
 
 
 class DeframerBench(CutBench):
-    """A deframer, whose buffer returns any bytes. Beside it are the bytes of the request that comes, counted.
+    """Bytes of requests are stored as they were before they were escaped, and come out when their request ends and is
+    undamaged, with as many bytes as its header tells; all others are dropped.
+
+    A deframer, whose buffer returns any bytes. Beside it are the bytes of the request that comes, counted.
 
     Assumed: at most a byte comes in `_BYTE_CYCLES` cycles.
     """
 
-    def __init__(self) -> None:
-        super().__init__(Deframer(_BUFFER))
+    UNIT = Deframer
 
     def watch(self, m: Module) -> None:
         dut, line = self.dut, self.dut.line
@@ -165,20 +172,5 @@ class DeframerBench(CutBench):
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "boards/framing",
-        "frames",
-        "A frame has an end on both sides, and between them the bytes of the body and four more, in order, where those "
-        "that mean an end or an escape are escaped, and no others.",
-        lambda: FramerBench(Framer()),
-        cover=60,
-    )
-    yield Property(
-        "boards/framing",
-        "requests",
-        "Bytes of requests are stored as they were before they were escaped, and come out when their request ends and "
-        "is undamaged, with as many bytes as its header tells; all others are dropped.",
-        DeframerBench,
-        Induction(2),
-        cover=60,
-    )
+    yield FramerBench.proves("boards/framing", "frames", Invariant(), cover=60)
+    yield DeframerBench.proves("boards/framing", "requests", Induction(2), _BUFFER, cover=60)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Array, Module, Mux, Signal, Value
@@ -325,16 +324,15 @@ def properties() -> Iterator[Property]:
         # the properties at other clocks.
         short = megahertz == 25
         for about in _ABOUT if short else ("rules", "units"):
-            yield Property(
+            yield SchedulerBench.proves(
                 "boards/sdram_schedule",
                 f"{about} at {megahertz} MHz",
-                _ABOUT[about],
-                partial(_scheduler, about, megahertz, cas_latency, word_units),
                 Bounded(_PROGRESS_CYCLES) if about == "progress" else Invariant(),
+                about,
+                cycles_at(megahertz),
+                claim=_ABOUT[about],
                 cover=180,
                 part=not short,
+                cas_latency=cas_latency,
+                word_units=word_units,
             )
-
-
-def _scheduler(about: str, megahertz: float, cas_latency: int, word_units: int) -> Bench:
-    return SchedulerBench(about, cycles_at(megahertz), cas_latency=cas_latency, word_units=word_units)

@@ -20,7 +20,11 @@ _PRODUCT = 2
 
 
 class AlongBench(Bench):
-    """An array of 4 x 4 with sums of two taps, in free inputs, cut at its registers as
+    """Element k of the row of C is the sum of products of element k of this row of A and the one before, for those
+    since the start of the line, with the words of B for their taps, exactly and for all operands, in the cycle in which
+    products of the array come.
+
+    An array of 4 x 4 with sums of two taps, in free inputs, cut at its registers as
     `weft.extras.proof.hardware.matrix` does.
 
     Nothing is assumed: rows of both kinds, and cycles without one, follow each other as they like. Claimed is what a
@@ -28,9 +32,7 @@ class AlongBench(Bench):
     sum of the first tap for the row of A before in a register, `before`, from which induction starts.
     """
 
-    def __init__(self) -> None:
-        sizes = {"n": _N, "lanes": 2, "bus_bytes": 4, "probability_bits": 7}
-        super().__init__(Array(Config(**sizes, depthwise_taps=_TAPS)))
+    UNIT = Array
 
     def watch(self, m: Module) -> None:
         array = self.dut
@@ -115,13 +117,10 @@ class AlongBench(Bench):
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
+    yield AlongBench.proves(
         "matrix/array",
         "sums of two taps along rows of 4",
-        "Element k of the row of C is the sum of products of element k of this row of A and the one before, for those "
-        "since the start of the line, with the words of B for their taps, exactly and for all operands, in the cycle "
-        "in which products of the array come.",
-        AlongBench,
         Induction(12),
+        Config(n=_N, lanes=2, bus_bytes=4, probability_bits=7, depthwise_taps=_TAPS),
         part=True,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
 
@@ -25,6 +24,8 @@ class LaneBench(Bench):
     that results follow from it. Both do so for operands of the full width.
     """
 
+    UNIT = Requantise
+
     def watch(self, m: Module) -> None:
         self.free_inputs(m, "settings")
         self.settings = self.dut.settings
@@ -38,7 +39,10 @@ class LaneBench(Bench):
 
 
 class ProductBench(LaneBench):
-    """The way to p, cut at the unit's registers, each of which is claimed to hold what `weft.hdl.isa.Vec` defines, in
+    """The product's register holds the reduction, biased, times the mantissa plus the second operand times its own, as
+    a sum of products of parts, for all operands; results and tags come in their cycle.
+
+    The way to p, cut at the unit's registers, each of which is claimed to hold what `weft.hdl.isa.Vec` defines, in
     terms of registers in front of it: the reduction, then ``v``, then the sum of products, for which see `_product`.
     """
 
@@ -125,8 +129,11 @@ class ProductBench(LaneBench):
 
 
 class RoundingBench(LaneBench):
-    """The way from p to the result, directly by its definition: rounded to the nearest, halves to even, plus ``zero``,
-    clamped, four cycles later; with softmax also the score."""
+    """Any product, shifted by any number, is rounded half to even; with the zero point it is clamped.
+
+    The way from p to the result, directly by its definition: rounded to the nearest, halves to even, plus ``zero``,
+    clamped, four cycles later; with softmax also the score.
+    """
 
     def _watch(self, m: Module) -> None:
         settings, dut = self.settings, self.dut
@@ -161,31 +168,14 @@ def half_even(m: Module, value: Value, shift: Value, name: str) -> Signal:
     return result
 
 
-def _requantise(kind: type[LaneBench], mantissa_bits: int, softmax: bool) -> Bench:
-    config = Config(
-        n=2, lanes=1, bus_bytes=4, mantissa_bits=mantissa_bits, probability_bits=8 if softmax else 0
-    )
-    return kind(Requantise(config, _TAG))
-
-
 def properties() -> Iterator[Property]:
-    for mantissa_bits, softmax in ((24, True), (16, False)):
+    for mantissa_bits, softmax in ((24, 8), (16, 0)):
+        sizes = {"mantissa_bits": mantissa_bits, "probability_bits": softmax}
+        config = Config(n=2, lanes=1, bus_bytes=4, **sizes)
         name = f"mantissas of {mantissa_bits} bits{', softmax' if softmax else ''}"
         whole = mantissa_bits == 16  # products of 24 bits take longer than four minutes
         if whole:
-            yield Property(
-                "vector/requantise",
-                f"products, {name}",
-                "The product's register holds the reduction, biased, times the mantissa plus the second operand times "
-                "its own, as a sum of products of parts, for all operands; results and tags come in their cycle.",
-                partial(_requantise, ProductBench, mantissa_bits, softmax),
-                Induction(6),
-            )
-        yield Property(
-            "vector/requantise",
-            f"rounding, {name}",
-            "Any product, shifted by any number, is rounded half to even; with the zero point it is clamped.",
-            partial(_requantise, RoundingBench, mantissa_bits, softmax),
-            Induction(10),
-            part=not whole,
+            yield ProductBench.proves("vector/requantise", f"products, {name}", Induction(6), config, _TAG)
+        yield RoundingBench.proves(
+            "vector/requantise", f"rounding, {name}", Induction(10), config, _TAG, part=not whole
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Module, Mux
@@ -23,7 +22,10 @@ _COUNTS = ("rows", "line", "pixels", "length", "run", "nt", "ob", "oy", "ox", "k
 
 
 class BusyBench(Bench):
-    """A whole unit with free inputs.
+    """The unit is busy from the cycle after it takes an instruction to the signal of the last one, and signals no
+    other.
+
+    A whole unit with free inputs.
 
     Assumed: every instruction signals something, so that its end is visible; counts are at least 1; memory only answers
     requests.
@@ -66,13 +68,4 @@ def properties() -> Iterator[Property]:
         ("vector/vec", VecUnit, 26),
     )
     for unit, kind, depth in units:
-        yield Property(
-            unit,
-            "busy",
-            "The unit is busy from the cycle after it takes an instruction to the signal of the last one, and signals "
-            "no other.",
-            partial(BusyBench, kind),
-            Bounded(depth),
-            cover=depth + 4,
-            part=True,
-        )
+        yield BusyBench.proves(unit, "busy", Bounded(depth), kind, cover=depth + 4, part=True)

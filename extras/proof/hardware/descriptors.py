@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
@@ -38,16 +37,18 @@ class _State(enum.IntEnum):
 
 
 class ListBench(Bench):
-    """The unit between memory, fetch and STORE. What memory owes is counted here.
+    """One program of a list runs at a time, started when its descriptor has come, bears the mark, and nothing stops the
+    run; its record is written behind it with the cycles that it took, and then the next descriptor is read; what fetch
+    and STORE ask for passes, and the answers to it are theirs.
+
+    The unit between memory, fetch and STORE. What memory owes is counted here.
 
     Assumed: nothing starts while anything runs; a program is not at its end in the cycle behind its start, nor while
     memory owes it something; its users ask for nothing without a program, keep what they ask for, and are not owed
     more than can be counted; memory answers only what was asked for.
     """
 
-    def __init__(self, bus: int) -> None:
-        self.config = SMALLEST.replace(descriptors=1, bus_bytes=bus)
-        super().__init__(Descriptors(self.config))
+    UNIT = Descriptors
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -241,19 +242,12 @@ class ListBench(Bench):
         )
 
 
-def _lists(bus: int) -> Bench:
-    return ListBench(bus)
-
-
 def properties() -> Iterator[Property]:
     for bus in (4, 64):
-        yield Property(
+        yield ListBench.proves(
             "control/descriptors",
             f"lists, words of {bus} bytes",
-            "One program of a list runs at a time, started when its descriptor has come, bears the mark, and nothing "
-            "stops the run; its record is written behind it with the cycles that it took, and then the next descriptor "
-            "is read; what fetch and STORE ask for passes, and the answers to it are theirs.",
-            partial(_lists, bus),
             Induction(4),
+            SMALLEST.replace(descriptors=1, bus_bytes=bus),
             cover=48,
         )

@@ -23,6 +23,8 @@ class DividerBench(Bench):
     `LEAD` cycles later or still later.
     """
 
+    UNIT = Divider
+
     def watch(self, m: Module) -> None:
         self.free_inputs(m, "sum", *_FIELDS)
         for name, width in _FIELDS.items():
@@ -74,7 +76,11 @@ class DividerBench(Bench):
 
 
 class OrderBench(DividerBench):
-    """When rows are stepped past, and are ready."""
+    """Each row is stepped past once; one result is there at a time until it is taken, and it is complete then; rows are
+    normalised and ready within a bounded time.
+
+    When rows are stepped past, and are ready.
+    """
 
     def _watch(self, m: Module) -> None:
         dut = self.dut
@@ -101,7 +107,9 @@ class OrderBench(DividerBench):
 
 
 class QuotientBench(DividerBench):
-    """What the results are, of any row, in all steps of the way to them.
+    """Quotient, shift and bias of a row follow from its sum and the fields by their definition, for all values.
+
+    What the results are, of any row, in all steps of the way to them.
 
     Of a long division and of a long multiplication what is claimed is each of their 8 steps, in terms of the one
     before, as no solver looks through all of them: of the division in base 4, that four times the rest is digit times t
@@ -198,20 +206,5 @@ class QuotientBench(DividerBench):
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "lib/divide",
-        "order",
-        "Each row is stepped past once; one result is there at a time until it is taken, and it is complete then; rows "
-        "are normalised and ready within a bounded time.",
-        lambda: OrderBench(Divider()),
-        Invariant(),
-        cover=48,
-    )
-    yield Property(
-        "lib/divide",
-        "results",
-        "Quotient, shift and bias of a row follow from its sum and the fields by their definition, for all values.",
-        lambda: QuotientBench(Divider()),
-        Induction(6),
-        cover=16,
-    )
+    yield OrderBench.proves("lib/divide", "order", Invariant(), cover=48)
+    yield QuotientBench.proves("lib/divide", "results", Induction(6), cover=16)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.bus.faults import FaultLog
 from weft.hdl.control.control import RunState
 from weft.hdl.control.counters import SETTLING_CYCLES
 from weft.hdl.control.semaphores import Dispatcher
 from weft.hdl.isa import Queue, kinds_of
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import WATCHDOG_BITS, WATCHDOG_CYCLES, FaultUnit, Status
 from weft.hdl.sequential.mover import Mover
 
@@ -28,8 +26,7 @@ class RunBench(Bench):
     Assumed: no run starts while one is on; there is progress in every cycle.
     """
 
-    def __init__(self, stops: bool) -> None:
-        super().__init__(RunState(stops=stops, unit=4))
+    UNIT = RunState
 
     def watch(self, m: Module) -> None:
         dut, stops = self.dut, self.dut.stops
@@ -66,16 +63,16 @@ class WatchdogBench(Bench):
     Assumed: no run starts while one is on, and what else stops runs does not come.
     """
 
-    def __init__(self, unit: int, limit: int | None) -> None:
-        super().__init__(RunState(unit=unit))
-        self.unit, self.most = unit, limit
+    UNIT = RunState
+
+    def __init__(self, unit: int) -> None:
+        super().__init__(unit=unit)
+        self.unit = unit
 
     def watch(self, m: Module) -> None:
         dut, unit = self.dut, self.unit
         self.free_inputs(m, "limit")
         m.d.comb += dut.limit.eq(self.constant(m, WATCHDOG_BITS, "limit"))
-        if self.most is not None:
-            self.assume(dut.limit <= self.most)
         self.assume(~(dut.start & dut.busy))
         self.assume(~(dut.bus_error | dut.opcode_error | dut.parity_error | dut.asked))
         expired = dut.status[Status.WATCHDOG.bit_length() - 1]
@@ -196,13 +193,15 @@ class LogBench(Bench):
 
 
 class StopBench(Bench):
-    """A queue of instructions that is stopped at any time.
+    """Once a queue is stopped, no instruction becomes valid, one that is valid stays until it is taken, and the others
+    are dropped.
+
+    A queue of instructions that is stopped at any time.
 
     Assumed: what is available stays so until it is taken, as no other queue takes it.
     """
 
-    def __init__(self, config: Config, queue: Queue) -> None:
-        super().__init__(Dispatcher(config, kinds_of(queue, config)))
+    UNIT = Dispatcher
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -228,13 +227,15 @@ class StopBench(Bench):
 
 
 class MoverBench(Bench):
-    """The memory unit of the sequential core around an error.
+    """From an error on, the sequential core asks memory for nothing more; what it asked for before stays until it is
+    taken, and it is quiet only when nothing is owed.
+
+    The memory unit of the sequential core around an error.
 
     Assumed: memory answers what it was asked for, a read or a write; `hold` comes with an error, and stays.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(Mover(config))
+    UNIT = Mover
 
     def watch(self, m: Module) -> None:
         dut, axi = self.dut, self.dut.axi
@@ -270,62 +271,66 @@ class MoverBench(Bench):
 
 def properties() -> Iterator[Property]:
     for stops in (True, False):
-        yield Property(
+        yield RunBench.proves(
             "control/run_state",
             "states" if stops else "states, without stops",
-            "A run is on from its start until counters have settled behind its end; its status has what stopped it"
+            Invariant(),
+            claim="A run lasts from its start until counters have settled after its end; its status has what stopped it"
             + (
                 ", and nothing may begin from the cycle of a bus error on, and behind any other."
                 if stops
                 else "."
             ),
-            partial(RunBench, stops),
             cover=2 * SETTLING_CYCLES + 8,
+            stops=stops,
+            unit=4,
         )
     claim = (
         "The watchdog stops a run of {} at the earliest when nothing has moved for as many units as its limit, at the "
         "latest a unit and three cycles later, and never with a limit of 0."
     )
-    yield Property(
+    yield WatchdogBench.proves(
         "control/run_state",
         "watchdog",
-        claim.format(f"units of {WATCHDOG_CYCLES} cycles"),
-        partial(WatchdogBench, WATCHDOG_CYCLES, None),
         Induction(4),
+        WATCHDOG_CYCLES,
+        claim=claim.format(f"units of {WATCHDOG_CYCLES} cycles"),
     )
-    yield Property(
+    yield WatchdogBench.proves(
         "control/run_state",
         "watchdog of 4 cycles",
-        claim.format("units of 4 cycles"),
-        partial(WatchdogBench, 4, None),
         Induction(4),
+        4,
+        claim=claim.format("units of 4 cycles"),
         cover=80,
     )
     for source in LogBench.SOURCES:
-        yield Property(
+        yield LogBench.proves(
             "bus/faults",
             f"first error, {source}",
-            "The first error since the clear is kept, with its unit and response, and with the address of its burst if "
-            f"fewer than {_KEPT} are on their way; some bits of it are watched.",
-            partial(LogBench, source, (2, 31)),
+            Invariant(),
+            source,
+            (2, 31),
+            claim="The log keeps the first error since the clear: its unit, its response, and the address of "
+            f"its burst if fewer than {_KEPT} are on their way; some bits of it are watched.",
             cover=_KEPT + 8,
         )
     for queue in (Queue.LOAD, Queue.VEC):
         for depth in (1, 4):
-            yield Property(
+            config = SMALLEST.replace(queue_depth=depth)
+            yield StopBench.proves(
                 "control/semaphores",
                 f"stop of {queue.name} with {depth}",
-                "Once a queue is stopped, no instruction becomes valid, one that is valid stays until it is taken, "
-                "and the others are dropped.",
-                partial(StopBench, SMALLEST.replace(queue_depth=depth), queue),
+                Invariant(),
+                config,
+                kinds_of(queue, config),
                 part=True,
             )
     for bus_bytes in (4, 8):
-        yield Property(
+        yield MoverBench.proves(
             "sequential/mover",
             f"hold, {bus_bytes} bytes",
-            "From an error on, the sequential core asks memory for nothing more; what it asked for before stays until "
-            "it is taken, and it is quiet only when nothing is owed.",
-            partial(MoverBench, SMALLEST.replace(bus_bytes=bus_bytes)),
+            Invariant(),
+            SMALLEST.replace(bus_bytes=bus_bytes),
             part=True,
         )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.parity import odd
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Bounded, Property
+from weft.extras.proof.hardware.property import Bench, Bounded, Invariant, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_answers, stable, transfer, within
 from weft.hdl.control.fetch import BURST_BYTES, BURSTS, PAGE, Fetch, queue_kinds
@@ -53,15 +52,19 @@ class _Running:
 
 
 class FetchBench(CutBench):
-    """A fetch of a narrow bus, whose prefetch buffer holds any words, with any parity."""
+    """From a start on, words are asked for in order, to the ends of their blocks, no more than there is room for, and
+    those of another page only when all ahead are used. Parts of an instruction go to its queue, in order, until a stop
+    or a word that is no instruction, which is an error but for END. Fetch is idle when nothing is owed. A word that has
+    changed in the buffer is reported when it leaves.
 
-    def __init__(self, bus: int) -> None:
-        self.config = SMALLEST.replace(bus_bytes=bus, parity=1)
-        super().__init__(Fetch(self.config))
-        self.burst = BURST_BYTES // bus
+    A fetch of a narrow bus, whose prefetch buffer holds any words, with any parity.
+    """
+
+    UNIT = Fetch
 
     def watch(self, m: Module) -> None:
         dut = self.dut
+        self.burst = BURST_BYTES // self.config.bus_bytes
         self.state = state = _Running(m, self)
         began = ago(m, dut.start, 1, "start", reset=True)
         ran = ago(m, state.running, 1, "running", reset=True)
@@ -167,11 +170,12 @@ class FetchBench(CutBench):
 
 
 class OrderBench(Bench):
-    """A fetch of a narrow bus, and beside it some bits of all words that memory has given since the start."""
+    """Parts are the words that memory gave since the start, in order; fetch ends at END.
 
-    def __init__(self, bus: int) -> None:
-        self.config = SMALLEST.replace(bus_bytes=bus)
-        super().__init__(Fetch(self.config))
+    A fetch of a narrow bus, and beside it some bits of all words that memory has given since the start.
+    """
+
+    UNIT = Fetch
 
     def watch(self, m: Module) -> None:
         dut, state = self.dut, _Running(m, self)
@@ -196,21 +200,13 @@ class OrderBench(Bench):
 
 def properties() -> Iterator[Property]:
     for bus in (64, 32):
-        yield Property(
+        yield FetchBench.proves(
             "control/fetch",
             f"requests and parts, {bus} bytes",
-            "From a start on, words are asked for in order, to the ends of their blocks, no more than there is room "
-            "for, and those of another page only when all ahead are used. Parts of an instruction go to its queue, in "
-            "order, until a stop or a word that is no instruction, which is an error but for END. Fetch is idle "
-            "when nothing is owed. A word that has changed in the buffer is reported when it leaves.",
-            partial(FetchBench, bus),
+            Invariant(),
+            SMALLEST.replace(bus_bytes=bus, parity=1),
             cover=40,
         )
-        yield Property(
-            "control/fetch",
-            f"order, {bus} bytes",
-            "Parts are the words that memory gave since the start, in order; fetch ends at END.",
-            partial(OrderBench, bus),
-            Bounded(12),
-            part=True,
+        yield OrderBench.proves(
+            "control/fetch", f"order, {bus} bytes", Bounded(12), SMALLEST.replace(bus_bytes=bus), part=True
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
@@ -37,7 +36,10 @@ class _OpenLookup(VecLookup):
 
 
 class LookupBench(Bench):
-    """The stage of look-up tables in free inputs.
+    """Each byte of a LOOKUP is written to its entry, once; a result is what was last written to the entry that it
+    names, two cycles later, or passes unchanged if its instruction looks nothing up; what goes with it passes.
+
+    The stage of look-up tables in free inputs.
 
     Assumed is what the reader keeps: no byte of a LOOKUP comes in the cycle in which the next instruction is loaded,
     as that begins when nothing of it is under way.
@@ -47,13 +49,11 @@ class LookupBench(Bench):
     looked up there, in a cycle in which nothing is written, is that byte two cycles later.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(_OpenLookup(config))
-        self.config = config
-        self.depth = LOOKUP_ENTRIES * config.lookup_tables
+    UNIT = _OpenLookup
 
     def watch(self, m: Module) -> None:
         dut = self.dut
+        self.depth = LOOKUP_ENTRIES * self.config.lookup_tables
         self.free_inputs(m)
         self.entry = self.constant(m, range(self.depth), "entry")
         self.known, self.content = Signal(name="known"), Signal(8, name="content", reset_less=True)
@@ -111,18 +111,11 @@ class LookupBench(Bench):
         self.claim("the byte", self.peek("table_byte", 8) == byte)
 
 
-def _bench(tables: int, kernel: int) -> Bench:
-    return LookupBench(SMALLEST.replace(lanes=2, lookup_tables=tables, kernel=kernel))
-
-
 def properties() -> Iterator[Property]:
     for tables, kernel, what in ((1, 16, "one table, with the kernel engine"), (2, 0, "two tables")):
-        yield Property(
+        yield LookupBench.proves(
             "vector/vec_lookup",
             f"entries of {what}",
-            "Each byte of a LOOKUP is written to its entry, once; a result is what was last written to the entry that "
-            "it names, two cycles later, or passes unchanged if its instruction looks nothing up; what goes with it "
-            "passes.",
-            partial(_bench, tables, kernel),
             Induction(6),
+            SMALLEST.replace(lanes=2, lookup_tables=tables, kernel=kernel),
         )

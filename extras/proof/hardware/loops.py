@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
+from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.streams import Order
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.pipeline import Delay, Tap
@@ -17,14 +17,19 @@ _WIDTH = 2
 
 
 class NestBench(Bench):
-    """A loop nest beside the indices of its loops, which are kept here as plain numbers.
+    """For every count and stride a tracker is its base and the sum of index times stride, flags are those of the
+    indices, and a nest that is loaded with the last step follows without a cycle between.
+
+    A loop nest beside the indices of its loops, which are kept here as plain numbers.
 
     Assumed as the unit's members say: counts are at least 1 when they are loaded, and a step comes only while there is
     an iteration. A load may come at any time, with a step or without.
     """
 
-    def __init__(self, dut: LoopNest) -> None:
-        super().__init__(dut)
+    UNIT = LoopNest
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.indices: dict[str, Signal] = {}
         self.counts: dict[str, Signal] = {}
 
@@ -128,13 +133,17 @@ def _product(index: Signal, stride: Signal) -> Value:
 
 
 class TapBench(Bench):
-    """A tap for `words` words.
+    """Words come out once, unchanged and in the order they went in; the oldest stands until it is taken.
+
+    A tap for `words` words.
 
     Assumed: no more than that many are inside, and a word is taken only if one is there. It counts nothing itself.
     """
 
+    UNIT = Tap
+
     def __init__(self, words: int) -> None:
-        super().__init__(Tap(_WIDTH, words))
+        super().__init__(_WIDTH, words)
         self.words = words
 
     def watch(self, m: Module) -> None:
@@ -149,10 +158,12 @@ class TapBench(Bench):
 
 
 class DelayBench(Bench):
-    """A delay line, of which any one word is watched: nothing is assumed."""
+    """What went in behind a reset comes out after exactly that many cycles.
 
-    def __init__(self, cycles: int) -> None:
-        super().__init__(Delay(_WIDTH, cycles))
+    A delay line, of which any one word is watched: nothing is assumed.
+    """
+
+    UNIT = Delay
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -172,15 +183,7 @@ class DelayBench(Bench):
         self.cover("two behind one another", out & mark)
 
 
-def _nest(loops: Mapping[str, int], trackers: Mapping[str, tuple[int, Mapping[str, int]]]) -> Bench:
-    return NestBench(LoopNest(loops, trackers))
-
-
 def properties() -> Iterator[Property]:
-    claim = (
-        "For every count and stride a tracker is its base and the sum of index times stride, flags are those of the "
-        "indices, and a nest that is loaded with the last step follows without a cycle between."
-    )
     all_three = {"a": 2, "b": 1, "c": 2}
     some = {"outer": (3, {"a": 3}), "inner": (3, {"c": 2}), "ends": (4, {"a": 2, "c": 4}), "none": (2, {})}
     every = {"every": (4, {"a": 4, "b": 2, "c": 3})}
@@ -191,18 +194,8 @@ def properties() -> Iterator[Property]:
         "flags of five loops of up to 16 bits": ({"a": 16, "b": 12, "c": 1, "d": 10, "e": 16}, {}),
     }
     for name, (loops, trackers) in nests.items():
-        yield Property("lib/loopnest", name, claim, partial(_nest, loops, trackers), Induction(10))
+        yield NestBench.proves("lib/loopnest", name, Induction(10), loops, trackers)
     for words in (1, 3, 4, 5):
-        yield Property(
-            "lib/tap",
-            f"order of {words}",
-            "Words come out once, unchanged and in the order they went in; the oldest stands until it is taken.",
-            partial(TapBench, words),
-        )
+        yield TapBench.proves("lib/tap", f"order of {words}", Invariant(), words)
     for cycles in (3, 4, 5, 10):
-        yield Property(
-            "lib/delay",
-            f"delay of {cycles}",
-            "What went in behind a reset comes out after exactly that many cycles.",
-            partial(DelayBench, cycles),
-        )
+        yield DelayBench.proves("lib/delay", f"delay of {cycles}", Invariant(), _WIDTH, cycles)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.matrix.array import Array
@@ -45,12 +44,17 @@ class Weight:
 
 
 class RowBench(Bench):
-    """A row of processing elements in free inputs; activations of 9 bits are -255 at least, as its users promise.
+    """Column c adds activation times weight to the sum from above in the documented cycle, for all operands; the weight
+    is word c of the last tile that was sent before the last swap.
+
+    A row of processing elements in free inputs; activations of 9 bits are -255 at least, as its users promise.
 
     The claims are a chain that is cut at the unit's registers, as no solver proves two products equal whose operands it
     has to prove equal as well: a column's activation is that of the documented cycle, its active weight is the one that
     is documented, the product is that of the two, the sum is that of what comes from above and the product.
     """
+
+    UNIT = PeRow
 
     def watch(self, m: Module) -> None:
         row, columns = self.dut, self.dut.groups
@@ -105,12 +109,17 @@ def weights(
 
 
 class ArrayBench(Bench):
-    """The whole array in free inputs, cut at its registers as `RowBench` is.
+    """A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent before
+    its swap, exactly and for all operands.
+
+    The whole array in free inputs, cut at its registers as `RowBench` is.
 
     Weights are what is documented for all pulses. Where words of a tile enter in N consecutive cycles, its first row of
     A comes N cycles behind word 0 or later, and word 0 of the next tile not before that row, then by `Weight` each
     column uses the tile that was sent last: column c takes word c of the last tile whose word c came before the swap.
     """
+
+    UNIT = Array
 
     def watch(self, m: Module) -> None:
         array, n, width = self.dut, self.dut.config.n, self.dut.config.widths.activation
@@ -141,8 +150,13 @@ class ArrayBench(Bench):
 
 
 class AlignmentsBench(Bench):
-    """The alignments in free inputs. One address, any one, is watched: what was written to it last, since the last
-    reset, is what is read `READ_LATENCY` cycles after a read that comes later."""
+    """A read returns what was written last to its address in an earlier cycle, in the documented cycle; none waits.
+
+    The alignments in free inputs. One address, any one, is watched: what was written to it last, since the last
+    reset, is what is read `READ_LATENCY` cycles after a read that comes later.
+    """
+
+    UNIT = Alignments
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -166,40 +180,23 @@ class AlignmentsBench(Bench):
         self.cover("both read what was new when they did", both)
 
 
-def _row(columns: int, width: int, psum: int) -> Bench:
-    return RowBench(PeRow(columns, width, psum))
-
-
-def _array(bits: int) -> Bench:
-    return ArrayBench(Array(Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits)))
-
-
-def _alignments() -> Bench:
-    return AlignmentsBench(Alignments(Config(n=2, lanes=2, bus_bytes=4, alignments=16)))
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "matrix/alignments",
-        "memory of 16",
-        "A read returns what was written last to its address in an earlier cycle, in the documented cycle; none waits.",
-        _alignments,
+    yield AlignmentsBench.proves(
+        "matrix/alignments", "memory of 16", Invariant(), Config(n=2, lanes=2, bus_bytes=4, alignments=16)
     )
     for columns, width, psum in ((1, 8, 17), (3, 9, 18)):
-        yield Property(
+        yield RowBench.proves(
             "matrix/pe",
             f"sums of {columns} columns, activations of {width} bits",
-            "Column c adds activation times weight to the sum from above in the documented cycle, for all operands; "
-            "the weight is word c of the last tile that was sent before the last swap.",
-            partial(_row, columns, width, psum),
             Induction(8),
+            columns,
+            width,
+            psum,
         )
     for bits in (7, 8):
-        yield Property(
+        yield ArrayBench.proves(
             "matrix/array",
             f"product of 2 x 2, probabilities of {bits} bits",
-            "A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent "
-            "before its swap, exactly and for all operands.",
-            partial(_array, bits),
             Induction(10),
+            Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits),
         )

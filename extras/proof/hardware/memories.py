@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import combinations
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
 from weft.hdl.lib.ports import ALIGNMENT_BITS
@@ -29,11 +28,16 @@ def small(**sizes: int) -> Config:
 
 
 class ScratchpadBench(Bench):
-    """The scratchpad with clients that do as they like; nothing is assumed of them.
+    """A client waits only while one ahead of it asks for its bank, so a bank has one reader and one writer a cycle; a
+    granted read returns in its cycle what was written there last.
+
+    The scratchpad with clients that do as they like; nothing is assumed of them.
 
     One address, any one, is watched with what was written to it since the reset, and one reader, any one: what it reads
     there. What memory holds that was not written since the reset is not looked at.
     """
+
+    UNIT = Scratchpad
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -78,11 +82,16 @@ class ScratchpadBench(Bench):
 
 
 class VectorsBench(Bench):
-    """The sequential core's scratchpad.
+    """A read returns the vector that was written to its address: the last bytes that were pushed, in their order. A
+    byte that is written alone is the oldest of them, which goes to the end.
+
+    The sequential core's scratchpad.
 
     Assumed: a vector and a byte of one are not written in one cycle. One address, any one, is watched with the bytes
     that were written to it since the reset.
     """
+
+    UNIT = SequentialScratchpad
 
     def watch(self, m: Module) -> None:
         dut, n = self.dut, self.dut.config.n
@@ -130,7 +139,10 @@ class _OpenAccumulator(Accumulator):
 
 
 class AccumulatorBench(Bench):
-    """The accumulator with an array that writes what it likes, and a reader that reads what it likes.
+    """A granted read returns the row's sum, if no write to the row is under way, and is refused only for a row that
+    adds in its bank.
+
+    The accumulator with an array that writes what it likes, and a reader that reads what it likes.
 
     Assumed is what `accumulator_write` says: a row is not added to before the last write to it is `rmw_latency` cycles
     old, and alignments are from -31 to 31.
@@ -138,6 +150,8 @@ class AccumulatorBench(Bench):
     One row, any one, is watched with what it should hold after the first time since the reset that it is overwritten.
     What a read gets while a write to the same row is on its way is not looked at.
     """
+
+    UNIT = _OpenAccumulator
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.dut.config
@@ -218,33 +232,15 @@ def _rounded(value: Value, shift: Value) -> Value:
     return Mux(shift == 0, value, (value + half) >> shift[:5])
 
 
-def _scratchpad(readers: int, writers: int, sizes: dict[str, int]) -> Bench:
-    return ScratchpadBench(Scratchpad(small(**sizes), readers=readers, writers=writers))
-
-
-def _accumulator(n: int, bits: int) -> Bench:
-    return AccumulatorBench(_OpenAccumulator(small(n=n, probability_bits=bits)))
-
-
 def properties() -> Iterator[Property]:
-    claim = (
-        "A client waits only while one ahead of it asks for its bank, so a bank has one reader and one writer a cycle; "
-        "a granted read returns in its cycle what was written there last."
-    )
     for banks, depth, readers, writers in ((2, 2, 4, 2), (4, 2, 2, 2), (2, 4, 1, 1)):
         sizes = {"scratchpad_banks": banks, "scratchpad_depth": depth}
         name = f"{readers} readers and {writers} writers of {banks} banks of {depth}"
-        yield Property("memory/scratchpad", name, claim, partial(_scratchpad, readers, writers, sizes))
-    yield Property(
-        "sequential/scratchpad",
-        "vectors",
-        "A read returns the vector that was written to its address: the last bytes that were pushed, in their order. A "
-        "byte that is written alone is the oldest of them, which goes to the end.",
-        lambda: VectorsBench(SequentialScratchpad(small(n=2))),
-    )
-    claim = (
-        "A granted read returns the row's sum, if no write to the row is under way, and is refused only for a row that "
-        "adds in its bank."
-    )
+        yield ScratchpadBench.proves(
+            "memory/scratchpad", name, Invariant(), small(**sizes), readers=readers, writers=writers
+        )
+    yield VectorsBench.proves("sequential/scratchpad", "vectors", Invariant(), small(n=2))
     for n, bits, what, depth in ((2, 0, "rows of 2", 8), (1, 7, "aligned rows of 1", 10)):
-        yield Property("memory/accumulator", what, claim, partial(_accumulator, n, bits), Induction(depth))
+        yield AccumulatorBench.proves(
+            "memory/accumulator", what, Induction(depth), small(n=n, probability_bits=bits)
+        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
@@ -39,13 +38,18 @@ class Watched:
 
 
 class PackerBench(Bench):
-    """The packer between a reader and a bus that do as they like.
+    """Every byte of a run comes out once, in order, in its lane of its beat and with its strobe; no other strobes are
+    set; beats end bursts where blocks and runs end.
+
+    The packer between a reader and a bus that do as they like.
 
     Assumed of the vectors is what `Packer` says: from 1 to ``n`` bytes each, and those of a run follow each other in
     memory.
 
     One byte, any one, is watched on its way into its beat, with the beat's place in memory and what else is in it.
     """
+
+    UNIT = Packer
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -302,20 +306,11 @@ class PackerBench(Bench):
         self.claim(f"whether its run goes on {name}", implies(here, byte.run_on == run_on))
 
 
-def _packer(n: int, bus: int) -> Bench:
-    return PackerBench(Packer(SMALLEST.replace(n=n, bus_bytes=bus)))
-
-
 def properties() -> Iterator[Property]:
-    claim = (
-        "Every byte of a run comes out once, in order, in its lane of its beat and with its strobe; no other "
-        "strobes are set; beats end bursts where blocks and runs end."
-    )
     for n, bus in ((2, 4), (4, 4)):
-        yield Property(
+        yield PackerBench.proves(
             "store/pack",
             f"vectors of {n} bytes in words of {bus}",
-            claim,
-            partial(_packer, n, bus),
             Induction(4),
+            SMALLEST.replace(n=n, bus_bytes=bus),
         )

@@ -6,7 +6,6 @@ The blocks are models of what `weft.hdl.lib.arithmetic` demands of a family's: t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Cat, Const, Elaboratable, Module, Signal, Value, signed
 
@@ -127,8 +126,14 @@ def _packed_pair(
 
 
 class DualBench(Bench):
-    """A row for dual blocks in free inputs. Claims are cut at registers as in
-    `weft.extras.proof.hardware.matrix.RowBench`."""
+    """Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is its
+    word of the last tile that was sent before the last swap.
+
+    A row for dual blocks in free inputs. Claims are cut at registers as in
+    `weft.extras.proof.hardware.matrix.RowBench`.
+    """
+
+    UNIT = DualRow
 
     def watch(self, m: Module) -> None:
         row = self.dut
@@ -146,8 +151,14 @@ class DualBench(Bench):
 
 
 class PackedBench(Bench):
-    """The same for wide blocks; activations are -255 at least. What a pair hands down are sums of the parts of the
-    products, those of ``high`` a cycle behind."""
+    """Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is its
+    word of the last tile that was sent before the last swap.
+
+    The same for wide blocks; activations are -255 at least. What a pair hands down are sums of the parts of the
+    products, those of ``high`` a cycle behind.
+    """
+
+    UNIT = PackedRow
 
     def watch(self, m: Module) -> None:
         row = self.dut
@@ -170,7 +181,13 @@ class PackedBench(Bench):
 
 
 class PairArrayBench(Bench):
-    """The whole array of such rows in free inputs; see `weft.extras.proof.hardware.matrix.ArrayBench`."""
+    """A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent before
+    its swap, exactly and for all operands.
+
+    The whole array of such rows in free inputs; see `weft.extras.proof.hardware.matrix.ArrayBench`.
+    """
+
+    UNIT = Array
 
     def watch(self, m: Module) -> None:
         array, n, width = self.dut, self.dut.config.n, self.dut.config.widths.activation
@@ -196,35 +213,17 @@ class PairArrayBench(Bench):
             self.cover(f"column {c}", everything & (array.c[c] < 0))
 
 
-def _dual() -> Bench:
-    return DualBench(DualRow(4, 8, 18, DualModel))
-
-
-def _packed() -> Bench:
-    return PackedBench(PackedRow(4, 9, 18, WideModel))
-
-
-def _array(bits: int, multipliers: Multipliers) -> Bench:
-    config = Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits)
-    return PairArrayBench(Array(config, multipliers))
-
-
 def properties() -> Iterator[Property]:
-    claim = (
-        "Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is "
-        "its word of the last tile that was sent before the last swap."
-    )
-    yield Property("matrix/pe_pairs", "sums of two dual pairs", claim, _dual, Induction(8))
-    yield Property("matrix/pe_pairs", "sums of two packed pairs", claim, _packed, Induction(9))
+    yield DualBench.proves("matrix/pe_pairs", "sums of two dual pairs", Induction(8), 4, 8, 18, DualModel)
+    yield PackedBench.proves("matrix/pe_pairs", "sums of two packed pairs", Induction(9), 4, 9, 18, WideModel)
     for name, bits, multipliers in (
         ("dual", 7, Multipliers("dual", dual=DualModel)),
         ("packed", 8, Multipliers("packed", wide=WideModel)),
     ):
-        yield Property(
+        yield PairArrayBench.proves(
             "matrix/array",
             f"product of 2 x 2, {name} pairs",
-            "A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent "
-            "before its swap, exactly and for all operands.",
-            partial(_array, bits, multipliers),
             Induction(9),
+            Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits),
+            multipliers,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
@@ -30,7 +29,7 @@ class _Coder(wiring.Component):
     """A word to memory and back, where bits of it change."""
 
     def __init__(self, group: int, groups: int) -> None:
-        self.coding = Coding(_CHECKED, group)
+        self.group, self.coding = group, Coding(_CHECKED, group)
         width = group * groups
         stored = self.coding.width(width)
         super().__init__(
@@ -65,15 +64,17 @@ def odd(word: Value, size: int) -> Value:
 
 
 class CodingBench(Bench):
-    """Words of `groups` groups of `group` bits, of which any bits change in memory. Nothing is assumed."""
+    """A word comes out of memory as it went in, but for bits that have changed there. It is wrong exactly where an odd
+    number of bits of a group has changed: each bit that changes alone is seen, and no error is invented.
 
-    def __init__(self, group: int, groups: int) -> None:
-        self.group = group
-        super().__init__(_Coder(group, groups))
+    Nothing is assumed: any bits may change.
+    """
+
+    UNIT = _Coder
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m)
-        dut, size = self.dut, self.group
+        dut, size = self.dut, self.dut.group
         data = Cat(group[:size] for group in _groups(dut.flips, size))
         self.claim("bits come out as they went in but those that changed", dut.read == dut.word ^ data)
         self.claim("wrong where an odd number of bits of a group changed", dut.wrong == odd(dut.flips, size))
@@ -135,12 +136,15 @@ class _BanksBench(CutBench):
 
 
 class ScratchpadBench(_BanksBench):
-    """The pipelined core's scratchpad."""
+    """Memory gets words with the right parity only, and what is read is wrong exactly where the parity of a word that
+    was asked for is; it is reported in the cycle after the word stands at the output.
+
+    The pipelined core's scratchpad.
+    """
 
     GROUP = 8
 
-    def __init__(self) -> None:
-        super().__init__(Scratchpad(_CHECKED, readers=2, writers=2))
+    UNIT = Scratchpad
 
     def asks(self, bank: int) -> Value:
         ports, depth = self.dut.read, _CHECKED.scratchpad_depth
@@ -152,12 +156,15 @@ class ScratchpadBench(_BanksBench):
 
 
 class AccumulatorBench(_BanksBench):
-    """The accumulator, whose banks are read by a reader, and for rows that are added to."""
+    """Memory gets words with the right parity only, and what is read is wrong exactly where the parity of a word that
+    was asked for is; it is reported in the cycle after the word stands at the output.
+
+    The accumulator, whose banks are read by a reader, and for rows that are added to.
+    """
 
     GROUP = 32
 
-    def __init__(self) -> None:
-        super().__init__(Accumulator(_CHECKED))
+    UNIT = Accumulator
 
     def asks(self, bank: int) -> Value:
         read, write, depth = self.dut.read, self.dut.write, _CHECKED.accumulator_depth
@@ -174,10 +181,13 @@ class AccumulatorBench(_BanksBench):
 
 
 class SequentialBench(CutBench):
-    """The sequential core's scratchpad, of which each read returns any word. Nothing is assumed."""
+    """Memory gets words with the right parity only, and a vector is wrong exactly where its own is, in the cycle after
+    the read.
 
-    def __init__(self) -> None:
-        super().__init__(SequentialScratchpad(_CHECKED))
+    The sequential core's scratchpad, of which each read returns any word. Nothing is assumed.
+    """
+
+    UNIT = SequentialScratchpad
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -195,8 +205,7 @@ class SequentialBench(CutBench):
 class CountsBench(Bench):
     """Counts of words that changed. Nothing is assumed."""
 
-    def __init__(self) -> None:
-        super().__init__(ParityCounts())
+    UNIT = ParityCounts
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -212,32 +221,16 @@ class CountsBench(Bench):
 
 
 def properties() -> Iterator[Property]:
-    coding = (
-        "A word comes out of memory as it went in, but for bits that have changed there. It is wrong exactly where an "
-        "odd number of bits of a group has changed: each bit that changes alone is seen, and no error is invented."
-    )
     for group, groups in ((8, 3), (32, 2)):
-        bench = partial(CodingBench, group, groups)
-        yield Property("lib/parity", f"{groups} groups of {group} bits", coding, bench, Induction(1))
-    banks = (
-        "Memory gets words with the right parity only, and what is read is wrong exactly where the parity of a word "
-        "that was asked for is; it is reported in the cycle after the word stands at the output."
-    )
-    yield Property("memory/scratchpad", "parity", banks, ScratchpadBench, Induction(6))
-    yield Property("memory/accumulator", "parity", banks, AccumulatorBench, Induction(6))
-    yield Property(
-        "sequential/scratchpad",
-        "parity",
-        "Memory gets words with the right parity only, and a vector is wrong exactly where its own is, in the cycle "
-        "after the read.",
-        SequentialBench,
-        Induction(4),
-    )
-    yield Property(
+        name = f"{groups} groups of {group} bits"
+        yield CodingBench.proves("lib/parity", name, Induction(1), group, groups)
+    yield ScratchpadBench.proves("memory/scratchpad", "parity", Induction(6), _CHECKED, readers=2, writers=2)
+    yield AccumulatorBench.proves("memory/accumulator", "parity", Induction(6), _CHECKED)
+    yield SequentialBench.proves("sequential/scratchpad", "parity", Induction(4), _CHECKED)
+    yield CountsBench.proves(
         "control/parity_counts",
         "counts",
-        "A count has the words that were wrong since it was cleared, up to the cycle before, at most "
-        f"{_MOST}; an error is reported in the cycle after a word was wrong.",
-        CountsBench,
         Induction(2),
+        claim="A count has the words that were wrong since it was cleared, up to the cycle before, at most "
+        f"{_MOST}; an error is reported in the cycle after a word was wrong.",
     )

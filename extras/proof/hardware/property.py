@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from amaranth.hdl import (
     Assert,
@@ -100,16 +101,17 @@ class Bench(Elaboratable):
 
     Every input takes any value in every cycle, and so does the reset: claims hold behind a reset at any time.
 
-    Parameters
-    ----------
-    dut : component
+    A subclass names the class of its unit, `UNIT`, and takes the arguments of that class: mostly a configuration. A
+    subclass without `UNIT` takes the unit.
     """
 
+    UNIT: ClassVar[Any] = None
     DUT = "dut"
     """The unit's name in the design."""
 
-    def __init__(self, dut: Elaboratable) -> None:
-        self.dut: Any = dut
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.dut: Any = self.UNIT(*arguments, **options) if self.UNIT else arguments[0]
+        self.config: Any = getattr(self.dut, "config", next(iter(arguments), None))
         self.inputs: list[Signal] = []
         self.peeks: dict[str, Signal] = {}
         """By the path of a signal inside the unit, the input that stands for it."""
@@ -119,6 +121,27 @@ class Bench(Elaboratable):
         self.covering = False
         """Whether covers are outputs, in the place of claims."""
         self._values: list[tuple[Signal, Value]] = []
+
+    @classmethod
+    def proves(
+        cls,
+        unit: str,
+        name: str,
+        method: Method,
+        /,
+        *arguments: Any,
+        claim: str = "",
+        cover: int = 24,
+        part: bool = False,
+        proven: tuple[str, ...] = (),
+        **options: Any,
+    ) -> Property:
+        """Return the property that a bench with these arguments proves.
+
+        Its claim is by default the first paragraph of the bench's docstring. For other parameters see `Property`.
+        """
+        claim = claim or " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+        return Property(unit, name, claim, partial(cls, *arguments, **options), method, cover, part, proven)
 
     def watch(self, m: Module) -> None:
         """Connect the unit, and say what is assumed and claimed."""

@@ -41,4 +41,9 @@ def properties() -> Iterator[Property]:
         lambda: QueueBench(SkidBuffer(_WORD_BITS), most=2, takes=2, latency=0),
     )
     for depth in (2, 4):
-        yield Property("lib/block_fifo", f"order of {depth}", claim, partial(_block_fifo, depth))
+        yield Property(
+            "lib/block_fifo",
+            f"order of {depth}",
+            claim,
+            partial(_block_fifo, depth),
+        )

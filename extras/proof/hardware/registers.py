@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.streams import Channel, count, stable, within
 from weft.hdl.control.control import Control
 from weft.hdl.control.counters import MUX_INPUTS, SETTLING_CYCLES, WORDS, Counters
@@ -101,13 +100,15 @@ class ControlBench(RunsBench):
     cycle: the watchdog has properties of its own.
     """
 
-    def __init__(self) -> None:
-        self.config = Config()
-        super().__init__(Control(self.config))
+    UNIT = Control
 
 
 class RunBench(ControlBench):
-    """Of the registers, those that start runs."""
+    """A start is a pulse, comes with a write of 1 to CONTROL and never while a run is on; a run is done when it is
+    finished and counters have settled, and is reported until the next start. A stop is asked for as it is written.
+
+    Of the registers, those that start runs.
+    """
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -124,7 +125,11 @@ class RunBench(ControlBench):
 
 
 class WriteBench(ControlBench):
-    """Of the registers, those that keep what is written, and of each of their bytes one bit, any one."""
+    """Every write has one answer, in order, OKAY, that stays until it is taken, and with it registers change in those
+    bytes that are written.
+
+    Of the registers, those that keep what is written, and of each of their bytes one bit, any one.
+    """
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m)
@@ -168,7 +173,11 @@ class Writes:
 
 
 class ReadBench(ControlBench):
-    """What is read of the registers. A counter is read when its word passes."""
+    """Every read has one answer, in order, OKAY, that stays until it is taken, with what the register holds or the
+    counter that passes; it comes at once or with the counter.
+
+    What is read of the registers. A counter is read when its word passes.
+    """
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -221,12 +230,14 @@ class ReadBench(ControlBench):
 
 
 class PassingBench(Bench):
-    """The order in which words of counters pass. Nothing is assumed."""
+    """Words of counters pass in order, one a cycle, or with a memory of 16 bits in two.
+
+    Nothing is assumed.
+    """
 
     def __init__(self, counted: Sequence[Counter], bits: int) -> None:
         super().__init__(Counters(counted, bits=bits))
-        self.chunks = 32 // bits
-        """Cycles that a word of 32 bits takes."""
+        self.chunks = 32 // bits  # cycles of a word of 32 bits
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m)
@@ -312,37 +323,21 @@ class CountersBench(PassingBench):
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "control/control",
-        "runs",
-        "A start is a pulse, comes with a write of 1 to CONTROL and never while a run is on; a run is done when it is "
-        "finished and counters have settled, and is reported until the next start. A stop is "
-        "asked for as it is written.",
-        RunBench,
-        cover=2 * SETTLING_CYCLES,
-        proven=("state",),
+    yield RunBench.proves(
+        "control/control", "runs", Invariant(), Config(), cover=2 * SETTLING_CYCLES, proven=("state",)
     )
-    claim = (
-        "Every write has one answer, in order, OKAY, that stays until it is taken, and with it registers change in "
-        "those bytes that are written."
+    yield WriteBench.proves("control/control", "writes", Invariant(), Config(), proven=("state",))
+    yield ReadBench.proves(
+        "control/control", "reads", Invariant(), Config(), cover=2 * SETTLING_CYCLES, proven=("state",)
     )
-    yield Property("control/control", "writes", claim, WriteBench, proven=("state",))
-    yield Property(
-        "control/control",
-        "reads",
-        "Every read has one answer, in order, OKAY, that stays until it is taken, with what the register holds or the "
-        "counter that passes; it comes at once or with the counter.",
-        ReadBench,
-        cover=2 * SETTLING_CYCLES,
-        proven=("state",),
-    )
-    claim = "Words of counters pass in order, one a cycle, or with a memory of 16 bits in two."
     every = tuple(Counter)
-    for name, bench, cover in (
-        ("order of all", partial(PassingBench, every, 32), 2 * len(every) + 2),
-        ("order of 3", partial(PassingBench, every[:3], 16), 24),
+    for name, counted, bits, cover in (
+        ("order of all", every, 32, 2 * len(every) + 2),
+        ("order of 3", every[:3], 16, 24),
     ):
-        yield Property("control/counters", name, claim, bench, cover=cover, part=True)
+        yield PassingBench.proves(
+            "control/counters", name, Invariant(), counted, bits, cover=cover, part=True
+        )
     claim = (
         "A counter that passes has all events from the cycle after its clear to four cycles before, or three with few "
         "counters, with carries, and none twice."
@@ -355,14 +350,13 @@ def properties() -> Iterator[Property]:
     }
     for name, (counted, bits) in cases.items():
         cycles = 12 + 2 * (len(counted) - 1)  # a round of the counters, and their way to the adder
-        yield Property(
-            "control/counters", name, claim, partial(CountersBench, counted, bits), Induction(cycles)
-        )
-    yield Property(
+        yield CountersBench.proves("control/counters", name, Induction(cycles), counted, bits, claim=claim)
+    yield CountersBench.proves(
         "control/counters",
         "window",
-        "ARRAY_WINDOW has the cycles from the first row to the last write five cycles or more before it passes, if "
-        "writes are less than 2**32 - 8 cycles apart.",
-        partial(CountersBench, (Counter.ARRAY_WINDOW,), 32),
         Induction(12),
+        (Counter.ARRAY_WINDOW,),
+        32,
+        claim="ARRAY_WINDOW counts the cycles from the first row to the last write that is five cycles before "
+        "it passes, if writes are less than 2**32 - 8 cycles apart.",
     )

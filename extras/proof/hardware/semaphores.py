@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
@@ -23,14 +22,16 @@ _SMALL = Config(n=4, lanes=4, bus_bytes=4, probability_bits=0, lookup_tables=0, 
 
 
 class SemaphoresBench(Bench):
-    """Semaphores, and beside each the number of gives less that of takes since it was cleared.
+    """A semaphore is available while it was given more often than taken since it was cleared; the difference never goes
+    below 0, and not beyond the most it holds if the rules are kept.
+
+    Semaphores, and beside each the number of gives less that of takes since it was cleared.
 
     Assumed, as the unit's documentation says: no two units give a semaphore in one cycle, no two queues take it; only
     available ones are taken; none is given beyond `SEMAPHORE_MAX`. With the clear no gives and takes need to count.
     """
 
-    def __init__(self) -> None:
-        super().__init__(Semaphores())
+    UNIT = Semaphores
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -124,10 +125,11 @@ class _OpenDispatcher(Dispatcher):
 
 
 class OrderBench(DispatcherBench):
-    """Any one instruction on its way, of which one bit, any one, is watched, and one of its values: so what is claimed
-    is claimed of all bits.
+    """Instructions leave once and in the order they came, unchanged. A queue that has room takes the next one, and is
+    empty while it holds no whole one. A stop drops all but the instruction that is valid, and leaves the queue as new.
 
-    Semaphores are available or not as they like.
+    Any one instruction on its way, of which one bit, any one, is watched, and one of its values: so what is claimed
+    is claimed of all bits. Semaphores are available or not as they like.
     """
 
     def watch(self, m: Module) -> None:
@@ -228,7 +230,10 @@ class OrderBench(DispatcherBench):
 
 
 class WaitBench(DispatcherBench):
-    """The semaphores that instructions wait for, as the payload has them: that this is right, `OrderBench` says.
+    """The wait mask is taken exactly with its instruction and when all of it is available; an instruction becomes valid
+    then, and stays valid and the same until it is accepted.
+
+    The semaphores that instructions wait for are those of the payload; `OrderBench` proves the payload.
 
     Assumed as well, as the unit's documentation says: what is available of the semaphores that it waits for stays so
     until this queue takes it.
@@ -271,43 +276,18 @@ def _bits(kind: type) -> int:
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "control/semaphores",
-        "counts",
-        "A semaphore is available while it was given more often than taken since it was cleared; the difference never "
-        "goes below 0, and not beyond the most it holds if the rules are kept.",
-        SemaphoresBench,
-        Invariant(),
-    )
-    yield from _queues()
-
-
-def _queues() -> Iterator[Property]:
-    """Of each queue its order, with all bits, and what it waits for."""
-    order = (
-        "Instructions leave once and in the order they came, unchanged; a queue that has room takes the next one, and "
-        "it is empty while it holds no whole one; a stop drops all but the instruction that is valid, and leaves the "
-        "queue as new."
-    )
-    wait = (
-        "The wait mask is taken exactly with its instruction and when all of it is available; an instruction becomes "
-        "valid then, and stays valid and the same until it is accepted."
-    )
-    values, single = (
-        Config(queue_depth=2, bus_bytes=32, loops=1),
-        Config(queue_depth=1, bus_bytes=32, loops=1),
-    )
+    unit = "control/semaphores"
+    yield SemaphoresBench.proves(unit, "counts", Invariant())
+    single = Config(queue_depth=1, bus_bytes=32, loops=1)
     cases: dict[str, tuple[Config, Sequence[Any]]] = {
         "1, with a bus of 128 bits": (Config(queue_depth=1), [Store]),
         "1, several kinds with values": (single, kinds_of(Queue.VEC, single)),
         "2, with a bus of 32 bits": (replace(_SMALL, queue_depth=2), [Store]),
         "2, with a bus of 128 bits": (Config(queue_depth=2), [Load]),
-        "2, with values": (values, [Load]),
+        "2, with values": (Config(queue_depth=2, bus_bytes=32, loops=1), [Load]),
         "4, with a bus of 256 bits": (Config(bus_bytes=32), [Load]),
         "4, with a bus of 1024 bits": (Config(bus_bytes=128), [Load]),
     }
     for name, (config, kinds) in cases.items():
-        bench = partial(OrderBench, config, kinds)
-        yield Property("control/semaphores", f"order of {name}", order, bench, Induction(10), cover=60)
-        waits = partial(WaitBench, config, kinds)
-        yield Property("control/semaphores", f"wait of {name}", wait, waits, cover=60)
+        yield OrderBench.proves(unit, f"order of {name}", Induction(10), config, kinds, cover=60)
+        yield WaitBench.proves(unit, f"wait of {name}", Invariant(), config, kinds, cover=60)

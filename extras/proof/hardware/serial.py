@@ -23,14 +23,16 @@ _DEPTH = 18
 
 
 class SerialBench(Bench):
-    """A lane for mantissas whose first and last bit are any, and the others 0, and elements and biases of few bits.
+    """An element and its bias, times the mantissa, plus the second operand times its own, is shifted by any number,
+    rounded half to even and clamped, in the documented number of cycles; its tag comes with it.
+
+    A lane for mantissas whose first and last bit are any, and the others 0, and elements and biases of few bits.
 
     Assumed: settings do not change; reductions are of one element, as they are those of the parallel unit, of which
     properties of their own are proven; one comes when the result of the one before is there.
     """
 
-    def __init__(self) -> None:
-        super().__init__(SerialRequantise(small(n=2, lanes=1, mantissa_bits=_BITS), _TAG))
+    UNIT = SerialRequantise
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -72,12 +74,11 @@ class SerialBench(Bench):
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
+    yield SerialBench.proves(
         "vector/requantise_serial",
         "results",
-        "An element and its bias, times the mantissa, plus the second operand times its own, is shifted by any number, "
-        "rounded half to even and clamped, in the documented number of cycles; its tag comes with it.",
-        SerialBench,
         Bounded(_DEPTH),
+        small(n=2, lanes=1, mantissa_bits=_BITS),
+        _TAG,
         cover=_DEPTH,
     )

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from amaranth.hdl import Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.hdl.isa.config import Config
 from weft.hdl.vector.probabilities import PEAK, PEAK_BITS
 from weft.hdl.vector.softmax import ALIGNED, TOTAL, WRITTEN, RowStates
 
+_CONFIG = Config(n=2, lanes=2, bus_bytes=4, row_states=4)
 _READ = 2
 """Cycles from an address to its state."""
 _MOST = 31
@@ -19,10 +20,15 @@ _MOST = 31
 
 
 class UpdateBench(Bench):
-    """The pipeline that updates states, in free inputs, from the state that was read to the one that is written.
+    """Maximum, sum and alignment follow from the old state, the vector's exponent and its sum by their definition, each
+    in the documented cycle and for all values.
+
+    The pipeline that updates states, in free inputs, from the state that was read to the one that is written.
 
     `final` does not change, as is demanded of it.
     """
+
+    UNIT = RowStates
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -62,8 +68,13 @@ class UpdateBench(Bench):
 
 
 class KeptBench(Bench):
-    """The memory of states in free inputs. One address, any one, is watched: what was written to it last, since the
-    last reset, is what is read two cycles after its address in a later cycle."""
+    """A read behind a write returns the state that was written last to its address.
+
+    The memory of states in free inputs. One address, any one, is watched: what was written to it last, since the
+    last reset, is what is read two cycles after its address in a later cycle.
+    """
+
+    UNIT = RowStates
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -92,30 +103,6 @@ def _limited(value: Value) -> Value:
     return Mux(value > _MOST, _MOST, value[:5].as_unsigned())
 
 
-def _states() -> RowStates:
-    return RowStates(Config(n=2, lanes=2, bus_bytes=4, row_states=4))
-
-
-def _update() -> Bench:
-    return UpdateBench(_states())
-
-
-def _kept() -> Bench:
-    return KeptBench(_states())
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "vector/row_states",
-        "update",
-        "Maximum, sum and alignment follow from the old state, the vector's exponent and its sum by their definition, "
-        "each in the documented cycle and for all values.",
-        _update,
-        Induction(9),
-    )
-    yield Property(
-        "vector/row_states",
-        "memory of 4",
-        "A read behind a write returns the state that was written last to its address.",
-        _kept,
-    )
+    yield UpdateBench.proves("vector/row_states", "update", Induction(9), _CONFIG)
+    yield KeptBench.proves("vector/row_states", "memory of 4", Invariant(), _CONFIG)

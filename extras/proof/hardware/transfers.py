@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
@@ -18,6 +17,7 @@ from weft.extras.proof.hardware.streams import (
     within,
 )
 from weft.hdl.isa import Load, register_fields
+from weft.hdl.isa.config import Config
 from weft.hdl.load.load import PageReader
 
 
@@ -32,8 +32,10 @@ class PageBench(Bench):
     addresses of requests.
     """
 
-    def __init__(self, dut: PageReader, *, entries: bool) -> None:
-        super().__init__(dut)
+    UNIT = PageReader
+
+    def __init__(self, config: Config, *, entries: bool) -> None:
+        super().__init__(config)
         self.entries = entries
 
     def watch(self, m: Module) -> None:
@@ -168,11 +170,6 @@ class PageBench(Bench):
         self.claim("the place of the second", ~second | (Mux(first, behind, head) == here >> 2))
 
 
-def _pages(bus: int, loops: int, entries: bool) -> Bench:
-    config = SMALLEST.replace(bus_bytes=bus, loops=loops, probability_bits=7)
-    return PageBench(PageReader(config), entries=entries)
-
-
 def properties() -> Iterator[Property]:
     claim = (
         "The entry of each paged instruction is requested once, in order, at its address and at once; two are under "
@@ -181,12 +178,15 @@ def properties() -> Iterator[Property]:
     )
     for bus, loops in ((4, 0), (8, 1)):
         name = f"words of {bus} bytes, {'values' if loops else 'base registers'}"
-        yield Property("load/pages", name, claim, partial(_pages, bus, loops, False), Induction(6))
-        yield Property(
+        config = SMALLEST.replace(bus_bytes=bus, loops=loops, probability_bits=7)
+        yield PageBench.proves("load/pages", name, Induction(6), config, claim=claim, entries=False)
+        yield PageBench.proves(
             "load/pages",
             f"entries in {name}",
-            "Each instruction comes out as it was, once and in order, with its entry as part of its offset if it is "
-            "paged: the first beat is for the first one that asked, and so on; the entry is where its address says.",
-            partial(_pages, bus, loops, True),
             Induction(6),
+            config,
+            claim="Each instruction comes out as it was, once and in order, with its entry added to its "
+            "offset if it is paged: the first beat is for the first one that asked, and so on; the entry is "
+            "where its address says.",
+            entries=True,
         )

@@ -41,7 +41,11 @@ class _OpenTransposer(Transposer):
 
 
 class TransposeBench(Bench):
-    """The transposer between an unpacker and a scratchpad that do as they like.
+    """Vectors that LOAD transposes become columns, byte by byte, of all pixels of a group, of up to two vectors each,
+    with the fill byte for those that the last group lacks; each goes to its place once, and in order with vectors that
+    are not transposed; the signal comes behind the last one.
+
+    The transposer between an unpacker and a scratchpad that do as they like.
 
     Assumed is what the unpacker keeps: vectors stand until they are taken; all pixels of an instruction that
     transposes have as many vectors, no more than the configuration has room for; the last one of the last pixel bears
@@ -54,9 +58,7 @@ class TransposeBench(Bench):
     each other group's is ``dst_group`` behind the one before. Pixels that the last group lacks are the fill byte.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(_OpenTransposer(config))
-        self.config = config
+    UNIT = _OpenTransposer
 
     def watch(self, m: Module) -> None:
         dut, port = self.dut, self.dut.scratchpad
@@ -376,19 +378,8 @@ class TransposeBench(Bench):
         self.claim("at the port", implies(there, word & (self.peeks["port_signal"] == self.signal)))
 
 
-def _transposer() -> Bench:
-    sizes = {"n": 2, "lanes": 2, "scratchpad_banks": 2, "scratchpad_depth": 2, "probability_bits": 7}
-    return TransposeBench(_Small(**sizes))
+_SIZES = {"n": 2, "lanes": 2, "scratchpad_banks": 2, "scratchpad_depth": 2, "probability_bits": 7}
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "load/transpose",
-        "columns of 2",
-        "Vectors that LOAD transposes become columns, byte by byte, of all pixels of a group, of up to two vectors "
-        "each, with the fill byte for those that the last group lacks; each goes to its place once, and in order with "
-        "vectors that are not transposed; the signal comes behind the last one.",
-        _transposer,
-        Induction(4),
-        cover=40,
-    )
+    yield TransposeBench.proves("load/transpose", "columns of 2", Induction(4), _Small(**_SIZES), cover=40)

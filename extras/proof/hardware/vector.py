@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Module, Mux, Signal, Value, signed
 
@@ -19,12 +18,17 @@ _SETTLES = 4
 
 
 class MaskBench(Bench):
-    """The mask's unit in free inputs.
+    """In every step of the loops the mask counts as many columns as the length and the diagonal leave by their
+    definition, for any fields and register, and it is ready 4 cycles after it starts.
+
+    The mask's unit in free inputs.
 
     Assumed is what the sequence of Softmax does: nothing is stepped before the unit is ready, and a loop counts up to
     4096 rows or groups. Fields change with `start` only, and so does the register that the instruction names. Rows and
     groups are counted here from `start` on, as `weft.hdl.isa.Softmax` has its loops.
     """
+
+    UNIT = Mask
 
     def watch(self, m: Module) -> None:
         dut, n = self.dut, self.dut.n
@@ -114,17 +118,11 @@ def _between(value: Value, most: int) -> Value:
     return Mux(value < 0, 0, Mux(value > most, most, value))
 
 
-def _mask(n: int, loops: int) -> Bench:
-    return MaskBench(Mask(Config(n=n, lanes=2, bus_bytes=max(n, 4), loops=loops)))
-
-
 def properties() -> Iterator[Property]:
     for n, loops in ((2, 0), (16, 1)):
-        yield Property(
+        yield MaskBench.proves(
             "vector/mask",
             f"columns of {n}{', loops' if loops else ''}",
-            "In every step of the loops the mask counts as many columns as the length and the diagonal leave by their "
-            "definition, for any fields and register, and it is ready 4 cycles after it starts.",
-            partial(_mask, n, loops),
             Induction(8),
+            Config(n=n, lanes=2, bus_bytes=max(n, 4), loops=loops),
         )

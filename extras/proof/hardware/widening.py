@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.streams import assume_stable, stable
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.encoding import FACTOR_FRACTION_BITS, GROUP_WORDS
@@ -25,8 +24,13 @@ def bytes_of(values: Value) -> Value:
 
 
 class WidenBench(Bench):
-    """The widener in free inputs. Beats wait until they are taken, as all streams do; `narrow` stays as it is while a
-    word waits or one of its halves is still to come."""
+    """A word passes as it is, or as the bytes of its lower and then of its upper half, for all codes; none is lost.
+
+    The widener in free inputs. Beats wait until they are taken, as all streams do; `narrow` stays as it is while a
+    word waits or one of its halves is still to come.
+    """
+
+    UNIT = Widener
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -60,8 +64,10 @@ class BlocksBench(Bench):
     With `values` it claims what words are, else which beats are taken and when.
     """
 
-    def __init__(self, dut: Widener, *, values: bool) -> None:
-        super().__init__(dut)
+    UNIT = Widener
+
+    def __init__(self, config: Config, *, values: bool) -> None:
+        super().__init__(config)
         self.values = values
 
     def watch(self, m: Module) -> None:
@@ -143,34 +149,26 @@ class BlocksBench(Bench):
         return Cat(*results)
 
 
-def _widen() -> Bench:
-    return WidenBench(Widener(Config(n=2, lanes=2, bus_bytes=_BYTES, int4=1)))
-
-
-def _blocks(values: bool) -> Bench:
-    return BlocksBench(Widener(Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2)), values=values)
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "load/widen",
-        "values of 4 bits",
-        "A word passes as it is, or as the bytes of its lower and then of its upper half, for all codes; none is lost.",
-        _widen,
+    yield WidenBench.proves(
+        "load/widen", "values of 4 bits", Invariant(), Config(n=2, lanes=2, bus_bytes=_BYTES, int4=1)
     )
-    yield Property(
+    yield BlocksBench.proves(
         "load/widen",
         "blocks",
-        "The first word of a group is taken where it is wanted and does not pass, and 32 words of the 16 beats do; "
-        "others pass as without blocks.",
-        partial(_blocks, False),
+        Invariant(),
+        Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2),
+        claim="The first word of a group is taken where it is wanted and does not pass, and the 32 words of "
+        "16 beats do; others pass as without blocks.",
         cover=48,
+        values=False,
     )
-    yield Property(
+    yield BlocksBench.proves(
         "load/widen",
         "values of blocks",
-        "Each of a group's words is multiplied by the next of its factors in turn, rounded and saturated, for all "
-        "codes and factors.",
-        partial(_blocks, True),
         Induction(6),
+        Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2),
+        claim="Each of a group's words is multiplied by the next of its factors in turn, rounded and "
+        "saturated, for all codes and factors.",
+        values=True,
     )

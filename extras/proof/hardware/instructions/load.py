@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
@@ -73,15 +72,16 @@ def described(op: Any, first: Value, config: Config) -> dict[str, Any]:
 
 
 class RequestsBench(Bench):
-    """What turns LOAD into runs of bytes, in free inputs; base registers have any value when it is taken.
+    """For every LOAD, of any length and with any fields, runs of bytes are asked for row by row, where they are defined
+    and of as many bytes, once for each vector of a pixel where pixels of several overlap; the unpacker is told of each.
+
+    What turns LOAD into runs of bytes, in free inputs; base registers have any value when it is taken.
 
     Assumed: an instruction stands until it is taken, with counts and lengths of at least 1, and its rows are whole
     lines; rows of values of 4 bits are no longer than the checker accepts. All other fields are any.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(LoadRequests(config))
-        self.config = config
+    UNIT = LoadRequests
 
     def watch(self, m: Module) -> None:
         dut, op = self.dut, self.dut.instruction.payload
@@ -156,14 +156,15 @@ class RequestsBench(Bench):
 
 
 class PlacesBench(Bench):
-    """Where the unpacker's vectors go, in free inputs: beats come, and vectors are taken, at any time.
+    """For every LOAD, of any length and with any fields, vectors are cut in the order of its loops, and each goes to
+    its place; the last one bears the mask. What is in them is proven elsewhere, for fewer.
+
+    Where the unpacker's vectors go, in free inputs: beats come, and vectors are taken, at any time.
 
     Assumed: counts are at least 1. All other fields are any.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(Unpacker(config))
-        self.config = config
+    UNIT = Unpacker
 
     def watch(self, m: Module) -> None:
         dut, op, config = self.dut, self.dut.unpack.payload, self.config
@@ -241,34 +242,17 @@ class PlacesBench(Bench):
         self.claim("the last one of a pixel is told", ~cut | (told.pixel_end == ends[1]))
 
 
-def _requests(changes: dict[str, int]) -> Bench:
-    return RequestsBench(SMALLEST.replace(**changes))
-
-
-def _places(changes: dict[str, int]) -> Bench:
-    return PlacesBench(SMALLEST.replace(**changes))
-
-
 def properties() -> Iterator[Property]:
     for name, changes in _KINDS.items():
-        yield Property(
-            "load/load",
-            f"runs of LOAD{name}",
-            "For every LOAD, of any length and with any fields, runs of bytes are asked for row by row, where they are "
-            "defined and of as many bytes, once for each vector of a pixel where pixels of several overlap; the "
-            "unpacker is told of each.",
-            partial(_requests, changes),
-            Induction(4),
-            cover=16,
+        yield RequestsBench.proves(
+            "load/load", f"runs of LOAD{name}", Induction(4), SMALLEST.replace(**changes), cover=16
         )
     for name, changes in list(_KINDS.items())[:2]:
-        yield Property(
+        yield PlacesBench.proves(
             "load/unpack",
             f"places of vectors{name}",
-            "For every LOAD, of any length and with any fields, vectors are cut in the order of its loops, and "
-            "each goes to its place; the last one bears the mask. What is in them is proven elsewhere, for fewer.",
-            partial(_places, changes),
             Induction(4),
+            SMALLEST.replace(**changes),
             cover=16,
             part=True,
         )

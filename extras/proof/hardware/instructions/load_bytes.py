@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, ClassVar
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
@@ -14,7 +13,6 @@ from weft.extras.proof.hardware.property import Bench, Bounded, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_stable, within
 from weft.hdl.isa import WORD_BITS, Load
-from weft.hdl.isa.config import Config
 from weft.hdl.load.unpack import Unpacker
 
 _CYCLES = 9
@@ -33,9 +31,7 @@ class BytesBench(Bench):
     BEATS = 8
     """Beats that are kept."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(Unpacker(config))
-        self.config = config
+    UNIT = Unpacker
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
@@ -163,26 +159,23 @@ class BytesBench(Bench):
         self.cover("the second one leaves", leaves & (watched == 1) & out.ready)
 
 
-def _bytes(int4: int) -> Bench:
-    return BytesBench(SMALLEST.replace(int4=int4))
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
+    yield BytesBench.proves(
         "load/unpack",
         "bytes of vectors",
-        "Each lane of a vector has the byte of memory that LOAD defines, or the fill byte, for rows of up to "
-        "2 pixels of up to 3 bytes, whether they overlap or not.",
-        partial(_bytes, 0),
         Bounded(_CYCLES),
+        SMALLEST.replace(int4=0),
+        claim="Each lane of a vector has the byte of memory that LOAD defines, or the fill byte, for rows of "
+        "up to 2 pixels of up to 3 bytes, whether they overlap or not.",
         cover=_CYCLES,
     )
-    yield Property(
+    yield BytesBench.proves(
         "load/unpack",
         "bytes of vectors, values of 4 bits",
-        "The same where words of the bus hold values of 4 bits, and are widened ahead of this to two words each.",
-        partial(_bytes, 1),
         Bounded(_CYCLES),
+        SMALLEST.replace(int4=1),
+        claim="The same where words of the bus hold values of 4 bits, and are widened ahead of this to two "
+        "words each.",
         cover=_CYCLES,
         part=True,
     )

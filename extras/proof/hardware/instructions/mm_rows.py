@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
@@ -13,7 +12,6 @@ from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import Order
 from weft.extras.proof.hardware.walks import Walked, held, skid_slots, taken
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
 from weft.hdl.matrix.mm_rows import ROW_LATENCY, WALK, RowIssuer, WeightLoader, _row
 from weft.hdl.matrix.mm_rows import WEIGHTS_WALK as WALK_OF_B
@@ -22,7 +20,11 @@ _CONTRACTION = ("ky", "kx", "kc")
 
 
 class RowsBench(Bench):
-    """What issues rows of A, in free inputs: reads are refused, and tiles of weights come, at any time.
+    """For every MM, of any length and with any fields, rows are read, enter the array and get their rows of C in the
+    order of its loops: each once, where it is defined, the padding where coordinates are outside, less the zero point;
+    no row of C is added to while a row before is on its way to it.
+
+    What issues rows of A, in free inputs: reads are refused, and tiles of weights come, at any time.
 
     Assumed: an instruction comes only when there is room, and has counts of at least 1 and sizes h
     and w of at most 2**15, as coordinates are 16-bit two's complement. All other fields are any.
@@ -31,9 +33,7 @@ class RowsBench(Bench):
     that is when it is read, and when its row of C gets its place. `ROW_LATENCY` cycles later it enters the array.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(RowIssuer(config))
-        self.config = config
+    UNIT = RowIssuer
 
     def watch(self, m: Module) -> None:
         dut, op = self.dut, self.dut.instruction
@@ -206,14 +206,15 @@ class RowsBench(Bench):
 
 
 class WeightsBench(Bench):
-    """What sends tiles of B ahead, in free inputs.
+    """For every MM, of any length and with any fields, words of B are read and sent in the order of its loops, those of
+    a tile behind one another; a tile may be used when its last word is read, and no word of the next is read before.
+
+    What sends tiles of B ahead, in free inputs.
 
     Assumed: an instruction comes only when there is room, and has counts of at least 1; a tile is used when it may be.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(WeightLoader(config))
-        self.config = config
+    UNIT = WeightLoader
 
     def watch(self, m: Module) -> None:
         dut, op, n = self.dut, self.dut.instruction, self.config.n
@@ -249,14 +250,6 @@ class WeightsBench(Bench):
         self.cover("the last tile", walked.on & walked.ends & ~walked.at_start("kc"))
 
 
-def _rows(changes: dict[str, int]) -> Bench:
-    return RowsBench(SMALLEST.replace(**changes))
-
-
-def _weights() -> Bench:
-    return WeightsBench(SMALLEST)
-
-
 def properties() -> Iterator[Property]:
     kinds: dict[str, dict[str, int]] = {
         "": {},
@@ -265,23 +258,7 @@ def properties() -> Iterator[Property]:
         ", with sums along rows": {"n": 4, "depthwise_taps": 2},
     }
     for name, changes in kinds.items():
-        yield Property(
-            "matrix/mm_rows",
-            f"rows of MM{name}",
-            "For every MM, of any length and with any fields, rows are read, enter the array and get their rows "
-            "of C in the order of its loops: each once, where it is defined, the padding where coordinates are "
-            "outside, less the zero point; no row of C is added to while a row before is on its way to it.",
-            partial(_rows, changes),
-            Induction(4),
-            cover=12,
+        yield RowsBench.proves(
+            "matrix/mm_rows", f"rows of MM{name}", Induction(4), SMALLEST.replace(**changes), cover=12
         )
-    yield Property(
-        "matrix/mm_weights",
-        "tiles of MM",
-        "For every MM, of any length and with any fields, words of B are read and sent in the order of its "
-        "loops, those of a tile behind one another; a tile may be used when its last word is read, and no "
-        "word of the next is read before.",
-        _weights,
-        Induction(4),
-        cover=12,
-    )
+    yield WeightsBench.proves("matrix/mm_weights", "tiles of MM", Induction(4), SMALLEST, cover=12)

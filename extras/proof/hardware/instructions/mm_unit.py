@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Module, Mux, Signal
 
 from weft.extras.proof.hardware.pipelines import implies
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
 from weft.hdl.matrix.array import array_latency
 from weft.hdl.matrix.mm import MmUnit
@@ -18,14 +16,15 @@ from weft.hdl.matrix.mm_rows import ROW_LATENCY, destination
 
 
 class WrittenBench(Bench):
-    """The matrix unit in free inputs: nothing is assumed.
+    """Each row that is issued, and nothing else, is written as the array's row of C, so many cycles later, to its
+    place; the instruction is signalled when the last one is visible, and at no other time.
+
+    The matrix unit in free inputs: nothing is assumed.
 
     One cycle, any one, is watched, with what is issued in it. What is claimed of it is claimed of all.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(MmUnit(config))
-        self.config = config
+    UNIT = MmUnit
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
@@ -71,19 +70,13 @@ class WrittenBench(Bench):
             self.claim(f"length of {name}", (to - of)[:width] == distance)
 
 
-def _written(softmax: int) -> Bench:
-    return WrittenBench(SMALLEST.replace(probability_bits=softmax))
-
-
 def properties() -> Iterator[Property]:
     for name, softmax in (("", 0), (", with alignments", 8)):
-        yield Property(
+        yield WrittenBench.proves(
             "matrix/mm",
             f"rows of C{name}",
-            "Each row that is issued, and nothing else, is written as the array's row of C, so many cycles "
-            "later, to its place; the instruction is signalled when the last one is visible, and at no other time.",
-            partial(_written, softmax),
             Induction(20),
+            SMALLEST.replace(probability_bits=softmax),
             cover=22,
             proven=("array", "rows", "weight_loader"),
         )

@@ -56,7 +56,11 @@ class _Open(Sequencer):
 
 
 class RegistersBench(Bench):
-    """The sequencer with a bus of a whole instruction, between memory that brings these at any time and queues that
+    """Each slot of SET and NEXT changes its register as its mode says, in order and once, and READ the registers that
+    it names to its words; LOOP and NEXT jump where and if they have to; all others go to their queue, once, with what
+    the register holds that they name first; for all fields and contents of registers.
+
+    The sequencer with a bus of a whole instruction, between memory that brings these at any time and queues that
     take them at any time.
 
     Assumed: an instruction stands until it is taken or there is a jump, and goes where its opcode says; modes of slots
@@ -67,9 +71,7 @@ class RegistersBench(Bench):
     it: that it is right is claimed for the two that are watched then.
     """
 
-    def __init__(self) -> None:
-        self.config = SMALLEST.replace(loops=1, bus_bytes=WORD_BYTES)
-        super().__init__(_Open(self.config))
+    UNIT = _Open
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -295,19 +297,11 @@ class RegistersBench(Bench):
         self.cover("NEXT", backs)
 
 
-def _registers() -> Bench:
-    return RegistersBench()
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
+    yield RegistersBench.proves(
         "control/sequencer",
         "SET, LOOP, NEXT and READ",
-        "Each slot of SET and NEXT changes its register as its mode says, in order and once, and READ the "
-        "registers that it names to its words; LOOP and NEXT jump where and if they have to; all others go "
-        "to their queue, once, with what the register holds that they name first; for all fields and "
-        "contents of registers.",
-        _registers,
         Induction(4),
+        SMALLEST.replace(loops=1, bus_bytes=WORD_BYTES),
         cover=32,
     )

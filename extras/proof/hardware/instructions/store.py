@@ -12,7 +12,6 @@ from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import Order, assume_stable
 from weft.extras.proof.hardware.walks import Walked, held, skid_slots
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.store import READS, StoreReader, StoreRequests, vector_layout
 
@@ -20,15 +19,16 @@ _LOOPS = {"rows": 12, "pixels": 16, "vectors": 16}
 
 
 class RequestsBench(Bench):
-    """What turns STORE into runs of bytes, in free inputs; base registers have any value when it is taken.
+    """For every STORE, of any length and with any fields, runs of bytes are asked for in the order of its loops, where
+    they are defined and of as many bytes; the last one bears the mask; the reader is told of each.
+
+    What turns STORE into runs of bytes, in free inputs; base registers have any value when it is taken.
 
     Assumed: an instruction stands until it is taken, with its counts and its length at least 1. All other fields are
     any.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(StoreRequests(config))
-        self.config = config
+    UNIT = StoreRequests
 
     def watch(self, m: Module) -> None:
         dut, op = self.dut, self.dut.instruction.payload
@@ -129,16 +129,17 @@ class RequestsBench(Bench):
 
 
 class ReadsBench(Bench):
-    """What reads the vectors of STORE, in free inputs: reads are refused at any time.
+    """For every STORE, of any length and with any fields, vectors are read in the order of its loops, each once and
+    where it is defined; with its data come its place in memory, its bytes, and whether it ends a run.
+
+    What reads the vectors of STORE, in free inputs: reads are refused at any time.
 
     Assumed: what is to be read stands until it is taken, with counts of at least 1; all other fields are any.
 
     Each vector is followed, by what is defined of it, from the loop nest to its read and on to the next stage.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(StoreReader(config))
-        self.config = config
+    UNIT = StoreReader
 
     def watch(self, m: Module) -> None:
         dut, op = self.dut, self.dut.read.payload
@@ -221,32 +222,6 @@ class ReadsBench(Bench):
         self.cover("the queue is full", level == READS)
 
 
-def _requests() -> Bench:
-    return RequestsBench(SMALLEST)
-
-
-def _reads() -> Bench:
-    return ReadsBench(SMALLEST)
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "store/store",
-        "runs of STORE",
-        "For every STORE, of any length and with any fields, runs of bytes are asked for in the order of its "
-        "loops, where they are defined and of as many bytes; the last one bears the mask; the reader is told "
-        "of each.",
-        _requests,
-        Induction(4),
-        cover=16,
-    )
-    yield Property(
-        "store/store",
-        "vectors of STORE",
-        "For every STORE, of any length and with any fields, vectors are read in the order of its loops, "
-        "each once and where it is defined; with its data come its place in memory, its bytes, and whether "
-        "it ends a run.",
-        _reads,
-        Induction(4),
-        cover=16,
-    )
+    yield RequestsBench.proves("store/store", "runs of STORE", Induction(4), SMALLEST, cover=16)
+    yield ReadsBench.proves("store/store", "vectors of STORE", Induction(4), SMALLEST, cover=16)

@@ -47,14 +47,16 @@ class _OpenUnit(StoreUnit):
 
 
 class BusBench(Bench):
-    """STORE's bus around a memory that confirms whenever it likes.
+    """Bursts and their words pass in order, words behind their burst, and no more bursts than can be counted; an
+    instruction is signalled, in order and at once, when memory has confirmed all bursts up to its last one.
+
+    STORE's bus around a memory that confirms whenever it likes.
 
     Assumed: bursts and words stand until they are taken; memory confirms what it was asked for. Masks are not 0 here,
     so that every signal shows.
     """
 
-    def __init__(self) -> None:
-        super().__init__(_OpenUnit(SMALLEST.replace(queue_depth=1)))
+    UNIT = _OpenUnit
 
     def watch(self, m: Module) -> None:
         dut, bus = self.dut, self.dut.bus
@@ -116,12 +118,6 @@ class BusBench(Bench):
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "store/store",
-        "bursts and signals",
-        "Bursts and their words pass in order, words behind their burst, and no more bursts than can be counted; an "
-        "instruction is signalled, in order and at once, when memory has confirmed all bursts up to its last one.",
-        BusBench,
-        Bounded(14),
-        cover=16,
+    yield BusBench.proves(
+        "store/store", "bursts and signals", Bounded(14), SMALLEST.replace(queue_depth=1), cover=16
     )

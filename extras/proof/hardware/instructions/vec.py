@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
@@ -11,7 +10,6 @@ from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.vector.requantise import LATENCY
 from weft.hdl.vector.vec import VecOperands, VecUnit, VecWriter
@@ -29,9 +27,7 @@ class OperandsBench(Bench):
     arrival, and with `multiply` in that cycle as well; the lane group is that of what arrives.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(VecOperands(config))
-        self.config = config
+    UNIT = VecOperands
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -146,11 +142,13 @@ class OperandsBench(Bench):
 
 
 class WriterBench(Bench):
-    """What writes results, in free inputs; nothing is assumed."""
+    """Results are written as they came, each lane group to its place in the vector and the vector to its address; an
+    instruction is signalled when its last one can be read.
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(VecWriter(config))
-        self.config = config
+    What writes results, in free inputs; nothing is assumed.
+    """
+
+    UNIT = VecWriter
 
     def watch(self, m: Module) -> None:
         dut, results = self.dut, self.dut.results
@@ -172,14 +170,15 @@ class WriterBench(Bench):
 
 
 class WayBench(Bench):
-    """The whole vector unit, for what goes from its reads to its writes, in free inputs; nothing is assumed.
+    """For each output of which everything was read, and for nothing else, a vector is written so many cycles later,
+    where the instruction defines it; stages are connected.
+
+    The whole vector unit, for what goes from its reads to its writes, in free inputs; nothing is assumed.
 
     One cycle, any one, is watched, with the element for which there is all that has to be read.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(VecUnit(config))
-        self.config = config
+    UNIT = VecUnit
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
@@ -229,51 +228,30 @@ class WayBench(Bench):
         same("signals", "writer.signal", "signal", len(dut.signal))
 
 
-def _operands(softmax: int) -> Bench:
-    return OperandsBench(_PLAIN.replace(probability_bits=softmax))
-
-
-def _writer() -> Bench:
-    return WriterBench(_PLAIN)
-
-
-def _way() -> Bench:
-    return WayBench(_PLAIN.replace(mantissa_bits=16))
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
+    yield OperandsBench.proves(
         "vector/vec_operands",
         "operands of VEC",
-        "For each element requantisation gets what was read of it, or what stands for it out of range, or "
-        "its product with the second operand; with the second operand's byte and the parameters of its "
-        "column; for all values.",
-        partial(_operands, 0),
         Induction(4),
+        _PLAIN.replace(probability_bits=0),
+        claim="For each element requantisation gets what was read of it, or what stands for it out of range, "
+        "or its product with the second operand; with the second operand's byte and the parameters of its "
+        "column; for all values.",
     )
-    yield Property(
+    yield OperandsBench.proves(
         "vector/vec_operands",
         "operands of SOFTMAX, NORMALISE and VEC",
-        "The same; for NORMALISE bytes of vectors are probabilities as SOFTMAX stored them, and parameters are cleared "
-        "and replaced by what it has for them; the first element of a row is told.",
-        partial(_operands, 8),
         Induction(4),
+        _PLAIN.replace(probability_bits=8),
+        claim="As for VEC alone; for NORMALISE, bytes are probabilities that SOFTMAX stored, and parameters "
+        "are cleared and replaced by what it has for them; the first element of a row is told.",
     )
-    yield Property(
-        "vector/vec_writer",
-        "writes",
-        "Results are written as they came, each lane group to its place in the vector and the vector to its "
-        "address; an instruction is signalled when its last one can be read.",
-        _writer,
-        Induction(4),
-    )
-    yield Property(
+    yield WriterBench.proves("vector/vec_writer", "writes", Induction(4), _PLAIN)
+    yield WayBench.proves(
         "vector/vec",
         "the way of results",
-        "For each output of which everything was read, and for nothing else, a vector is written so many "
-        "cycles later, where the instruction defines it; stages are connected.",
-        _way,
         Induction(17),
+        _PLAIN.replace(mantissa_bits=16),
         cover=30,
         proven=("reader", "vec_operands", "requantise", "writer"),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
@@ -40,9 +39,10 @@ class ReaderBench(Bench):
     Each element is followed, by what the instruction defines of it, from the loop nest to its read.
     """
 
+    UNIT = VecReader
+
     def __init__(self, config: Config) -> None:
-        super().__init__(VecReader(config, serial=False))
-        self.config = config
+        super().__init__(config, serial=False)
         self.kinds = (Opcode.VEC, Opcode.SOFTMAX, Opcode.NORMALISE) if config.softmax else (Opcode.VEC,)
 
     def watch(self, m: Module) -> None:
@@ -345,28 +345,26 @@ def _but(request: Any) -> Value:
     return Cat(*(Value.cast(request[name]) for name, _ in request.shape() if name != "ask_second"))
 
 
-def _reader(softmax: int = 0) -> Bench:
-    return ReaderBench(SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=softmax))
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
+    yield ReaderBench.proves(
         "vector/vec_reader",
         "reads of VEC",
-        "For every VEC, of any length and with any fields, the parameter block is read, then elements in the "
-        "order of its loops, where they are defined and unless they are out of range, each behind its second "
-        "operand; later stages are told with the data what it is, and have the fields of its instruction.",
-        _reader,
         Induction(4),
+        SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=0),
+        claim="For every VEC, of any length and with any fields, the parameter block is read, then elements "
+        "in the order of its loops, where they are defined and unless they are out of range, each behind its "
+        "second operand; later stages are told with the data what it is, and have the fields of its "
+        "instruction.",
         cover=22,
     )
-    yield Property(
+    yield ReaderBench.proves(
         "vector/vec_reader",
         "reads of SOFTMAX, NORMALISE and VEC",
-        "In any mix of them, each reads its parameter block, if it has one, then all elements in the order of its "
-        "loops; what is noted of a vector goes with it, and the address of its alignment; later stages are told with "
-        "the data what it is, have the fields of its instruction, and are told where the loops stand.",
-        partial(_reader, 8),
         Induction(2),
+        SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8),
+        claim="In any mix of them, each reads its parameter block, if it has one, then all elements in the "
+        "order of its loops; what is noted of a vector goes with it, and the address of its alignment; later "
+        "stages are told with the data what it is, have the fields of its instruction, and are told where the "
+        "loops stand.",
         cover=22,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
@@ -11,9 +10,8 @@ from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
 from weft.extras.proof.hardware.kernel.arithmetic import sizes
 from weft.extras.proof.hardware.kernel.course import OPERANDS
 from weft.extras.proof.hardware.kernel.order import OrderBench
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Induction, Property
 from weft.hdl.isa import Source
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import MAX_COLUMN_VECTORS, SOURCES, STRIP_ROWS, TARGETS
 
 _ADDED = len(OPERANDS)
@@ -21,7 +19,10 @@ _CIRCLES = ("position", "strip_base", "block_base", "step_ob", "step_oy", "step_
 
 
 class AddressesBench(OrderBench):
-    """The addresses of an operand's vectors: its first one and a stride for each block, row and column before the
+    """Each issue reads, and its result is written to, the vector of the operand that its micro-operation names, in the
+    memory that the instruction names: the operand's first one plus a stride for each block, row and column before it.
+
+    The addresses of an operand's vectors: its first one and a stride for each block, row and column before the
     current one, added up; of two vectors of a column the second one lies behind the first.
 
     Assumed is, as well, that an operand has two vectors in a column at most, as the checker sees to. Whatever fields
@@ -116,20 +117,13 @@ class AddressesBench(OrderBench):
         return address
 
 
-def _addresses(config: Config) -> Bench:
-    return AddressesBench(config)
-
-
 def properties() -> Iterator[Property]:
     for config, groups in sizes():
-        yield Property(
+        yield AddressesBench.proves(
             "vector/kernel_sequence",
             f"addresses, {groups}",
-            "Each issue reads, and its result is written to, the vector of the operand that its micro-operation names, "
-            "in the memory that the instruction names: the operand's first one plus a stride for each block, row and "
-            "column before it.",
-            partial(_addresses, config),
             Induction(2),
+            config,
             cover=64,
-            part=config.groups > 1,  # MICROCODE is proven with one lane group
+            part=config.groups > 1,
         )

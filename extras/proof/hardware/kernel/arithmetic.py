@@ -40,9 +40,7 @@ def sizes() -> Iterator[tuple[Config, str]]:
 class LanesBench(CutBench):
     """The lanes in free inputs: each cycle has any micro-operation, for any place, or none; registers hold anything."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(KernelLanes(config))
-        self.config = config
+    UNIT = KernelLanes
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m)
@@ -67,7 +65,11 @@ class LanesBench(CutBench):
 
 
 class PlainBench(LanesBench):
-    """From both operands and the predicate, as they stand in the unit's registers, to results without a product."""
+    """ADD, SUB, RSUB, MIN, MAX, LT, EQ, SELECT, INDEX and TABLE follow from their operands by their definition, in the
+    documented cycle and for all values.
+
+    From both operands and the predicate, as they stand in the unit's registers, to results without a product.
+    """
 
     def _watch(self, m: Module) -> None:
         for lane in range(self.config.lanes):
@@ -114,7 +116,10 @@ class PlainBench(LanesBench):
 
 
 class ProductBench(LanesBench):
-    """From both operands to the register of the product.
+    """The register of MUL's product holds the exact product of its operands, as the sum of the products of parts, and
+    with it comes by how much it is to be shifted, for all operands.
+
+    From both operands to the register of the product.
 
     The proof is cut at the registers of the products of the first factor's low and high bits, each of which is claimed
     to hold its product, and at that of their sum: which is the product of the whole factors, as multiplication is
@@ -143,7 +148,11 @@ class ProductBench(LanesBench):
 
 
 class RoundingBench(LanesBench):
-    """From the register of the product, whatever it holds, to the result of MUL."""
+    """Any product, shifted by any number, is rounded half to even or down and saturated to 32 bits: that is the result
+    of MUL, in the documented cycle.
+
+    From the register of the product, whatever it holds, to the result of MUL.
+    """
 
     def _watch(self, m: Module) -> None:
         for lane in range(self.config.lanes):
@@ -168,7 +177,10 @@ class RoundingBench(LanesBench):
 
 
 class ResultBench(LanesBench):
-    """From results to where they go: a vector, a register or the predicate, `KERNEL_LATENCY` cycles behind the issue.
+    """Results go to the vector, the register or the predicate that their micro-operation names, saturated or as they
+    are, and to no other; the end is told with the last one.
+
+    From results to where they go: a vector, a register or the predicate, `KERNEL_LATENCY` cycles behind the issue.
 
     The results of serial operations come from the divider, when they are there. Assumed, of the micro-operation that is
     there: results of these operations and of comparisons do not go to memory, as the checker sees to. That the results

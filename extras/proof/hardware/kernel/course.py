@@ -9,7 +9,6 @@ from amaranth.lib import data
 
 from weft.extras.proof.hardware.cuts import CutBench
 from weft.hdl.isa import Kernel, MicroOp
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import SERIAL, SOURCES, STRIP_ROWS, TARGETS, Op
 from weft.hdl.isa.operands import kernel_min_cycles, kernel_serial_cycles
 from weft.hdl.vector.kernel_sequence import KernelSequence
@@ -48,9 +47,7 @@ class CourseBench(CutBench):
         The unit's: the next micro-operation begins behind this slot.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(KernelSequence(config))
-        self.config = config
+    UNIT = KernelSequence
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config

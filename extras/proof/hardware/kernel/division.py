@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
 
 from weft.extras.proof.hardware.kernel.arithmetic import sizes
 from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.property import Bench, Induction, Property
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import MULTIPLIER_BITS, REGISTERS, STRIP_ROWS, Op
 from weft.hdl.isa.operands import KERNEL_DIVISION_CYCLES, KERNEL_ROOT_CYCLES
 from weft.hdl.vector.kernel_divide import KernelDivide
@@ -22,7 +20,10 @@ _READY = 3
 
 
 class DivideBench(Bench):
-    """The divider, in free inputs: any lane group comes, but only after the results of the one before were written, as
+    """Factor and exponent of RECIPROCAL and RSQRT follow from each element by their definition, for all values, step by
+    step; all lanes are written once, when they are complete, where the micro-operation says.
+
+    The divider, in free inputs: any lane group comes, but only after the results of the one before were written, as
     its users promise. A row's micro-operation is RECIPROCAL or RSQRT.
 
     Of a square root and of a long division what is claimed is each of their steps, in terms of the one before, as no
@@ -33,9 +34,7 @@ class DivideBench(Bench):
     17 bits, all digits are 1, which is its limit.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(KernelDivide(config))
-        self.config = config
+    UNIT = KernelDivide
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
@@ -215,18 +214,12 @@ class DivideBench(Bench):
         self.cover("all lane groups", dut.write & self.uniform & (turn == config.groups - 1))
 
 
-def _divide(config: Config) -> Bench:
-    return DivideBench(config)
-
-
 def properties() -> Iterator[Property]:
     for config, groups in sizes():
-        yield Property(
+        yield DivideBench.proves(
             "vector/kernel_divide",
             f"results, {groups}",
-            "Factor and exponent of RECIPROCAL and RSQRT follow from each element by their definition, for all values, "
-            "step by step; all lanes are written once, when they are complete, where the micro-operation says.",
-            partial(_divide, config),
             Induction(3),
+            config,
             cover=2 * (KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES) + 8,
         )

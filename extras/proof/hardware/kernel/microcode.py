@@ -8,24 +8,24 @@ from amaranth.hdl import Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.kernel.arithmetic import KERNEL_SMALLEST
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Induction, Property
 from weft.hdl.isa import Microcode
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import MICRO_BITS, MICRO_OPS
 from weft.hdl.vector.kernel_sequence import KernelSequence
 from weft.hdl.vector.vec_streams import is_kind, view
 
 
 class MicrocodeBench(CutBench):
-    """The sequence in free inputs, for MICROCODE.
+    """Each micro-operation of MICROCODE is written once, to its entry of the memory, and nothing else is; it is told
+    when all of them are there.
+
+    The sequence in free inputs, for MICROCODE.
 
     Assumed: no instruction comes while words are written, as the unit's user keeps, and there are at least 1 and at
     most `MICRO_OPS` words, as the checker sees to. KERNEL may come at any other time.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(KernelSequence(config))
-        self.config = config
+    UNIT = KernelSequence
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -79,17 +79,7 @@ class MicrocodeBench(CutBench):
         self.claim("some", ~on | ((written < fields.count) & (fields.count <= MICRO_OPS)))
 
 
-def _microcode() -> Bench:
-    return MicrocodeBench(KERNEL_SMALLEST)
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "vector/kernel_sequence",
-        "microcode",
-        "Each micro-operation of MICROCODE is written once, to its entry of the memory, and nothing else is; it is "
-        "told when all of them are there.",
-        _microcode,
-        Induction(2),
-        cover=16,
+    yield MicrocodeBench.proves(
+        "vector/kernel_sequence", "microcode", Induction(2), KERNEL_SMALLEST, cover=16
     )

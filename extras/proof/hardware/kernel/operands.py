@@ -13,7 +13,11 @@ from weft.hdl.isa.operands import READ_LATENCY
 
 
 class OperandsBench(LanesBench):
-    """From what is issued to both operands and the predicate, as they stand in the unit's registers.
+    """A lane's operands are the register, the exchanged element of a register, the number, or what was read, with its
+    sign or without, or what stands for elements behind the row's end; each of its row and lane group and in the
+    documented cycle. The divider gets those of its micro-operations.
+
+    From what is issued to both operands and the predicate, as they stand in the unit's registers.
 
     Assumed: elements are not exchanged over more than a vector's, as the checker sees to. The sequence does not issue a
     micro-operation before the registers that it reads are written, which is claimed of it.

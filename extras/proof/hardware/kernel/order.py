@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Module, Value
 from amaranth.lib import data
@@ -11,8 +10,7 @@ from amaranth.lib import data
 from weft.extras.proof.hardware.kernel.arithmetic import sizes
 from weft.extras.proof.hardware.kernel.course import CourseBench
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
-from weft.hdl.isa.config import Config
+from weft.extras.proof.hardware.property import Induction, Property
 from weft.hdl.isa.kernel import MICRO_BITS, STRIP_ROWS
 from weft.hdl.vector.kernel_sequence import entry_layout
 
@@ -24,7 +22,12 @@ _ROW_BITS = (STRIP_ROWS - 1).bit_length()
 
 
 class OrderBench(CourseBench):
-    """The order of micro-operations, and of the issues of each."""
+    """Micro-operations are read and follow each other as their loops and the instruction's counts define it; each is
+    issued once for each lane group of each row of its strip, in order, with its column; the next one begins as many
+    slots later as the latencies of the arithmetic tell; the end comes with the last issue of all.
+
+    The order of micro-operations, and of the issues of each.
+    """
 
     def _watch(self, m: Module) -> None:
         self.claim("there are slots", self.dut.valid == self.on)
@@ -123,21 +126,13 @@ class OrderBench(CourseBench):
         self.claim(name, ~(self.on & when) | value)
 
 
-def _order(config: Config) -> Bench:
-    return OrderBench(config)
-
-
 def properties() -> Iterator[Property]:
     for config, groups in sizes():
-        yield Property(
+        yield OrderBench.proves(
             "vector/kernel_sequence",
             f"order, {groups}",
-            "Micro-operations are read and follow each other as their loops and the instruction's counts define it; "
-            "each is issued once for each lane group of each row of its strip, in order, with its column; the next one "
-            "begins as many slots later as the latencies of the arithmetic tell; the end comes with the last issue of "
-            "all.",
-            partial(_order, config),
             Induction(2),
+            config,
             cover=64,
-            part=config.groups > 1,  # MICROCODE is proven with one lane group
+            part=config.groups > 1,
         )

@@ -9,19 +9,21 @@ from amaranth.hdl import Module, Mux, Signal, Value
 from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.kernel.arithmetic import KERNEL_SMALLEST
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Induction, Property
 from weft.hdl.isa import Kernel, Microcode
-from weft.hdl.isa.config import Config
 from weft.hdl.vector.vec import VecUnit
 from weft.hdl.vector.vec_streams import is_one_of, results_layout
 
 
 class ShareBench(CutBench):
-    """The vector unit in free inputs; nothing is assumed."""
+    """KERNEL and MICROCODE go to the kernel engine once, when no other instruction is there, and no other one comes
+    before its end; it has the ports and the writer meanwhile; its vectors are written where it says, and its signal
+    comes behind the last one.
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(VecUnit(config))
-        self.config = config
+    The vector unit in free inputs; nothing is assumed.
+    """
+
+    UNIT = VecUnit
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -85,19 +87,7 @@ class ShareBench(CutBench):
         self.cover("are written", written & (place == 5))
 
 
-def _share() -> Bench:
-    return ShareBench(KERNEL_SMALLEST)
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "vector/vec",
-        "the kernel engine's share",
-        "KERNEL and MICROCODE go to the kernel engine once, when no other instruction is there, and no other one comes "
-        "before its end; it has the ports and the writer meanwhile; its vectors are written where it says, and its "
-        "signal comes behind the last one.",
-        _share,
-        Induction(3),
-        cover=32,
-        part=True,
+    yield ShareBench.proves(
+        "vector/vec", "the kernel engine's share", Induction(3), KERNEL_SMALLEST, cover=32, part=True
     )

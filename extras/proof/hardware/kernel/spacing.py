@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Module, Signal
 
 from weft.extras.proof.hardware.kernel.arithmetic import sizes
 from weft.extras.proof.hardware.kernel.order import OrderBench
-from weft.extras.proof.hardware.property import Bench, Induction, Property
-from weft.hdl.isa.config import Config
+from weft.extras.proof.hardware.property import Induction, Property
 from weft.hdl.isa.kernel import STRIP_ROWS
 from weft.hdl.isa.operands import KERNEL_SPACING
 
 
 class SpacingBench(OrderBench):
-    """One row of strips, any one, is watched: the slots since it was issued last, in whichever micro-operation.
+    """Between the issues of a row in two micro-operations are as many slots as results take to be written, so that the
+    later one reads what the earlier one wrote.
+
+    One row of strips, any one, is watched: the slots since it was issued last, in whichever micro-operation.
 
     The lanes read registers `READ_LATENCY` cycles behind an issue, and write them in cycle `KERNEL_LATENCY`;
     `latencies` tells that so many slots are enough. A slot takes a cycle or more, so that in cycles issues are as far
@@ -57,19 +58,8 @@ class SpacingBench(OrderBench):
         self.cover("right behind each other", here & ~issued & (since == KERNEL_SPACING) & self.dut.valid)
 
 
-def _spacing(config: Config) -> Bench:
-    return SpacingBench(config)
-
-
 def properties() -> Iterator[Property]:
     for config, groups in sizes():
-        yield Property(
-            "vector/kernel_sequence",
-            f"spacing, {groups}",
-            "Between the issues of a row in two micro-operations are as many slots as results take to be written, so "
-            "that the later one reads what the earlier one wrote.",
-            partial(_spacing, config),
-            Induction(3),
-            cover=48,
-            part=True,
+        yield SpacingBench.proves(
+            "vector/kernel_sequence", f"spacing, {groups}", Induction(3), config, cover=48, part=True
         )

@@ -10,11 +10,10 @@ from amaranth.lib import data
 from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.kernel.arithmetic import KERNEL_SMALLEST
 from weft.extras.proof.hardware.pipelines import implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Induction, Property
 from weft.extras.proof.hardware.streams import Order
 from weft.extras.proof.hardware.walks import held, skid_slots
 from weft.hdl.isa import Kernel, Vec
-from weft.hdl.isa.config import Config
 from weft.hdl.vector.kernel import KernelEngine
 from weft.hdl.vector.kernel_sequence import request_layout
 from weft.hdl.vector.vec_streams import results_layout, view
@@ -24,15 +23,17 @@ _SLOTS = 3
 
 
 class EngineBench(CutBench):
-    """The engine in free inputs: reads are refused at any time, and instructions end at any time.
+    """Instructions are taken one at a time; each slot of the sequence comes to the lanes once, in order, in the cycle
+    in which what it reads is granted; results go on, and the end with the last one or with the last word of a
+    MICROCODE.
+
+    The engine in free inputs: reads are refused at any time, and instructions end at any time.
 
     A slot, any one, is followed from the sequence to the cycle in which it reads what it has to, if anything: so each
     issue comes to the lanes once, in order, in the cycle in which its read is granted.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(KernelEngine(config))
-        self.config = config
+    UNIT = KernelEngine
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m)
@@ -106,19 +107,12 @@ class EngineBench(CutBench):
             self.claim(f"{name} of the lanes", self.peek(f"lanes.{name}", len(value)) == value)
 
 
-def _engine() -> Bench:
-    return EngineBench(KERNEL_SMALLEST)
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
+    yield EngineBench.proves(
         "vector/kernel",
         "the way of slots",
-        "Instructions are taken one at a time; each slot of the sequence comes to the lanes once, in order, in the "
-        "cycle in which what it reads is granted; results go on, and the end with the last one or with the last "
-        "word of a MICROCODE.",
-        _engine,
         Induction(2),
+        KERNEL_SMALLEST,
         cover=32,
         proven=("sequence", "lanes", "skid"),
     )

@@ -22,14 +22,16 @@ _DEPTH = 9
 
 
 class MultiplierBench(Bench):
-    """A multiplier of few bits, and multiplicands of few; shift and what it keeps are any.
+    """The product, plus the one that is kept, is shifted right by any number, rounded down, and saturated or taken
+    modulo 2**32; with it comes what rounds it to the even or up, in the documented number of cycles.
+
+    A multiplier of few bits, and multiplicands of few; shift and what it keeps are any.
 
     Assumed: it is told something while it is ready only, one thing a cycle; a product that it keeps was shifted by 0
     and has 34 bits.
     """
 
-    def __init__(self) -> None:
-        super().__init__(Multiplier(_BITS))
+    UNIT = Multiplier
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -81,11 +83,6 @@ class MultiplierBench(Bench):
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "sequential/multiplier",
-        f"products of {_FEW} and {_BITS} bits",
-        "The product, plus the one that is kept, is shifted right by any number, rounded down, and saturated or taken "
-        "modulo 2**32; with it comes what rounds it to the even or up, in the documented number of cycles.",
-        MultiplierBench,
-        Bounded(_DEPTH),
+    yield MultiplierBench.proves(
+        "sequential/multiplier", f"products of {_FEW} and {_BITS} bits", Bounded(_DEPTH), _BITS
     )

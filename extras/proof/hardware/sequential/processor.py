@@ -54,7 +54,11 @@ class _OpenProcessor(Processor):
 
 
 class WordsBench(Bench):
-    """The processor between units that do as they like, with words of any value.
+    """Words that calculate are executed once and in order, with the accumulator, the index register, data memory and
+    the units as all words ahead leave them, by their definition; results go to the accumulator, to data memory and to
+    one unit; jumps decide on what all words ahead leave; others use data memory between.
+
+    The processor between units that do as they like, with words of any value.
 
     Assumed is what the assembler keeps: functions, ports, conditions and widths of fields are those that there are,
     addresses are those of data memory, and nothing returns before something was called.
@@ -65,12 +69,11 @@ class WordsBench(Bench):
     was written there since the reset.
     """
 
-    def __init__(self) -> None:
-        super().__init__(_OpenProcessor())
-        self.layout = word_layout(_OPERAND_BITS)
+    UNIT = _OpenProcessor
 
     def watch(self, m: Module) -> None:
         dut = self.dut
+        self.layout = word_layout(_OPERAND_BITS)
         self.free_inputs(m)
         m.d.comb += dut.words.word.eq(self.free(self.layout.size, "word"))
         self.word = self.layout(dut.words.data)
@@ -330,19 +333,7 @@ class WordsBench(Bench):
         self.cover("a jump behind a subtraction", self.goes & taken & (jump.condition == Condition.NEGATIVE))
 
 
-def _processor() -> Bench:
-    return WordsBench()
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "sequential/processor",
-        "words of the microprogram",
-        "Words that calculate are executed once and in order, with the accumulator, the index register, data memory "
-        "and the units as all words ahead leave them, by their definition; results go to the accumulator, to data "
-        "memory and to one unit; jumps decide on what all words ahead leave; others use data memory between.",
-        _processor,
-        Induction(6),
-        cover=16,
-        proven=("program",),
+    yield WordsBench.proves(
+        "sequential/processor", "words of the microprogram", Induction(6), cover=16, proven=("program",)
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Property
+from weft.extras.proof.hardware.property import Invariant, Property
 from weft.extras.proof.hardware.registers import Answers, RunsBench
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_stable, axi_channel
@@ -24,8 +24,7 @@ _CONTROL, _WATCHDOG = Reg.CONTROL >> 2, Reg.WATCHDOG >> 2
 class _RegistersBench(RunsBench):
     """The registers, with progress in every cycle: the watchdog has properties of its own."""
 
-    def __init__(self) -> None:
-        super().__init__(Control(SMALLEST, _COUNTED))
+    UNIT = Control
 
     @staticmethod
     def kept(word: Value) -> Value:
@@ -35,7 +34,11 @@ class _RegistersBench(RunsBench):
 
 
 class WritesBench(_RegistersBench):
-    """Writes, whose address and data are taken together, in the cycle after data memory took them if they go there.
+    """Address and data of a write are taken together, in the cycle after data memory takes those that it keeps, and
+    answered once, in the next cycle; a start is a pulse, comes with a write of 1 to CONTROL and never while a run is
+    on.
+
+    Writes, whose address and data are taken together, in the cycle after data memory took them if they go there.
 
     Assumed, as AXI4 demands: address and data stay until they are taken.
     """
@@ -79,7 +82,11 @@ class WritesBench(_RegistersBench):
 
 
 class ReadsBench(_RegistersBench):
-    """Reads, which wait for data memory, or for a counter to pass."""
+    """Every read has one answer, OKAY, that stays until it is taken: the register in the cycle before, in data memory
+    or not, or the counter that passed whole. It comes as soon as that is there.
+
+    Reads, which wait for data memory, or for a counter to pass.
+    """
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -139,21 +146,13 @@ class ReadsBench(_RegistersBench):
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
+    yield WritesBench.proves(
         "sequential/control",
         "writes",
-        "Address and data of a write are taken together, in the cycle after data memory takes those that it keeps, and "
-        "answered once, in the next cycle; a start is a pulse, comes with a write of 1 to CONTROL and never while a "
-        "run is on.",
-        WritesBench,
+        Invariant(),
+        SMALLEST,
+        _COUNTED,
         cover=2 * SETTLING_CYCLES,
         proven=("state",),
     )
-    yield Property(
-        "sequential/control",
-        "reads",
-        "Every read has one answer, OKAY, that stays until it is taken: the register in the cycle before, in data "
-        "memory or not, or the counter that passed whole. It comes as soon as that is there.",
-        ReadsBench,
-        proven=("state",),
-    )
+    yield ReadsBench.proves("sequential/control", "reads", Invariant(), SMALLEST, _COUNTED, proven=("state",))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.hdl.isa.config import Config
 from weft.hdl.sequential.multiplier import Rows
 
 _SETS = ("a", "a_step", "c", "c_step", "x", "x_step", "bound")
@@ -19,7 +17,11 @@ _WRITTEN = 4
 
 
 class RowsBench(Bench):
-    """What multiplies rows, in free inputs.
+    """For any number of rows, places and strides, each row's vector is read where it is defined, or is the padding
+    where its coordinate is out of range; its products with all columns of weights, those that were set last, are added
+    exactly to its row of the accumulator, or to zero, and written there, once.
+
+    What multiplies rows, in free inputs.
 
     Assumed is what the microprogram keeps: nothing is set, and nothing begins, while rows are under way.
 
@@ -28,9 +30,7 @@ class RowsBench(Bench):
     the reset. The data of both memories come a cycle behind their addresses. Products are cut at their registers.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(Rows(config))
-        self.config = config
+    UNIT = Rows
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -176,18 +176,8 @@ class RowsBench(Bench):
             self.cover(f"a sum {j}", self.writes & (dut.sums[j] < -20000))
 
 
-def _bench(bits: int) -> Bench:
-    return RowsBench(SMALLEST.replace(probability_bits=bits))
-
-
 def properties() -> Iterator[Property]:
     for bits, what in ((0, "bytes"), (8, "bytes less a zero point")):
-        yield Property(
-            "sequential/rows",
-            f"products of {what}",
-            "For any number of rows, places and strides, each row's vector is read where it is defined, or is the "
-            "padding where its coordinate is out of range; its products with all columns of weights, those that were "
-            "set last, are added exactly to its row of the accumulator, or to zero, and written there, once.",
-            partial(_bench, bits),
-            Induction(8),
+        yield RowsBench.proves(
+            "sequential/rows", f"products of {what}", Induction(8), SMALLEST.replace(probability_bits=bits)
         )

@@ -60,7 +60,14 @@ class Kinds(wiring.Component):
 
 
 class KindsBench(Bench):
-    """Any word of any opcode."""
+    """Both are put as the VEC with their loops, source and destination, one element for each output, and alignments in
+    the place of a second operand that is not added; row states are at the strides of their definition; which of them
+    have parameters is told.
+
+    Any word of any opcode.
+    """
+
+    UNIT = Kinds
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -108,18 +115,11 @@ class KindsBench(Bench):
             self.claim(f"{name} of {kind.__name__}", implies(is_kind, same))
 
 
-def _kinds() -> Bench:
-    return KindsBench(Kinds(SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8)))
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
+    yield KindsBench.proves(
         "vector/vec_kinds",
         "SOFTMAX and NORMALISE as VEC",
-        "Both are put as the VEC with their loops, source and destination, one element for each output, and alignments "
-        "in the place of a second operand that is not added; row states are at the strides of their definition; which "
-        "of them have parameters is told.",
-        _kinds,
         Induction(1),
+        SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8),
         cover=4,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
@@ -31,9 +30,11 @@ class PipeBench(Bench):
     What is claimed is in cycles behind that.
     """
 
+    UNIT = SoftmaxPipe
+
     def __init__(self, config: Config, entry: int = _NEAR) -> None:
-        super().__init__(SoftmaxPipe(config, entry))
-        self.config, self.entry = config, entry
+        super().__init__(config, entry)
+        self.entry = entry
         groups, stages = config.groups, tree_stages(config)
         assert groups <= 2
         self.found = entry + 3 + stages
@@ -154,7 +155,11 @@ class WayBench(PipeBench):
 
 
 class MeetBench(PipeBench):
-    """The limit, the exponent and the sum of a vector are there when they are needed."""
+    """Each lane group of scores is masked by the limit of its vector, and each row state is updated with the exponent
+    and the sum of the vector that it is read for; parts are connected.
+
+    The limit, the exponent and the sum of a vector are there when they are needed.
+    """
 
     def _watch(self, m: Module) -> None:
         dut, config, since, groups = self.dut, self.config, self.since, self.config.groups
@@ -184,7 +189,10 @@ class MeetBench(PipeBench):
 
 
 class ConnectedBench(PipeBench):
-    """What one part makes is what the next one gets, in the same cycle."""
+    """What probabilities and row states get and make is what comes and goes, with no cycle between.
+
+    What one part makes is what the next one gets, in the same cycle.
+    """
 
     def _watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
@@ -211,10 +219,6 @@ class ConnectedBench(PipeBench):
         self.cover("scores", dut.valid & (dut.scores[0] == -7))
 
 
-def _bench(kind: type[PipeBench], lanes: int, entry: int) -> Bench:
-    return kind(SMALLEST.replace(lanes=lanes, probability_bits=8, table_depth=256), entry)
-
-
 _WAY = (
     "For each vector of scores whose lane groups were granted, and for nothing else, its probabilities leave so many "
     "cycles later with its address, the state of its row is read, and written to the same place, and its alignment "
@@ -224,43 +228,44 @@ _WAY = (
 
 def properties() -> Iterator[Property]:
     for lanes, name in ((1, "two lane groups"), (2, "one lane group")):
-        yield Property(
+        yield WayBench.proves(
             "vector/softmax",
             f"the way of vectors of {name}",
-            _WAY,
-            partial(_bench, WayBench, lanes, _NEAR),
             Induction(18),
+            SMALLEST.replace(lanes=lanes, probability_bits=8, table_depth=256),
+            _NEAR,
+            claim=_WAY,
             cover=24,
             proven=("probabilities", "states"),
         )
-        yield Property(
+        yield MeetBench.proves(
             "vector/softmax",
             f"what meets vectors of {name}",
-            "Each lane group of scores is masked by the limit of its vector, and each row state is updated with the "
-            "exponent and the sum of the vector that it is read for; parts are connected.",
-            partial(_bench, MeetBench, lanes, _NEAR),
             Induction(16),
+            SMALLEST.replace(lanes=lanes, probability_bits=8, table_depth=256),
+            _NEAR,
             cover=24,
             part=True,
             proven=("probabilities", "states"),
         )
-        yield Property(
+        yield ConnectedBench.proves(
             "vector/softmax",
             f"parts of {name}",
-            "What probabilities and row states get and make is what comes and goes, with no cycle between.",
-            partial(_bench, ConnectedBench, lanes, _NEAR),
             Induction(2),
+            SMALLEST.replace(lanes=lanes, probability_bits=8, table_depth=256),
+            _NEAR,
             cover=12,
             part=True,
             proven=("probabilities", "states"),
         )
-    yield Property(
+    yield WayBench.proves(
         "vector/softmax",
         "the way of vectors in the unit",
-        f"{_WAY} With as many cycles from a grant to its scores as there are in the vector unit.",
-        partial(_bench, WayBench, 1, _ENTRY),
         Induction(28),
+        SMALLEST.replace(lanes=1, probability_bits=8, table_depth=256),
+        _ENTRY,
+        claim=f"{_WAY} With as many cycles from a grant to its scores as there are in the vector unit.",
         cover=32,
-        part=True,  # what it claims is claimed of fewer cycles above, where faults are seen sooner
+        part=True,
         proven=("probabilities", "states"),
     )

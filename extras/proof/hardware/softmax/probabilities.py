@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value, signed
@@ -12,7 +11,6 @@ from amaranth.lib import data
 from weft.extras.proof.hardware.pipelines import ago, implies, settled
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.hdl.isa.config import Config
 from weft.hdl.vector.probabilities import (
     PEAK,
     PEAK_BITS,
@@ -37,7 +35,11 @@ _COLUMN = data.StructLayout({"y": signed(SCORE_BITS), "valid": 1})
 
 
 class ProbabilitiesBench(Bench):
-    """Probabilities in free inputs, of one or two lane groups.
+    """From any scores, at any pace and with any limits, follow the exponent of each vector, whether a column has an
+    entry of the table, which it has not if it is masked or too far below, and the entry's index, each by its definition
+    and in the documented cycle.
+
+    Probabilities in free inputs, of one or two lane groups.
 
     Assumed is what is demanded of its users: groups come in order, and the last one of a vector is said to be that.
     They come at any pace. The limit of each may be another one.
@@ -47,13 +49,11 @@ class ProbabilitiesBench(Bench):
     later comes so many cycles behind that.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(Probabilities(config))
-        self.config = config
-        assert config.groups <= 2
+    UNIT = Probabilities
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
+        assert config.groups <= 2
         self.free_inputs(m, "index", "last")
         self.stages = tree_stages(config)
         self._near = [self.peek(f"near_{lane}", 1) for lane in range(config.lanes)]
@@ -188,15 +188,15 @@ class ProbabilitiesBench(Bench):
 
 
 class SumBench(Bench):
-    """Probabilities behind the table, in free inputs: from what was looked up to the sum of a vector.
+    """Probabilities are the entries that were looked up, 0 where a column has none, and the sum of all of a vector
+    comes in its cycle; what fills the table reaches it.
+
+    Probabilities behind the table, in free inputs: from what was looked up to the sum of a vector.
 
     When that is, and that groups come in order, `ProbabilitiesBench` claims.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(Probabilities(config))
-        self.config = config
-        assert config.groups <= 2
+    UNIT = Probabilities
 
     def watch(self, m: Module) -> None:
         dut, config, stages = self.dut, self.config, tree_stages(self.config)
@@ -236,8 +236,13 @@ class SumBench(Bench):
 
 
 class TableBench(Bench):
-    """The table in free inputs. One entry, any one, is watched: the byte that was written to it last is what lanes get
-    two cycles behind its index, unless a byte was written while it was read."""
+    """Bytes are filled in as entries from 0 on, and every lane reads what was written last as the entry of its index.
+
+    The table in free inputs. One entry, any one, is watched: the byte that was written to it last is what lanes get
+    two cycles behind its index, unless a byte was written while it was read.
+    """
+
+    UNIT = Exp2Table
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.dut.config
@@ -281,42 +286,27 @@ def _largest(values: list[Value]) -> Value:
     return largest
 
 
-def _bench(kind: type[ProbabilitiesBench | SumBench], n: int, table: int) -> Bench:
-    return kind(SMALLEST.replace(n=n, lanes=2, probability_bits=8, table_depth=table))
-
-
-def _table() -> Bench:
-    return TableBench(Exp2Table(SMALLEST.replace(n=4, lanes=4, probability_bits=8, table_depth=256)))
-
-
 def properties() -> Iterator[Property]:
     for n, name in ((2, "one lane group"), (4, "two lane groups")):
-        yield Property(
+        yield ProbabilitiesBench.proves(
             "vector/probabilities",
             f"entries of {name}",
-            "From any scores, at any pace and with any limits, follow the exponent of each vector, whether a column "
-            "has an entry of the table, which it has not if it is masked or too far below, and the entry's index, each "
-            "by its definition and in the documented cycle.",
-            partial(_bench, ProbabilitiesBench, n, 256),
             Induction(12),
+            SMALLEST.replace(n=n, lanes=2, probability_bits=8, table_depth=256),
             cover=17,
             proven=("table",),
         )
-        yield Property(
+        yield SumBench.proves(
             "vector/probabilities",
             f"sums of {name}",
-            "Probabilities are the entries that were looked up, 0 where a column has none, and the sum of all of a "
-            "vector comes in its cycle; what fills the table reaches it.",
-            partial(_bench, SumBench, n, 256),
             Induction(8),
+            SMALLEST.replace(n=n, lanes=2, probability_bits=8, table_depth=256),
             cover=17,
             proven=("table",),
         )
-    yield Property(
+    yield TableBench.proves(
         "vector/probabilities",
         "table of 256",
-        "Bytes are filled in as entries from 0 on, and every lane reads what was written last as the entry of its "
-        "index.",
-        _table,
         Induction(6),
+        SMALLEST.replace(n=4, lanes=4, probability_bits=8, table_depth=256),
     )

@@ -12,7 +12,6 @@ from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.walks import Walked
 from weft.hdl.isa import BASES, Normalise, Opcode, Softmax
-from weft.hdl.isa.config import Config
 from weft.hdl.vector.vec_softmax import _IN_FLIGHT, CHOSEN, VecSoftmax, settings_layout
 from weft.hdl.vector.vec_streams import view
 
@@ -23,16 +22,18 @@ _LOOPS = dict.fromkeys(("ob", "oy", "ox"), 12)
 
 
 class SequenceBench(Bench):
-    """The unit in free inputs, behind a reader's sequence of SOFTMAX, NORMALISE and VEC.
+    """Each vector of SOFTMAX goes on with the address of its row's state, the columns that masks leave, and whether the
+    state starts anew, and waits while the last vector of that row counts as under way; the divider gets the sums of
+    NORMALISE's rows in order, and no row begins before its division is ready.
+
+    The unit in free inputs, behind a reader's sequence of SOFTMAX, NORMALISE and VEC.
 
     Assumed is what the reader's loop nest keeps: it steps whenever it may and is not held, for SOFTMAX not behind the
     last vector, and says where in the instruction's loops it stands; counts are at least 1. No more is granted than was
     stepped to, at most three vectors of it are not yet granted, and none of them when the next instruction comes.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(VecSoftmax(config))
-        self.config = config
+    UNIT = VecSoftmax
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -198,19 +199,12 @@ class SequenceBench(Bench):
         self.claim("the table starts", self.peek("pipe.table_start", 1) == self.sequence.load)
 
 
-def _sequence() -> Bench:
-    return SequenceBench(_PLAIN)
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
+    yield SequenceBench.proves(
         "vector/vec",
         "rows of softmax's states",
-        "Each vector of SOFTMAX goes on with the address of its row's state, the columns that masks leave, and whether "
-        "the state starts anew, and waits while the last vector of that row counts as under way; the divider gets the "
-        "sums of NORMALISE's rows in order, and no row begins before its division is ready.",
-        _sequence,
         Induction(2),
+        _PLAIN,
         cover=30,
         part=True,
         proven=("pipe", "rows", "divider", "mask"),

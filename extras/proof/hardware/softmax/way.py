@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Module, Mux, Signal, Value, signed
@@ -12,7 +11,6 @@ from weft.extras.proof.hardware.pipelines import ago, connect_all, implies
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa import Normalise, Opcode, Softmax
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.lib.arithmetic import RESULT
 from weft.hdl.vector.requantise import LATENCY, SCORE_BITS, column_layout
@@ -42,9 +40,7 @@ class UnitBench(Bench):
     One cycle, any one, is watched, with what is granted in it: `age` counts from there on.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(VecUnit(config))
-        self.config = config
+    UNIT = VecUnit
 
     def watch(self, m: Module) -> None:
         config = self.config
@@ -95,7 +91,11 @@ class UnitBench(Bench):
 
 
 class ScoresBench(UnitBench):
-    """What the pipeline of softmax gets for each element that was granted, and the way of results.
+    """For each element of SOFTMAX that was read, its score comes to the pipeline so many cycles later, with what
+    belongs to its vector; the writer gets probabilities where the pipeline has them, and for other instructions a
+    result for each output, as they were read.
+
+    What the pipeline of softmax gets for each element that was granted, and the way of results.
 
     The pipeline's property begins where this one ends: what it assumes of its user is claimed here.
     """
@@ -159,7 +159,11 @@ class ScoresBench(UnitBench):
 
 
 class DivisionBench(UnitBench):
-    """What elements of NORMALISE are multiplied by: the result of the division for their row."""
+    """Each row of NORMALISE takes a result of the divider with its first element, and all its elements are multiplied
+    and shifted by that one, with their alignments, until the next row.
+
+    What elements of NORMALISE are multiplied by: the result of the division for their row.
+    """
 
     def _watch(self, m: Module) -> None:
         dut, config, age = self.dut, self.config, self.age
@@ -235,7 +239,11 @@ class DivisionBench(UnitBench):
 
 
 class ConnectedBench(UnitBench):
-    """Scores, probabilities and alignments go from part to part in the same cycle."""
+    """The pipeline of softmax gets the scores of requantisation; alignments are written as it makes them, and
+    probabilities less 128.
+
+    Scores, probabilities and alignments go from part to part in the same cycle.
+    """
 
     def _watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
@@ -251,42 +259,13 @@ class ConnectedBench(UnitBench):
         self.cover("a write", self.softmax & (written.index == 1))
 
 
-def _bench(kind: type[UnitBench]) -> Bench:
-    return kind(_PLAIN)
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "vector/vec",
-        "the way of scores",
-        "For each element of SOFTMAX that was read, its score comes to the pipeline so many cycles later, with what "
-        "belongs to its vector; the writer gets probabilities where the pipeline has them, and for other instructions "
-        "a result for each output, as they were read.",
-        partial(_bench, ScoresBench),
-        Induction(2),
-        cover=56,
-        part=True,
-        proven=_PROVEN,
+    yield ScoresBench.proves(
+        "vector/vec", "the way of scores", Induction(2), _PLAIN, cover=56, part=True, proven=_PROVEN
     )
-    yield Property(
-        "vector/vec",
-        "the way of divisions",
-        "Each row of NORMALISE takes a result of the divider with its first element, and all its elements are "
-        "multiplied and shifted by that one, with their alignments, until the next row.",
-        partial(_bench, DivisionBench),
-        Induction(2),
-        cover=40,
-        part=True,
-        proven=_PROVEN,
+    yield DivisionBench.proves(
+        "vector/vec", "the way of divisions", Induction(2), _PLAIN, cover=40, part=True, proven=_PROVEN
     )
-    yield Property(
-        "vector/vec",
-        "softmax's connections",
-        "The pipeline of softmax gets the scores of requantisation; alignments are written as it makes them, and "
-        "probabilities less 128.",
-        partial(_bench, ConnectedBench),
-        Induction(1),
-        cover=56,
-        part=True,
-        proven=_PROVEN,
+    yield ConnectedBench.proves(
+        "vector/vec", "softmax's connections", Induction(1), _PLAIN, cover=56, part=True, proven=_PROVEN
     )
