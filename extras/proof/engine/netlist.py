@@ -13,7 +13,7 @@ from amaranth.hdl import Const, Fragment, Value
 from amaranth.lib.wiring import Out
 
 from weft.extras.proof.engine.names import Names, NetlistError
-from weft.extras.proof.hardware.property import OPENED, Bench
+from weft.extras.proof.hardware.property import Bench
 from weft.hdl.verilog import drop_zero_init
 from weft.sim.yosys_process import error_message, run_task
 
@@ -118,11 +118,11 @@ def prepare(found: Source, folder: Path, mutation: str | None = None) -> None:
 
 def mutations(found: Source, folder: Path, count: int, seed: int, but: Iterable[str] = ()) -> list[str]:
     """Commands of Yosys, each of which changes one bit inside the unit: inverts it, ties it, or makes it depend on
-    another. Submodules that `but` names are left out, and what shows memories to a bench."""
+    another. Submodules that `but` names are left out."""
     (folder / "bench.il").write_text(found.text)
     _run(folder, {"peeks": {}, "mutations": count, "seed": seed, "but": list(but)})
     lines = (folder / "mutations.txt").read_text().splitlines()
-    return [line for line in lines if line.startswith("mutate ") and f"-wire {OPENED}" not in line]
+    return [line for line in lines if line.startswith("mutate ")]
 
 
 def changes_nothing(found: Source, folder: Path, mutation: str) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.streams import Order
+from weft.extras.proof.hardware.walks import WalkModel
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.pipeline import Delay, Tap
 
@@ -28,104 +28,30 @@ class NestBench(Bench):
 
     UNIT = LoopNest
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.indices: dict[str, Signal] = {}
-        self.counts: dict[str, Signal] = {}
-
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.free_inputs(m)
-        for loop in dut.loops:
-            self.assume(~dut.load | (dut.counts[loop] != 0))
         self.assume(~dut.step | dut.active)
-        ended = self._indices(m)
-        active = Signal(name="expected_active")
-        with m.If(dut.load):
-            m.d.sync += active.eq(1)
-        with m.Elif(dut.step & ended):
-            m.d.sync += active.eq(0)
-        self.claim("active", dut.active == active)
-        self._flags(active, ended)
-        self._registers()
-        for name in dut.trackers:
-            self._value(m, name, active)
+        walk = WalkModel(
+            m, self, "", dut.loops, dut.trackers, load=dut.load, step=dut.step,
+            counts=dut.counts, bases=dut.bases, strides=dut.strides,
+        )  # fmt: skip
+        for name, (width, own) in dut.trackers.items():
+            total = walk.bases[name]
+            for loop in own:
+                product = _product(walk.index[loop], walk.strides[name, loop])[:width]
+                self.claim(f"product of {name} and {loop}", ~walk.on | (walk.moved[name, loop] == product))
+                total = total + product
+            self.claim(f"value of {name}", ~walk.on | (dut.values[name] == total[:width]))
         self.cover("chained load", dut.load & dut.step & dut.last_all)
-        self.cover("load before the end", dut.load & active & ~dut.last_all)
-        self.cover(
-            "longest", active & Cat(self._last(loop) & (self.counts[loop] > 1) for loop in self._long()).all()
-        )
-
-    def _long(self) -> list[str]:
-        return [loop for loop, width in self.dut.loops.items() if width > 1]
-
-    def _last(self, loop: str) -> Value:
-        return self.indices[loop] + 1 == self.counts[loop]
-
-    def _indices(self, m: Module) -> Value:
-        """Count as a program would; returns whether all loops are in their last iteration."""
-        dut = self.dut
-        inner: Value = Const(1)
-        for loop, width in reversed(dut.loops.items()):
-            index = self.indices[loop] = Signal(width, name=f"index_{loop}")
-            count = self.counts[loop] = Signal(width, name=f"count_{loop}", init=1)
-            with m.If(dut.load):
-                m.d.sync += [index.eq(0), count.eq(dut.counts[loop])]
-            with m.Elif(dut.step & inner):
-                m.d.sync += index.eq(Mux(self._last(loop), 0, index + 1))
-            inner = inner & self._last(loop)
-        return inner
-
-    def _flags(self, active: Signal, ended: Value) -> None:
-        dut = self.dut
-        for loop in dut.loops:
-            self.claim(f"first of {loop}", ~active | (dut.first[loop] == (self.indices[loop] == 0)))
-            self.claim(f"last of {loop}", ~active | (dut.last[loop] == self._last(loop)))
-            self.claim(f"index of {loop}", self.indices[loop] < self.counts[loop])
-        self.claim("last of all", ~active | (dut.last_all == ended))
-
-    def _registers(self) -> None:
-        """What the counters keep, as induction needs it: none of this is promised to users."""
-        active, loops = self.dut.active, list(self.dut.loops)
-        moves = self.peek("moves", len(loops))
-        for number, (loop, width) in enumerate(self.dut.loops.items()):
-            index, count = self.indices[loop], self.counts[loop]
-            reload, left = self.peek(f"reload_{loop}", width), self.peek(f"left_{loop}", width)
-            single, double = self.peek(f"single_{loop}", 1), self.peek(f"double_{loop}", 1)
-            self.claim(f"reload of {loop}", ~active | (reload == (count - 2)[:width]))
-            self.claim(f"left of {loop}", ~active | (left == (count - index - 2)[:width]))
-            self.claim(f"single of {loop}", ~active | (single == (count == 1)))
-            self.claim(f"double of {loop}", ~active | (double == (count == 2)))
-            near = self.peek(f"near_{loop}", 1)
-            self.claim(f"near of {loop}", ~active | (near == (index + 2 == count)))
-            inner = Cat(self._last(name) for name in loops[number + 1 :]).all()
-            self.claim(f"move of {loop}", ~active | (moves[number] == (inner & ~self._last(loop))))
-
-    def _value(self, m: Module, name: str, active: Signal) -> None:
-        """The tracker by its definition, and the levels that the unit keeps of it."""
-        dut = self.dut
-        width, own = dut.trackers[name]
-        base = Signal(width, name=f"base_{name}")
-        with m.If(dut.load):
-            m.d.sync += base.eq(dut.bases[name])
-        total: Value = base
-        if not own or next(iter(dut.loops)) not in own:
-            self.claim(f"base of {name}", ~active | (self.peek(f"{name}_base", width) == base))
-        for loop in dut.loops:
-            if loop not in own:
-                continue
-            stride = Signal(signed(own[loop]), name=f"of_{name}_{loop}")
-            with m.If(dut.load):
-                m.d.sync += stride.eq(dut.strides[name][loop])
-            total = (total + _product(self.indices[loop], stride))[:width]
-            kept = self.peek(f"{name}_stride_{loop}", own[loop])
-            self.claim(f"stride of {name} for {loop}", ~active | (kept == stride.as_unsigned()))
-            self.claim(f"level of {name} for {loop}", ~active | (self.peek(f"{name}_{loop}", width) == total))
-        self.claim(f"value of {name}", ~active | (dut.values[name] == total))
+        self.cover("load before the end", dut.load & walk.on & ~dut.last_all)
+        several = [loop for loop, width in dut.loops.items() if width > 1]
+        ends = Cat(walk.last[loop] & (walk.count[loop] > 1) for loop in several).all()
+        self.cover("longest", walk.on & ends)
 
 
-def _product(index: Signal, stride: Signal) -> Value:
-    """Of an unsigned and a signed number, by the method of paper and pencil: the tools have no multiplier."""
+def _product(index: Value, stride: Value) -> Value:
+    """Return the product of an unsigned and a signed number as a sum of shifted terms."""
     total: Value = Const(0)
     for place in range(len(index)):
         total = total + (Mux(index[place], stride, 0) << place)

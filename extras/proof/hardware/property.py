@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from amaranth.hdl import (
+    Array,
     Assert,
     Assume,
     Elaboratable,
@@ -24,9 +25,6 @@ from amaranth.lib import wiring
 
 CLAIM, COVER = "claim_", "cover_"
 """Begin the names of the signals that say whether something holds, or is reached."""
-OPENED = "opened_"
-"""Begins the names of signals with which a unit is given more ports for its memories, to show what these hold. Faults
-are none of theirs."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +182,10 @@ class Bench(Elaboratable):
         signal = self.free(width, "peek_" + re.sub(r"[.#\[\]]", "_", path))
         self.peeks[path] = signal
         return signal
+
+    def peek_word(self, memory: str, index: Value, depth: int, width: int) -> Value:
+        """Return the word at `index` of a memory of `depth` words inside the unit, at the path of its submodule."""
+        return Array(self.peek(f"{memory}[{number}]", width) for number in range(depth))[index]
 
     def claim(self, name: str, value: Value) -> None:
         """It is 1 in every cycle."""

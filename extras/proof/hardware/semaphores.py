@@ -9,7 +9,7 @@ from typing import Any
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.utils import exact_log2
 
-from weft.extras.proof.hardware.property import OPENED, Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.streams import Order, stable, within
 from weft.hdl.control.semaphores import Dispatcher, Semaphores
 from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, WORD_BITS, Load, Queue, Store, kinds_of
@@ -71,9 +71,10 @@ class DispatcherBench(Bench):
     unit's kinds. A stop may come at any time; an instruction that it cuts off does not go on afterwards.
     """
 
+    UNIT = Dispatcher
+
     def __init__(self, config: Config, kinds: Sequence[Any]) -> None:
-        kind = Dispatcher if config.queue_depth == 1 else _OpenDispatcher
-        super().__init__(kind(config, kinds))
+        super().__init__(config, kinds)
         self.config, self.kinds = config, tuple(kinds)
         self.most = config.queue_depth + (config.queue_depth > 1)
 
@@ -95,33 +96,6 @@ class DispatcherBench(Bench):
     def drops(self) -> Value:
         """Whether all that is in the queue is dropped: a stop spares the instruction that is valid."""
         return self.dut.stop & ~self.dut.instruction.valid
-
-
-class _OpenDispatcher(Dispatcher):
-    """A queue of several instructions, with two more ports for its memories, by which `held` has what stands at
-    `slots`: the bits of an instruction at their places, and behind them those of its values."""
-
-    def __init__(self, config: Config, kinds: Sequence[Any]) -> None:
-        super().__init__(config, kinds)
-        self.config = config
-        values = 32 * len(self._named)
-        self.slots = [Signal(range(config.queue_depth), name=f"slot{k}") for k in range(2)]
-        self.held = [Signal(WORD_BITS + values, name=f"{OPENED}held{k}") for k in range(2)]
-
-    def elaborate(self, platform: object) -> Module:
-        m = super().elaborate(platform)
-        width = len(self.fetched.payload.data)
-        stored = self._stored_bits()
-        for slot, held in zip(self.slots, self.held, strict=True):
-            for index in range(WORD_BITS // width):
-                bits = [bit for bit in stored if bit // width == index]
-                if bits:
-                    port = getattr(m.submodules, f"part{index}").read_port(domain="comb")
-                    m.d.comb += [port.addr.eq(slot), Cat(held[bit] for bit in bits).eq(port.data)]
-            if self._named:
-                port = m.submodules.stored_values.read_port(domain="comb")
-                m.d.comb += [port.addr.eq(slot), held[WORD_BITS:].eq(port.data)]
-        return m
 
 
 class OrderBench(DispatcherBench):
@@ -199,10 +173,10 @@ class OrderBench(DispatcherBench):
         self.claim("ahead", ~order.watched | (order.ahead < order.inside))
         oldest = order.watched & (order.ahead == 0) & (head == 1)
         self.claim("oldest", ~oldest | (shown == order.word))
-        m.d.comb += [dut.slots[0].eq(slot), dut.slots[1].eq(write_at)]
-        held = [Cat(held[:WORD_BITS].bit_select(self.place, 1)) for held in dut.held]
+        words = [self._stored(m, place) for place in (slot, write_at)]
+        held = [Cat(word[:WORD_BITS].bit_select(self.place, 1)) for word in words]
         if len(shown) > 1:
-            held[0] = Cat(held[0], dut.held[0][WORD_BITS:].bit_select(self.which, 1))
+            held[0] = Cat(held[0], words[0][WORD_BITS:].bit_select(self.which, 1))
         # Of the opcode only bits are stored in which kinds differ.
         stored = Const(sum(1 << bit for bit in dut._stored_bits()), WORD_BITS).bit_select(self.place, 1)
         word = Mux(stored, order.word, Cat(held[0][0], order.word[1:]))
@@ -212,6 +186,18 @@ class OrderBench(DispatcherBench):
         constant = Const(int(self.kinds[0].OPCODE), WORD_BITS).bit_select(self.place, 1)
         self.claim("what kinds have in common", ~order.watched | stored | (order.word[0] == constant))
         self.claim("of what comes", stored | (self.index == 0) | (self.kept == constant))
+
+    def _stored(self, m: Module, slot: Signal) -> Signal:
+        """Return what the memories hold at `slot`: the bits of an instruction, and after them its values."""
+        dut, depth, width = self.dut, self.config.queue_depth, len(self.dut.fetched.payload.data)
+        stored, values = dut._stored_bits(), 32 * len(dut._named)
+        word = Signal(WORD_BITS + values, name=f"stored_at_{slot.name}")
+        for index in range(WORD_BITS // width):
+            if bits := [word[bit] for bit in stored if bit // width == index]:
+                m.d.comb += Cat(bits).eq(self.peek_word(f"part{index}", slot, depth, len(bits)))
+        if values:
+            m.d.comb += word[WORD_BITS:].eq(self.peek_word("stored_values", slot, depth, values))
+        return word
 
     def _bit(self, m: Module, written: Value, index: Signal) -> Value:
         """What is watched of the instruction, as it came up to this part."""
@@ -242,8 +228,6 @@ class WaitBench(DispatcherBench):
     def watch(self, m: Module) -> None:
         dut, instruction = self.dut, self.dut.instruction
         self.free_inputs(m)
-        if self.config.queue_depth > 1:  # not looked at, but so that both benches have the same unit
-            m.d.comb += [slot.eq(self.free(len(slot), f"any_slot{k}")) for k, slot in enumerate(dut.slots)]
         written, _index, last = self.parts(m)
         pop = instruction.valid & instruction.ready
         inside = Signal(range(self.most + 2))

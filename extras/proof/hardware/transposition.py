@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import OPENED, Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.streams import Channel, assume_stable, stable
 from weft.hdl.isa.config import Config
 from weft.hdl.load.transpose import Transposer
@@ -22,22 +22,6 @@ class _Small(Config):
     @property
     def transposed_vectors(self) -> int:
         return 2
-
-
-class _OpenTransposer(Transposer):
-    """The transposer with one more port for the memory of each lane, by which `shown` has what stands at `place`."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.place = Signal(3)
-        self.shown = [Signal(8, name=f"{OPENED}lane{lane}") for lane in range(config.n)]
-
-    def elaborate(self, platform: object) -> Module:
-        m = super().elaborate(platform)
-        for lane, shown in enumerate(self.shown):
-            port = getattr(m.submodules, f"lane{lane}").read_port(domain="comb")
-            m.d.comb += [port.addr.eq(self.place), shown.eq(port.data)]
-        return m
 
 
 class TransposeBench(Bench):
@@ -58,7 +42,7 @@ class TransposeBench(Bench):
     each other group's is ``dst_group`` behind the one before. Pixels that the last group lacks are the fill byte.
     """
 
-    UNIT = _OpenTransposer
+    UNIT = Transposer
 
     def watch(self, m: Module) -> None:
         dut, port = self.dut, self.dut.scratchpad
@@ -336,7 +320,7 @@ class TransposeBench(Bench):
 
     def _memory(self, m: Module, begins: Value, unread: Value) -> None:
         """The watched byte, from where it is written to where it is read."""
-        stored, dut = Signal(name="stored"), self.dut
+        stored = Signal(name="stored")
         fills = unread & self.padding & (self.target == self.buffer)
         written = self.peek("lane0.store__en", 1) & (self.w_index == self.i) & (self.w_panel == self.p)
         with m.If(begins):
@@ -351,12 +335,10 @@ class TransposeBench(Bench):
         self.claim("all are stored", implies(whole, stored))
         fill = self.peek("fill", 8)
         self.claim("it is filled up with", implies(fills & has & ~stored, self.byte == fill))
-        m.d.comb += dut.place.eq(Cat(self.i, self.p, self.buffer))
-        lane = (self.i + self.j)[0]
-        self.claim(
-            "memory",
-            implies(unread & has & stored & (self.stage == 0), Mux(lane, *reversed(dut.shown)) == self.byte),
-        )
+        place, lane = Cat(self.i, self.p, self.buffer), (self.i + self.j)[0]
+        lanes = [self.peek_word(f"lane{k}", place, 1 << len(place), 8) for k in range(self.config.n)]
+        waits = unread & has & stored & (self.stage == 0)
+        self.claim("memory", implies(waits, Mux(lane, *reversed(lanes)) == self.byte))
 
     def _columns(self, stage: Value) -> None:
         """The watched column on its way."""

@@ -1,4 +1,4 @@
-"""What LOAD puts into vectors, for rows of few bytes."""
+"""Properties of LOAD: the bytes of its vectors, for short rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.instructions.load import described, passes
+from weft.extras.proof.hardware.instructions.load import split_passes, unpack_fields
 from weft.extras.proof.hardware.pipelines import ago
 from weft.extras.proof.hardware.property import Bench, Bounded, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
@@ -15,21 +15,19 @@ from weft.extras.proof.hardware.streams import assume_stable, within
 from weft.hdl.isa import WORD_BITS, Load
 from weft.hdl.load.unpack import Unpacker
 
-_CYCLES = 9
-"""So far the bytes of vectors are looked at."""
+_DEPTH = 9
 
 
 class BytesBench(Bench):
-    """What the unpacker puts into vectors, in free inputs: beats come, and vectors are taken, at any time.
+    """The unpacker puts the bytes of memory, or fill bytes, into vectors.
 
-    Assumed: the unpacker is told of an instruction as is claimed of what tells it; rows are whole lines; beats stand
-    until they are taken. Rows and pixels are 2 at most, bytes of a pixel 3, of its pitch 3, fill bytes ahead of a row
-    3, bytes of it from memory 5: more do not fit into the cycles that are looked at. All other fields are any.
+    The inputs are free: beats come, and vectors are taken, at any time. Assumed: the unpacker gets the fields that
+    `RequestsBench` claims; rows are whole lines; beats stay until they are taken. Fields are limited by `MOST`: larger
+    instructions do not fit into the cycles of the proof. All other fields are unconstrained.
     """
 
     MOST: ClassVar[dict[str, int]] = {"rows": 2, "pixels": 2, "length": 3, "pitch": 3, "before": 3, "run": 5}
     BEATS = 8
-    """Beats that are kept."""
 
     UNIT = Unpacker
 
@@ -39,8 +37,8 @@ class BytesBench(Bench):
         assume_stable(m, self, dut.beat, "beat")
         offered, self.first = Load.layout()(self.free(WORD_BITS, "offered")), self.free(32, "first_byte")
         m.d.comb += dut.unpack.valid.eq(self.free(1, "offers"))
-        told = described(offered, self.first, config)
-        m.d.comb += [dut.unpack.payload[name].eq(value) for name, value in told.items()]
+        fields = unpack_fields(offered, self.first, config)
+        m.d.comb += [dut.unpack.payload[name].eq(value) for name, value in fields.items()]
         self.load, self.op = Signal(name="loads"), Signal(Load.layout(), name="op")
         m.d.comb += self.load.eq(dut.unpack.valid & dut.unpack.ready)
         with m.If(self.load):
@@ -57,15 +55,17 @@ class BytesBench(Bench):
             self.assume(~self.load | ~offered.int4 | aligned)
         self.size = self.op.run[:4] << (self.op.int4 if config.int4 else 0)
         self.cut = self.peek("nest.step", 1)
-        self._loops(m)
-        self._beats(m)
-        self._bytes(m)
+        self._model_loops(m)
+        self._record_beats(m)
+        self._claim_bytes(m)
 
-    def _loops(self, m: Module) -> None:
-        """The row, the vector of a pixel and the pixel that is cut next; pixels are the inner loop where rows are read
-        again for each vector."""
+    def _model_loops(self, m: Module) -> None:
+        """Count the row, the vector of a pixel, and the pixel that is cut next.
+
+        Pixels are the inner loop where rows are read again for each vector.
+        """
         op, cut, n = self.op, self.cut, self.config.n
-        vectors, again = passes(op, self.config)
+        vectors, again = split_passes(op, self.config)
         row, pixel, vector = (Signal(4, name=name) for name in ("row", "pixel", "vector"))
         last_pixel, last_vector = pixel == op.pixels - 1, vector == vectors - 1
         self.pass_ends = last_pixel & (again | last_vector)
@@ -94,8 +94,10 @@ class BytesBench(Bench):
         self.cover("a second row", cut & (row == 1) & (self.align == 3))
         self.cover("a second pass", cut & again & (vector == 1) & (pixel == 1))
 
-    def _beats(self, m: Module) -> None:
-        """Beats in their order, those of a pass behind those of the one before; the one that waits counts."""
+    def _record_beats(self, m: Module) -> None:
+        """Record the beats in their order; the beat that waits counts. The beats of a pass follow those of the pass
+        before.
+        """
         beat, op, bus = self.dut.beat, self.op, self.config.bus_bytes
         places = range(self.BEATS)
         self.came, self.begins = Signal(places, name="beats_came"), Signal(places, name="pass_begins")
@@ -111,9 +113,8 @@ class BytesBench(Bench):
             m.d.sync += self.begins.eq(self.begins + beats)
         self.store = store
 
-    def _bytes(self, m: Module) -> None:
-        """Each lane of a vector has the byte of memory that is defined, or the fill byte, two cycles after "
-        "it is cut."""
+    def _claim_bytes(self, m: Module) -> None:
+        """Claim that each lane has its byte of memory or the fill byte, two cycles after its vector is cut."""
         op, n, bus, beat = self.op, self.config.n, self.config.bus_bytes, self.dut.beat
         vector = self.dut.vector.payload.shape()(
             self.peek("queue.w_data", len(self.dut.vector.payload.as_value()))
@@ -137,10 +138,10 @@ class BytesBench(Bench):
             self.claim(f"lane {lane}", ~written | (vector.data.word_select(lane, 8) == due))
             known = ago(m, self.cut & from_memory, 2, f"from_memory{lane}", reset=True)
             self.cover(f"a byte of memory in lane {lane}", known & (due == 0x5A))
-        self._leave(m, written, vector)
+        self._claim_order(m, written, vector)
 
-    def _leave(self, m: Module, written: Value, vector: Any) -> None:
-        """Vectors leave in their order, as they were: one of them, any one, is watched."""
+    def _claim_order(self, m: Module, written: Value, vector: Any) -> None:
+        """Claim that vectors leave unchanged and in order; the watched vector may be any."""
         out, watched = self.dut.vector, self.constant(m, 3, "watched")
         came, gone, word = (
             Signal(3, name="vectors_came"),
@@ -163,19 +164,19 @@ def properties() -> Iterator[Property]:
     yield BytesBench.proves(
         "load/unpack",
         "bytes of vectors",
-        Bounded(_CYCLES),
+        Bounded(_DEPTH),
         SMALLEST.replace(int4=0),
         claim="Each lane of a vector has the byte of memory that LOAD defines, or the fill byte, for rows of "
         "up to 2 pixels of up to 3 bytes, whether they overlap or not.",
-        cover=_CYCLES,
+        cover=_DEPTH,
     )
     yield BytesBench.proves(
         "load/unpack",
         "bytes of vectors, values of 4 bits",
-        Bounded(_CYCLES),
+        Bounded(_DEPTH),
         SMALLEST.replace(int4=1),
-        claim="The same where words of the bus hold values of 4 bits, and are widened ahead of this to two "
-        "words each.",
-        cover=_CYCLES,
+        claim="As without values of 4 bits, where words of the bus hold such values, and the widener makes two "
+        "words of each.",
+        cover=_DEPTH,
         part=True,
     )

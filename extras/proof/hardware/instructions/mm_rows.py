@@ -1,4 +1,4 @@
-"""The effect of MM, for instructions of any length: rows of A and of C, and words of B, are those it defines."""
+"""Properties of MM before the issue of its rows: rows of A and C, and words of B, for instructions of any length."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from weft.extras.proof.hardware.pipelines import ago
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import Order
-from weft.extras.proof.hardware.walks import Walked, held, skid_slots, taken
+from weft.extras.proof.hardware.walks import WalkModel, claim_slots, skid_slots, walk_fields
 from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
-from weft.hdl.matrix.mm_rows import ROW_LATENCY, WALK, RowIssuer, WeightLoader, _row
+from weft.hdl.matrix.mm_rows import ROW_LATENCY, WALK, RowIssuer, WeightLoader
 from weft.hdl.matrix.mm_rows import WEIGHTS_WALK as WALK_OF_B
+from weft.hdl.matrix.mm_rows import _row as row_layout
 
 _CONTRACTION = ("ky", "kx", "kc")
 
 
 class RowsBench(Bench):
     """For every MM, of any length and with any fields, rows are read, enter the array and get their rows of C in the
-    order of its loops: each once, where it is defined, the padding where coordinates are outside, less the zero point;
-    no row of C is added to while a row before is on its way to it.
+    order of its loops. Each does so once, at its address; a row is the padding where coordinates are outside, and has
+    its zero point subtracted. No row is added to a row of C while an earlier addition to it is under way.
 
-    What issues rows of A, in free inputs: reads are refused, and tiles of weights come, at any time.
+    The inputs are free: reads are refused, and tiles of weights come, at any time. Assumed: an instruction comes only
+    when there is room, and has counts of at least 1 and sizes h and w of at most 2**15, because coordinates are 16-bit
+    two's complement. All other fields are unconstrained.
 
-    Assumed: an instruction comes only when there is room, and has counts of at least 1 and sizes h
-    and w of at most 2**15, as coordinates are 16-bit two's complement. All other fields are any.
-
-    Each row is followed, by what the instruction defines of it, from the loop nest to the cycle in which it is issued:
-    that is when it is read, and when its row of C gets its place. `ROW_LATENCY` cycles later it enters the array.
+    The model defines each row, and follows it from the loop nest to its issue: then it is read, and its row of C gets
+    its place. `ROW_LATENCY` cycles later it enters the array.
     """
 
     UNIT = RowIssuer
@@ -41,15 +41,15 @@ class RowsBench(Bench):
         self.assume(~dut.load | dut.free)
         self.assume(~dut.load | ((op.h <= 1 << 15) & (op.w <= 1 << 15)))
         step = self.peek("nest.step", 1)
-        fields = taken(WALK, self.config, op)
-        walked = Walked(m, self, "nest", WALK.counters(self.config), load=dut.load, step=step, **fields)
-        self.claim("free when the last row leaves", dut.free == (~walked.on | (step & walked.ends)))
-        self._issued(m, step, self._defined(m, walked))
-        self._apart(m)
-        self._entered(m)
+        arguments = walk_fields(WALK, self.config, op)
+        walk = WalkModel(m, self, "nest", WALK.counters(self.config), load=dut.load, step=step, **arguments)
+        self.claim("free when the last row leaves", dut.free == (~walk.on | (step & walk.ends)))
+        self._claim_issue(m, step, self._define_row(m, walk))
+        self._claim_distance(m)
+        self._claim_entry(m)
 
     def _fields(self, m: Module) -> dict[str, Signal]:
-        """Fields of the instruction under way that are needed for all of its rows."""
+        """Return registers with the fields that all rows of the current instruction need."""
         dut, op = self.dut, self.dut.instruction
         names = ["h", "w", "pad", "accumulate", "signal"]
         if self.config.wide_activations:
@@ -58,74 +58,61 @@ class RowsBench(Bench):
             names.append("depthwise")
         if self.config.softmax:
             names += ["align", "alignment"]
-        kept = {name: Signal.like(op[name], name=f"field_{name}") for name in names}
+        fields = {name: Signal.like(op[name], name=f"field_{name}") for name in names}
         with m.If(dut.load):
-            m.d.sync += [register.eq(op[name]) for name, register in kept.items()]
-        return kept
+            m.d.sync += [register.eq(op[name]) for name, register in fields.items()]
+        return fields
 
-    def _defined(self, m: Module, walked: Walked) -> Any:
-        """The row that the loops stand on, as the instruction defines it."""
-        config, kept, values = self.config, self._fields(m), walked.values
-        row = Signal(_row(config), name="defined")
-        first = ~kept["accumulate"] & walked.at_start(*_CONTRACTION)
+    def _define_row(self, m: Module, walk: WalkModel) -> Any:
+        """Return the row of the current iteration, as the instruction defines it."""
+        config, fields, values = self.config, self._fields(m), walk.values
+        row = Signal(row_layout(config), name="defined")
+        first = ~fields["accumulate"] & walk.at_start(*_CONTRACTION)
         y, x = (values[name].as_signed() for name in ("y", "x"))
         m.d.comb += [
-            row.inside.eq((y >= 0) & (y < kept["h"]) & (x >= 0) & (x < kept["w"])),
-            row.first.eq(walked.at_start("oy", "ox")),
+            row.inside.eq((y >= 0) & (y < fields["h"]) & (x >= 0) & (x < fields["w"])),
+            row.first.eq(walk.at_start("oy", "ox")),
             row.address.eq(values["a"]),
-            row.fill.eq(kept["pad"]),
+            row.fill.eq(fields["pad"]),
             row.destination.address.eq(values["c"]),
             row.destination.overwrite.eq(first),
-            row.destination.last.eq(walked.ends),
-            row.destination.signal.eq(Mux(walked.ends, kept["signal"], 0)),
+            row.destination.last.eq(walk.ends),
+            row.destination.signal.eq(Mux(walk.ends, fields["signal"], 0)),
         ]
         coming = self.peek("skid.i__payload", len(row.as_value()))
-        self.claim("the row that comes", ~walked.on | (coming == row.as_value()))
-        for name, path in self._registers().items():
-            there = self.peek(path, len(kept[name]))
-            self.claim(f"{name} is kept", ~walked.on | (there == kept[name].as_unsigned()))
-        limited = (kept["h"] <= 1 << 15) & (kept["w"] <= 1 << 15)
-        self.claim("sizes are limited", ~walked.on | limited)
+        self.claim("the row that comes", ~walk.on | (coming == row.as_value()))
+        for name, field in fields.items():
+            if name != "alignment":
+                register = self.peek(name, len(field))
+                self.claim(f"{name} is kept", ~walk.on | (register == field.as_unsigned()))
+        limited = (fields["h"] <= 1 << 15) & (fields["w"] <= 1 << 15)
+        self.claim("sizes are limited", ~walk.on | limited)
         if config.wide_activations:
-            m.d.comb += row.zero.eq(kept["zero"])
+            m.d.comb += row.zero.eq(fields["zero"])
         if config.depthwise_taps:
-            m.d.comb += [row.depthwise.eq(kept["depthwise"]), row.start.eq(walked.at_start("ox"))]
+            m.d.comb += [row.depthwise.eq(fields["depthwise"]), row.start.eq(walk.at_start("ox"))]
         if config.softmax:
-            m.d.comb += [row.aligned.eq(kept["align"]), row.alignment.eq(self._number(m, walked, kept))]
+            m.d.comb += [
+                row.aligned.eq(fields["align"]),
+                row.alignment.eq(self._count_alignments(m, walk, fields)),
+            ]
         return row
 
-    def _registers(self) -> dict[str, str]:
-        """Where the unit keeps them."""
-        paths = {
-            "h": "h",
-            "w": "w",
-            "pad": "pad",
-            "accumulate": "accumulate",
-            "signal": "signal",
-        }
-        if self.config.wide_activations:
-            paths["zero"] = "zero"
-        if self.config.depthwise_taps:
-            paths["depthwise"] = "depthwise"
-        if self.config.softmax:
-            paths["align"] = "align"
-        return paths
-
-    def _number(self, m: Module, walked: Walked, kept: dict[str, Signal]) -> Value:
-        """Entries of alignments follow each other from `alignment` on, through all loops but that over tiles."""
+    def _count_alignments(self, m: Module, walk: WalkModel, fields: dict[str, Signal]) -> Value:
+        """Return the entry of the row's alignment: entries count from `alignment` on, again for each tile."""
         entry, width = Signal(range(self.config.alignments), name="entry"), len(self.dut.alignments.address)
         with m.If(self.dut.load):
             m.d.sync += entry.eq(self.dut.instruction.alignment)
-        with m.Elif(walked.step):
-            again = walked.at_end("ky", "kx", "kc", "oy", "ox")
-            m.d.sync += entry.eq(Mux(again, kept["alignment"], entry + 1))
+        with m.Elif(walk.step):
+            again = walk.at_end("ky", "kx", "kc", "oy", "ox")
+            m.d.sync += entry.eq(Mux(again, fields["alignment"], entry + 1))
         start = self.peek("start", width)
-        self.claim("the first entry is kept", ~walked.on | (start == kept["alignment"][:width]))
+        self.claim("the first entry is kept", ~walk.on | (start == fields["alignment"][:width]))
         return entry[:width]
 
-    def _issued(self, m: Module, step: Value, defined: Any) -> None:
-        """Rows are issued in their order, and what is read and told then is what is defined."""
-        dut, layout = self.dut, _row(self.config)
+    def _claim_issue(self, m: Module, step: Value, defined: Any) -> None:
+        """Claim that rows are issued in order, with the reads and destinations of their definition."""
+        dut, layout = self.dut, row_layout(self.config)
         row = self.peek("row", layout.size)
         (comes, following), behind = skid_slots(self, layout.size)
         there = Signal(name="row_there")
@@ -135,13 +122,13 @@ class RowsBench(Bench):
         self.claim("a row is there", self.peek("skid.o__ready", 1) == (~there | dut.issued))
         self.claim("issued if there", ~dut.issued | there)
         order = Order(m, self, push=step, i=defined.as_value(), pop=dut.issued, o=row, most=3)
-        held(self, order, ((there, row), (comes, following), behind), "a row on its way")
+        claim_slots(self, order, ((there, row), (comes, following), behind), "a row on its way")
         self.row = row = type(defined)(layout, row)
         self.claim("its row of C", dut.destination.as_value() == row.destination.as_value())
         self.claim("read where it is defined", ~dut.read.valid | (dut.read.address == row.address))
         granted = dut.read.valid & dut.read.ready
         self.claim("read if it is inside", ~dut.issued | (granted == row.inside))
-        self.claim("not read but when issued", ~granted | dut.issued)
+        self.claim("read only when issued", ~granted | dut.issued)
         self.claim("the first one of a tile waits for weights", ~(dut.issued & row.first) | dut.weights)
         self.claim("a tile is used from its first row on", dut.swap == (dut.issued & row.first))
         self.cover("a row in the padding", dut.issued & ~row.inside)
@@ -149,8 +136,8 @@ class RowsBench(Bench):
             "the last row", dut.issued & row.destination.last & ~row.first & (row.destination.signal != 0)
         )
 
-    def _apart(self, m: Module) -> None:
-        """A row that adds to C is not issued before rows ahead of it have been added."""
+    def _claim_distance(self, m: Module) -> None:
+        """Claim that a row is not added to C before earlier rows have been added."""
         dut, issued, row = self.dut, self.dut.issued, self.dut.destination.address
         late = rmw_latency(self.config)
         past, place = issued, row
@@ -166,8 +153,8 @@ class RowsBench(Bench):
                 self.claim(f"place {age}", ~past | (self.peek(f"past_target{age}", len(row)) == place))
         self.cover("a row waits", dut.stall_port & near.any())
 
-    def _entered(self, m: Module) -> None:
-        """The row that enters the array is what was read, or the padding, less the zero point."""
+    def _claim_entry(self, m: Module) -> None:
+        """Claim that the row that enters the array is the data, or the padding, less the zero point."""
         dut, row, n, width = self.dut, self.row, self.config.n, self.config.widths.activation
         zero = row.zero if self.config.wide_activations else 0
         along = [row.depthwise, row.start] if self.config.depthwise_taps else []
@@ -190,10 +177,10 @@ class RowsBench(Bench):
             self.claim("what goes along rows", Cat(dut.a_depthwise, dut.a_start) == due)
         assert ROW_LATENCY == READ_LATENCY + 1
         if self.config.softmax:
-            self._aligned(m)
+            self._claim_alignment(m)
 
-    def _aligned(self, m: Module) -> None:
-        """The alignment comes `READ_LATENCY` cycles behind the row, from its entry, or is 0."""
+    def _claim_alignment(self, m: Module) -> None:
+        """Claim that the alignment comes `READ_LATENCY` cycles after the row, from its entry, or is 0."""
         dut, row = self.dut, self.row
         read = dut.alignments.valid & (dut.alignments.address == row.alignment)
         self.claim("its alignment is read", ~(dut.issued & row.aligned) | read)
@@ -206,12 +193,12 @@ class RowsBench(Bench):
 
 
 class WeightsBench(Bench):
-    """For every MM, of any length and with any fields, words of B are read and sent in the order of its loops, those of
-    a tile behind one another; a tile may be used when its last word is read, and no word of the next is read before.
+    """For every MM, of any length and with any fields, words of B are read and sent in the order of its loops, the
+    words of a tile in consecutive cycles. A tile may be used when its last word is read, and no word of the next tile
+    is read before its use.
 
-    What sends tiles of B ahead, in free inputs.
-
-    Assumed: an instruction comes only when there is room, and has counts of at least 1; a tile is used when it may be.
+    The inputs are free. Assumed: an instruction comes only when there is room, and has counts of at least 1; a tile is
+    used only when it may be.
     """
 
     UNIT = WeightLoader
@@ -221,22 +208,22 @@ class WeightsBench(Bench):
         self.free_inputs(m)
         self.assume(~dut.load | dut.free)
         self.assume(~dut.swap | dut.ready)
-        fields = taken(WALK_OF_B, self.config, op)
+        fields = walk_fields(WALK_OF_B, self.config, op)
         fields["counts"]["row"] = Const(n)
         sends = dut.read.valid
         loops = WALK_OF_B.counters(self.config)
-        walked = Walked(m, self, "nest", loops, load=dut.load, step=sends, **fields)
-        first, last = walked.at_start("row"), walked.at_end("row")
+        walk = WalkModel(m, self, "nest", loops, load=dut.load, step=sends, **fields)
+        first, last = walk.at_start("row"), walk.at_end("row")
         waits = Signal()  # a whole tile, for its first row of A
         m.d.sync += waits.eq((waits | (sends & last)) & ~dut.swap)
-        self.claim("words in their order", ~sends | (dut.read.address == walked.values["b"]))
+        self.claim("words in their order", ~sends | (dut.read.address == walk.values["b"]))
         self.claim("a word ahead of the tile before", ~(sends & first) | ~waits)
-        self.claim("the words of a tile follow each other", ~(walked.on & ~first) | sends)
-        self.claim("the next tile is sent as soon as it may be", ~(walked.on & ~waits) | sends)
+        self.claim("the words of a tile follow each other", ~(walk.on & ~first) | sends)
+        self.claim("the next tile is sent as soon as it may be", ~(walk.on & ~waits) | sends)
         self.claim("a tile may be used when it is sent", dut.ready == (waits | (sends & last)))
         self.claim("a tile waits", self.peek("loaded", 1) == waits)
-        self.claim("none is begun when one waits", ~(waits & walked.on) | first)
-        self.claim("free with the last word", dut.free == (~walked.on | walked.ends))
+        self.claim("none is begun when one waits", ~(waits & walk.on) | first)
+        self.claim("free with the last word", dut.free == (~walk.on | walk.ends))
         begins = ago(m, sends & first, 1, "begins1", reset=True)
         latches = self.peek("latches", READ_LATENCY)
         for stage in range(READ_LATENCY):
@@ -247,7 +234,7 @@ class WeightsBench(Bench):
         self.claim("the array is told of the first word", dut.latch == begins)
         self.claim("words go to the array", dut.b == dut.read.data)
         self.cover("a tile is sent while one is used", sends & first & ago(m, dut.swap, 1, "used"))
-        self.cover("the last tile", walked.on & walked.ends & ~walked.at_start("kc"))
+        self.cover("the last tile", walk.on & walk.ends & ~walk.at_start("kc"))
 
 
 def properties() -> Iterator[Property]:

@@ -1,4 +1,4 @@
-"""The effect of MM behind the issue of its rows: where and when the matrix unit writes, and when it signals."""
+"""Properties of MM after its rows are issued: when and where the matrix unit writes, and when it signals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Module, Mux, Signal
 
-from weft.extras.proof.hardware.pipelines import implies
+from weft.extras.proof.hardware.pipelines import implies, watch_cycle
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
@@ -16,12 +16,11 @@ from weft.hdl.matrix.mm_rows import ROW_LATENCY, destination
 
 
 class WrittenBench(Bench):
-    """Each row that is issued, and nothing else, is written as the array's row of C, so many cycles later, to its
-    place; the instruction is signalled when the last one is visible, and at no other time.
+    """Each row that is issued, and nothing else, is written to its place as the array's row of C, after a fixed number
+    of cycles. The instruction is signalled when its last row is visible, and at no other time.
 
-    The matrix unit in free inputs: nothing is assumed.
-
-    One cycle, any one, is watched, with what is issued in it. What is claimed of it is claimed of all.
+    The inputs of the matrix unit are free; nothing is assumed. One cycle, which may be any, is watched, with the row
+    that is issued in it.
     """
 
     UNIT = MmUnit
@@ -34,12 +33,7 @@ class WrittenBench(Bench):
         bound = self.peek("rows.destination", layout.size)
         leaves = ROW_LATENCY + array_latency(config)
         visible = leaves + rmw_latency(config)
-        mark = self.free(1, "mark")
-        age, row, there = Signal(range(visible + 1)), Signal(layout), Signal()
-        with m.If(age != 0):
-            m.d.sync += age.eq(Mux(age == visible, 0, age + 1))
-        with m.Elif(mark):
-            m.d.sync += [age.eq(1), there.eq(issued), row.as_value().eq(bound)]
+        age, (there, row) = watch_cycle(m, self, visible, (issued, 1, "there"), (bound, layout, "row"))
         out, seen = age == leaves, age == visible
         self.claim("a row of C leaves for each that was issued", implies(out, dut.c.valid == there))
         self.claim("its place", implies(out & there, dut.c.address == row.address))
@@ -59,7 +53,7 @@ class WrittenBench(Bench):
         self.cover("rows behind one another", out & there & dut.c.overwrite & issued)
 
     def _lines(self, leaves: int) -> None:
-        """How far delay lines read behind their writes: without that, induction would start from other distances."""
+        """Claim the distance between the write and read addresses of delay lines: induction would start from others."""
         lengths = {"destinations": leaves}
         if self.config.softmax:
             lengths["alignment_delay"] = leaves - READ_LATENCY

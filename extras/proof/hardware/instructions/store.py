@@ -1,4 +1,4 @@
-"""The effect of STORE: which vectors it reads, and where in memory their bytes go, for instructions of any length."""
+"""Properties of STORE: the vectors that it reads, and their places in memory, for instructions of any length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.extras.proof.hardware.pipelines import ago
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import Order, assume_stable
-from weft.extras.proof.hardware.walks import Walked, held, skid_slots
+from weft.extras.proof.hardware.walks import WalkModel, claim_slots, skid_slots
 from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.store import READS, StoreReader, StoreRequests, vector_layout
 
@@ -19,13 +19,12 @@ _LOOPS = {"rows": 12, "pixels": 16, "vectors": 16}
 
 
 class RequestsBench(Bench):
-    """For every STORE, of any length and with any fields, runs of bytes are asked for in the order of its loops, where
-    they are defined and of as many bytes; the last one bears the mask; the reader is told of each.
+    """For every STORE, of any length and with any fields, runs of bytes are requested in the order of its loops, at
+    their addresses and of their lengths; the last one carries the signal mask. Each instruction is described to the
+    reader.
 
-    What turns STORE into runs of bytes, in free inputs; base registers have any value when it is taken.
-
-    Assumed: an instruction stands until it is taken, with its counts and its length at least 1. All other fields are
-    any.
+    The inputs are free; base registers have any value when an instruction is taken. Assumed: an instruction stays until
+    it is taken, and its counts and its length are at least 1. All other fields are unconstrained.
     """
 
     UNIT = StoreRequests
@@ -40,7 +39,7 @@ class RequestsBench(Bench):
         merged = (op.pitch == op.length) | (op.pixels == 1)
         first = (dut.bases[op.base[:3]] + op.offset)[:32]
         step = dut.run.valid & dut.run.ready
-        walked = Walked(
+        walk = WalkModel(
             m,
             self,
             "nest",
@@ -53,16 +52,16 @@ class RequestsBench(Bench):
             strides={"address": {"rows": op.row_pitch, "pixels": op.pitch}},
         )
         self.claim(
-            "taken when the one before is through", dut.instruction.ready == (~walked.on & dut.read.ready)
+            "taken when the one before is through", dut.instruction.ready == (~walk.on & dut.read.ready)
         )
-        self._runs(m, walked, load, merged)
-        self._described(first, merged, load)
+        self._claim_runs(m, walk, load, merged)
+        self._claim_read_fields(first, merged, load)
         waited = ago(m, dut.run.valid & ~dut.run.ready, 1, "waited", reset=True)
         before = ago(m, dut.run.payload.as_value(), 1, "before")
         self.claim("a run stays", ~waited | (dut.run.valid & (dut.run.payload.as_value() == before)))
 
-    def _runs(self, m: Module, walked: Walked, load: Value, merged: Value) -> None:
-        """Runs in the order of loops: of a pixel's bytes, or of all of a row where pixels follow each other."""
+    def _claim_runs(self, m: Module, walk: WalkModel, load: Value, merged: Value) -> None:
+        """Claim the runs: the bytes of a pixel, or of a whole row where pixels follow each other without a gap."""
         op, run = self.dut.instruction.payload, self.dut.run
         length, factor, mask = (
             Signal(16, name="length"),
@@ -78,14 +77,14 @@ class RequestsBench(Bench):
                 place.eq(0),
             ]
         left, counted, addend = self.peek("factor", 16), self.peek("counted", 1), self.peek("addend", 32)
-        # The product of the two, by the method of paper and pencil.
+        # The unit multiplies length and factor bit by bit.
         so_far = Signal(32, name="bytes_so_far")
         with m.If(load):
             m.d.sync += so_far.eq(0)
         with m.Elif(~counted & (place != 16)):
             m.d.sync += place.eq(place + 1)
             m.d.sync += so_far.eq(so_far + Mux(factor.bit_select(place, 1), (length << place)[:32], 0))
-        on = walked.on
+        on = walk.on
         self.claim("counted so far", ~on | (run.payload.bytes == so_far))
         self.claim("what is left to count", ~on | (left == (factor >> place)))
         self.claim("the next part", ~on | (addend == (length << place)[:32]))
@@ -95,18 +94,16 @@ class RequestsBench(Bench):
         self.claim("counts", ~on | ((length != 0) & (factor != 0)))
         self.claim("the mask is kept", ~on | (self.peek("signal", len(mask)) == mask))
         self.claim("a run", run.valid == (on & counted))
-        self.claim("where it begins", ~on | (run.payload.address == walked.values["address"]))
+        self.claim("where it begins", ~on | (run.payload.address == walk.values["address"]))
         self.claim("its bytes", ~run.valid | ((factor >> place) == 0))
-        self.claim("its tag", ~on | (run.payload.tag == Mux(walked.ends, Cat(1, mask), 0)))
-        self.cover(
-            "the last of several runs", run.valid & walked.ends & ~walked.at_start("rows") & (length > 4)
-        )
+        self.claim("its tag", ~on | (run.payload.tag == Mux(walk.ends, Cat(1, mask), 0)))
+        self.cover("the last of several runs", run.valid & walk.ends & ~walk.at_start("rows") & (length > 4))
         self.cover("a run of several pixels", run.valid & (factor == 3) & (length == 3))
 
-    def _described(self, first: Value, merged: Value, load: Value) -> None:
-        """What the reader is told."""
+    def _claim_read_fields(self, first: Value, merged: Value, load: Value) -> None:
+        """Claim the fields that the reader gets."""
         op, read, n = self.dut.instruction.payload, self.dut.read, self.config.n
-        told, width = read.payload, len(self.dut.read.payload.src)
+        payload, width = read.payload, len(self.dut.read.payload.src)
         vectors = ((op.length + (n - 1)) // n)[:16]
         fields: dict[str, Any] = {
             "merged": merged,
@@ -122,21 +119,19 @@ class RequestsBench(Bench):
             "pointer_pixels": op.pitch[:12],
             "pointer_vectors": n,
         }
-        self.claim("the reader is told of each", (read.valid & read.ready) == load)
+        self.claim("each is described to the reader", (read.valid & read.ready) == load)
         for name, value in fields.items():
-            self.claim(f"{name} is told", ~load | (told[name] == value))
-        self.claim("the last vector's bytes", ~load | ((told.tail + (vectors - 1) * n)[:17] == op.length))
+            self.claim(f"reader {name}", ~load | (payload[name] == value))
+        self.claim("the last vector's bytes", ~load | ((payload.tail + (vectors - 1) * n)[:17] == op.length))
 
 
 class ReadsBench(Bench):
-    """For every STORE, of any length and with any fields, vectors are read in the order of its loops, each once and
-    where it is defined; with its data come its place in memory, its bytes, and whether it ends a run.
+    """For every STORE, of any length and with any fields, vectors are read in the order of its loops, each once and at
+    its address. With its data come its place in memory, its number of bytes, and whether it ends a run.
 
-    What reads the vectors of STORE, in free inputs: reads are refused at any time.
-
-    Assumed: what is to be read stands until it is taken, with counts of at least 1; all other fields are any.
-
-    Each vector is followed, by what is defined of it, from the loop nest to its read and on to the next stage.
+    The inputs are free: reads are refused at any time. Assumed: a description stays until it is taken, and its counts
+    are at least 1. All other fields are unconstrained. The model defines each vector, and follows it from the loop nest
+    to its read and on to the next stage.
     """
 
     UNIT = StoreReader
@@ -149,7 +144,7 @@ class ReadsBench(Bench):
         m.d.comb += load.eq(dut.read.ready)
         step = self.peek("nest.step", 1)
         widths = {"src": self.config.widths.scratchpad_address, "pointer": 12}
-        walked = Walked(
+        walk = WalkModel(
             m,
             self,
             "nest",
@@ -162,45 +157,45 @@ class ReadsBench(Bench):
             strides={name: {loop: op[f"{name}_{loop}"].as_signed() for loop in _LOOPS} for name in widths},
         )
         self.claim("taken if it is there", ~load | dut.read.valid)
-        self.claim("taken when all before is on its way", ~load | ~walked.on)
-        self._reads(m, walked, load)
+        self.claim("taken when all before is on its way", ~load | ~walk.on)
+        self._claim_reads(m, walk, load)
 
-    def _reads(self, m: Module, walked: Walked, load: Value) -> None:
+    def _claim_reads(self, m: Module, walk: WalkModel, load: Value) -> None:
         dut, op, n = self.dut, self.dut.read.payload, self.config.n
         merged, tail = Signal(name="merged"), Signal.like(op.tail, name="tail")
         with m.If(load):
             m.d.sync += [merged.eq(op.merged), tail.eq(op.tail)]
         kept_op = op.shape()(self.peek("op", op.shape().size))
-        self.claim("what is kept", ~walked.on | ((kept_op.merged == merged) & (kept_op.tail == tail)))
+        self.claim("what is kept", ~walk.on | ((kept_op.merged == merged) & (kept_op.tail == tail)))
         layout = vector_layout(self.config)
         defined = Signal(layout, name="defined")
-        width, values = self.config.widths.scratchpad_address, walked.values
+        width, values = self.config.widths.scratchpad_address, walk.values
         m.d.comb += [
             defined.pointer.eq(values["pointer"]),
-            defined.count.eq(Mux(walked.at_end("vectors"), tail, n)),
-            defined.last.eq(walked.at_end("vectors") & (walked.at_end("pixels") | ~merged)),
+            defined.count.eq(Mux(walk.at_end("vectors"), tail, n)),
+            defined.last.eq(walk.at_end("vectors") & (walk.at_end("pixels") | ~merged)),
         ]
         word = Cat(values["src"], defined.as_value())
         size = width + layout.size
         coming = self.peek("skid.i__payload", size)
-        self.claim("the vector that comes", ~walked.on | (coming == word))
+        self.claim("the vector that comes", ~walk.on | (coming == word))
         port = dut.scratchpad
         slots = skid_slots(self, size)
         following = slots[0][1]
         granted = port.valid & port.ready
-        order = Order(m, self, push=walked.step, i=word, pop=granted, o=following, most=2)
-        held(self, order, slots, "a vector on its way")
+        order = Order(m, self, push=walk.step, i=word, pop=granted, o=following, most=2)
+        claim_slots(self, order, slots, "a vector on its way")
         self.claim("read where it is", port.address == following[:width])
-        self._arrive(m, granted, layout(following[width:]))
-        self.cover("the last vector of several rows", granted & ~walked.on & walked.last["rows"])
+        self._claim_arrival(m, granted, layout(following[width:]))
+        self.cover("the last vector of several rows", granted & ~walk.on & walk.last["rows"])
 
-    def _arrive(self, m: Module, granted: Value, told: Any) -> None:
-        """What is told of a vector comes with its data to the queue, in which there is room."""
-        dut, layout = self.dut, told.shape()
-        due, valid = told.as_value(), granted
+    def _claim_arrival(self, m: Module, granted: Value, described: Any) -> None:
+        """Claim that the description of a vector reaches the queue with its data, and that the queue has room."""
+        dut, layout = self.dut, described.shape()
+        due, valid = described.as_value(), granted
         on_the_way: Value = Const(0)
         for stage in range(READ_LATENCY):
-            due = ago(m, due, 1, f"told{stage}", reset=True)
+            due = ago(m, due, 1, f"described{stage}", reset=True)
             valid = ago(m, valid, 1, f"granted{stage}", reset=True)
             on_the_way = on_the_way + valid
             self.claim(f"on the way {stage}", self.peek(f"stage{stage}", layout.size) == due)

@@ -1,4 +1,4 @@
-"""STORE on the bus: its bursts, their words, and signals when memory has confirmed them."""
+"""Properties of STORE's bus: bursts, their words, and signals after memory has confirmed them."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from weft.hdl.isa.config import Config
 from weft.hdl.store import _TAG, BURSTS, Packer, StoreUnit
 
 
-def _ports(unit: wiring.Component, name: str) -> Any:
-    """The ports of a unit without the unit."""
+def _create_ports(unit: wiring.Component, name: str) -> Any:
+    """Return the ports of a unit without the unit."""
     Fragment.get(unit, None)  # or Amaranth warns that it is not used
     return unit.signature.create(path=(name,))
 
 
 class _OpenUnit(StoreUnit):
-    """STORE's bus alone, whose bursts and words come from a bench instead of the splitter and the packer."""
+    """Bus of STORE alone, whose bursts and words come from the bench instead of the splitter and the packer."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.splitter: Any = _ports(BurstSplitter(config, tag=_TAG), "splitter")
-        self.packer: Any = _ports(Packer(config), "packer")
+        self.splitter: Any = _create_ports(BurstSplitter(config, tag=_TAG), "splitter")
+        self.packer: Any = _create_ports(Packer(config), "packer")
         self.finishing = Signal(name="finishing")
 
     def elaborate(self, platform: object) -> Module:
@@ -47,13 +47,11 @@ class _OpenUnit(StoreUnit):
 
 
 class BusBench(Bench):
-    """Bursts and their words pass in order, words behind their burst, and no more bursts than can be counted; an
+    """Bursts and their words pass in order, words after their burst, and no more bursts than can be counted. An
     instruction is signalled, in order and at once, when memory has confirmed all bursts up to its last one.
 
-    STORE's bus around a memory that confirms whenever it likes.
-
-    Assumed: bursts and words stand until they are taken; memory confirms what it was asked for. Masks are not 0 here,
-    so that every signal shows.
+    Memory confirms at any time. Assumed: bursts and words stay until they are taken; memory confirms only bursts that
+    it got. Masks are not 0 here, so that every signal is visible.
     """
 
     UNIT = _OpenUnit
@@ -66,24 +64,24 @@ class BusBench(Bench):
             bus.confirmed.eq(self.free(1, "confirmed")),
         ]
         burst, beat = dut.splitter, dut.packer.beat
-        offered = {"valid": burst.request.valid, "payload": burst.request.payload.as_value()}
-        offered |= {
+        inputs = {"valid": burst.request.valid, "payload": burst.request.payload.as_value()}
+        inputs |= {
             "last": burst.last,
             "tag": burst.tag,
             "word_valid": beat.valid,
             "word": beat.payload.as_value(),
         }
-        for name, value in offered.items():
+        for name, value in inputs.items():
             m.d.comb += value.eq(self.free(len(value), f"given_{name}"))
         request = burst.request
         whole = Cat(request.payload.as_value(), burst.last, burst.tag)
         assume_stable(m, self, Channel(request.valid, request.ready, whole), "burst")
         assume_stable(m, self, beat, "word")
-        self._passes(m)
-        self._signals(m)
+        self._claim_passing(m)
+        self._claim_signals(m)
 
-    def _passes(self, m: Module) -> None:
-        """Bursts and words pass; words wait for their burst."""
+    def _claim_passing(self, m: Module) -> None:
+        """Claim that bursts and words pass, and that words wait for their burst."""
         bus, burst, beat = self.dut.bus, self.dut.splitter, self.dut.packer.beat
         # A request may be withdrawn, as there is room only by the count of a cycle ago: the manager has registers.
         stable(m, self, bus.beat, "beat")
@@ -99,8 +97,8 @@ class BusBench(Bench):
         ahead = count(m, "bursts_ahead", 2 * BURSTS, self.send, sent)
         self.claim("words of bursts that were asked for", bus.beat.valid == (beat.valid & (ahead != 0)))
 
-    def _signals(self, m: Module) -> None:
-        """A signal comes when all bursts up to the last one of its instruction are confirmed."""
+    def _claim_signals(self, m: Module) -> None:
+        """Claim that a signal comes when memory has confirmed all bursts up to the last one of the instruction."""
         dut, bus, burst = self.dut, self.dut.bus, self.dut.splitter
         owed = assume_answers(m, self, "owed", asked=self.send, answer=bus.confirmed, limit=2 * BURSTS)
         self.claim("no more bursts than it counts", owed <= BURSTS)

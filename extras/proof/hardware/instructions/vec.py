@@ -1,4 +1,4 @@
-"""The effect of VEC behind its reads: operands, the way of results, and what is written."""
+"""Properties of VEC after its reads: operands, the path of results, and writes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.pipelines import ago, implies, watch_cycle
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source
@@ -16,15 +16,16 @@ from weft.hdl.vector.vec import VecOperands, VecUnit, VecWriter
 from weft.hdl.vector.vec_streams import arrival_layout, instruction_layout, results_layout
 
 _OPERANDS = 2
-"""Cycles from what arrives to what requantisation gets."""
+"""Cycles from the arrival of data to the input of requantisation."""
 _PLAIN = SMALLEST.replace(lanes=1, lookup_tables=0)
 
 
 class OperandsBench(Bench):
-    """What brings operands to requantisation, in free inputs.
+    """For each element, requantisation gets its operands.
 
-    Assumed is what the reader keeps: the fields of an instruction are there in the two cycles behind its elements'
-    arrival, and with `multiply` in that cycle as well; the lane group is that of what arrives.
+    The inputs are free. Assumed, as the reader guarantees: the fields of an instruction are present in the two cycles
+    after its elements' arrival, and with `multiply` also in the cycle of arrival; the lane group is that of the
+    arriving element.
     """
 
     UNIT = VecOperands
@@ -47,14 +48,14 @@ class OperandsBench(Bench):
             due = ago(m, value, _OPERANDS, name, reset=True)
             self.claim(name, Value.cast(dut.operands[name]) == due)
         self.index = ago(m, element.tag.index, _OPERANDS, "index", reset=True)
-        self._columns(m)
-        self._elements(m, came)
+        self._claim_columns(m)
+        self._claim_elements(m, came)
         if self.config.softmax:
             row = ago(m, arrival.valid & element.row, 1, "row", reset=True)
             self.claim("the first element of a row", dut.row == row)
 
-    def _columns(self, m: Module) -> None:
-        """The parameters of a column are the bytes of the last vectors of parameters that were read."""
+    def _claim_columns(self, m: Module) -> None:
+        """Claim that a column's parameters are its bytes of the last parameter vectors that were read."""
         dut = self.dut
         vectors = [Signal(self.config.widths.vector, name=f"vector{k}", reset_less=True) for k in range(8)]
         with m.If(dut.arrival.parameter):
@@ -77,9 +78,11 @@ class OperandsBench(Bench):
                 value, scale = (Value.cast(of).as_unsigned() for of in (column[name], self._scale(name)))
                 self.claim(f"{name} {lane}", value == (part | scale))
 
-    def _elements(self, m: Module, came: Value) -> None:
-        """An element is what was read, with its sign, or what stands for it if it is out of range; with `multiply` it
-        is the product with the second operand's byte, both less their zero points."""
+    def _claim_elements(self, m: Module, came: Value) -> None:
+        """Claim the elements: the value that was read, or its substitute if it is out of range.
+
+        With `multiply`, an element is the product with the second operand's byte, both less their zero points.
+        """
         dut, config, current = self.dut, self.config, self.dut.current
         second = Signal(config.widths.vector, name="last_second", reset_less=True)
         with m.If(dut.arrival.second):
@@ -110,20 +113,19 @@ class OperandsBench(Bench):
             self.cover(f"an element out of range {lane}", came & ~inside & ~current.multiply)
 
     def _scale(self, name: str) -> Value:
-        """What NORMALISE has in the place of parameters."""
+        """Return the part of a column that NORMALISE adds to parameters."""
         scale: Value = Value.cast(self.dut.scale[name]) if self.config.softmax else Const(0)
         return scale
 
     def _element(self, m: Module, vector: Value) -> Value:
-        """A byte of a vector; for NORMALISE a probability, which is stored less 128."""
+        """Return a byte as an element; NORMALISE reads probabilities, which are stored less 128."""
         if not self.config.softmax:
             return vector
         normalising = ago(m, self.dut.normalising, 1, "normalising")
         return Mux(normalising, vector + 128, vector)
 
     def _product(self, m: Module, lane: int, place: Value, second: Value) -> Value:
-        """Both factors, and their product, a cycle each: solvers do not prove two products of the same operands equal
-        unless those are."""
+        """Claim both factors, and then their product: solvers prove products equal only if their operands are."""
         fields, inside = self.dut.current, self.element.in_range
         bytes_ = (value.word_select(place, 8).as_signed() for value in (self.dut.scratchpad, second))
         factors = [self.peek(f"{name}_{lane}", 9).as_signed() for name in ("factor", "second_factor")]
@@ -145,7 +147,7 @@ class WriterBench(Bench):
     """Results are written as they came, each lane group to its place in the vector and the vector to its address; an
     instruction is signalled when its last one can be read.
 
-    What writes results, in free inputs; nothing is assumed.
+    The inputs are free; nothing is assumed.
     """
 
     UNIT = VecWriter
@@ -170,12 +172,11 @@ class WriterBench(Bench):
 
 
 class WayBench(Bench):
-    """For each output of which everything was read, and for nothing else, a vector is written so many cycles later,
-    where the instruction defines it; stages are connected.
+    """For each output whose operands were all read, and for nothing else, a vector is written a fixed number of cycles
+    later, to the place that the instruction defines. Stages are connected.
 
-    The whole vector unit, for what goes from its reads to its writes, in free inputs; nothing is assumed.
-
-    One cycle, any one, is watched, with the element for which there is all that has to be read.
+    The inputs of the whole vector unit are free; nothing is assumed. One cycle, which may be any, is watched, with the
+    element whose reads are complete in it.
     """
 
     UNIT = VecUnit
@@ -187,12 +188,7 @@ class WayBench(Bench):
         granted = layout(self.peek("reader.granted", layout.size))
         there = results(self.peek("writer.results", results.size))
         out = READ_LATENCY + _OPERANDS + LATENCY
-        mark = self.free(1, "mark")
-        age, element = Signal(range(out + 2)), Signal(layout)
-        with m.If(age != 0):
-            m.d.sync += age.eq(Mux(age == out + 1, 0, age + 1))
-        with m.Elif(mark):
-            m.d.sync += [age.eq(1), element.eq(granted)]
+        age, (element,) = watch_cycle(m, self, out + 1, (granted, layout, "element"))
         tag = element.element.tag
         result = element.valid & element.element.last
         comes = age == out
@@ -204,11 +200,11 @@ class WayBench(Bench):
         seen = age == out + 1
         self.claim("a write for each output", implies(seen, dut.write.valid == writes))
         self.claim("its place", implies(seen & writes, dut.write.address == tag.dst))
-        self._connected(m)
+        self._claim_connections(m)
         self.cover("an output", seen & dut.write.valid & (dut.write.address == 5))
 
-    def _connected(self, m: Module) -> None:
-        """What one stage makes is what the next one gets."""
+    def _claim_connections(self, m: Module) -> None:
+        """Claim that each stage gets the output of the stage before it."""
         config, dut = self.config, self.dut
 
         fields = instruction_layout(config)

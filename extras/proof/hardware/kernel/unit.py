@@ -12,7 +12,7 @@ from weft.extras.proof.hardware.kernel.arithmetic import KERNEL_SMALLEST
 from weft.extras.proof.hardware.pipelines import implies
 from weft.extras.proof.hardware.property import Induction, Property
 from weft.extras.proof.hardware.streams import Order
-from weft.extras.proof.hardware.walks import held, skid_slots
+from weft.extras.proof.hardware.walks import claim_slots, skid_slots
 from weft.hdl.isa import Kernel, Vec
 from weft.hdl.vector.kernel import KernelEngine
 from weft.hdl.vector.kernel_sequence import request_layout
@@ -78,7 +78,7 @@ class EngineBench(CutBench):
         comes = self.peek("sequence.valid", 1) & self.peek("sequence.ready", 1)
         slot = self.peek("sequence.slot", width)
         order = Order(m, self, push=comes, i=slot, pop=granted, o=word, most=_SLOTS)
-        held(self, order, [(valid, word), *skid_slots(self, width)], "slot")
+        claim_slots(self, order, [(valid, word), *skid_slots(self, width)], "slot")
         for name, port in (("scratchpad", dut.scratchpad), ("accumulator", dut.accumulator)):
             asks = valid & request[f"ask_{name}"]
             self.claim(f"reads of the {name}", port.valid == asks)

@@ -10,7 +10,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import OPENED, Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.hdl.sequential.assembler import CONDITIONS, PORTS, WIDTHS, Condition, Function, Port, Source
 from weft.hdl.sequential.assembler import Out as Target
 from weft.hdl.sequential.processor import JUMP_LAYOUT, Processor, word_layout
@@ -35,22 +35,14 @@ class _AnyWords(wiring.Component):
 
 
 class _OpenProcessor(Processor):
-    """The processor with words of any value, and one more port for data memory, by which `shown` has what stands at
-    `place`."""
+    """Processor with words of any value."""
 
     def __init__(self) -> None:
         super().__init__([0] * _WORDS, _OPERAND_BITS, [0] * _DEPTH, _DEPTH)
         self.words = _AnyWords(word_layout(_OPERAND_BITS).size)
-        self.place, self.shown = Signal(range(_DEPTH)), Signal(32, name=f"{OPENED}memory")
 
     def _words(self, width: int) -> Any:
         return self.words
-
-    def elaborate(self, platform: object) -> Module:
-        m = super().elaborate(platform)
-        port = m.submodules.memory.read_port(domain="comb")
-        m.d.comb += [port.addr.eq(self.place), self.shown.eq(port.data)]
-        return m
 
 
 class WordsBench(Bench):
@@ -84,7 +76,6 @@ class WordsBench(Bench):
         self.goes = self.started & self.free_ & ~self.stays
         self.accumulator, self.index = self.peek("accumulator", 32).as_signed(), self.peek("index", 4)
         self.place = self.constant(m, range(_DEPTH), "place")
-        m.d.comb += dut.place.eq(self.place)
         # The address that a word reads; the index register is what all words ahead leave, as is claimed.
         self.at = Mux(self.indexed, self.index | self.word.operand[0], self.word.operand[:4])
         self._pipeline(m)
@@ -281,7 +272,7 @@ class WordsBench(Bench):
                 with m.If(dut.write_strobe[byte]):
                     m.d.sync += content.word_select(byte, 8).eq(dut.write_data.word_select(byte, 8))
         self.claim("others write when words do not", dut.write_ready == ~word.write)
-        self.claim("data memory", implies(known, dut.shown == content))
+        self.claim("data memory", implies(known, self.peek_word("memory", self.place, _DEPTH, 32) == content))
         was, due = Signal(name="reads_it"), Signal(32, name="read_of_it", reset_less=True)
         with m.If(self.free_):
             m.d.sync += [was.eq(self.goes & self.reads & known & (self.at == self.place)), due.eq(content)]

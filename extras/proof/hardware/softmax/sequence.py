@@ -10,7 +10,7 @@ from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.walks import Walked
+from weft.extras.proof.hardware.walks import WalkModel
 from weft.hdl.isa import BASES, Normalise, Opcode, Softmax
 from weft.hdl.vector.vec_softmax import _IN_FLIGHT, CHOSEN, VecSoftmax, settings_layout
 from weft.hdl.vector.vec_streams import view
@@ -67,7 +67,7 @@ class SequenceBench(Bench):
             m.d.comb += value.eq(self.free(len(value), f"sequence_{name}"))
         m.d.comb += sequence.step.eq(sequence.may_step & ~sequence.hold)
 
-    def _rows(self, m: Module) -> Walked:
+    def _rows(self, m: Module) -> WalkModel:
         """Row states in the order of SOFTMAX's vectors, and of NORMALISE's rows."""
         payload, load = self.payload, self.sequence.load
         softmax, normalise = view(Softmax, payload), view(Normalise, payload)
@@ -80,7 +80,7 @@ class SequenceBench(Bench):
             "ox": Mux(is_softmax, softmax.state_ox, 0),
         }
         width = (self.config.row_states - 1).bit_length()
-        return Walked(
+        return WalkModel(
             m,
             self,
             "rows",
