@@ -1,4 +1,4 @@
-"""Properties of `weft`'s arithmetic: requantisation."""
+"""Properties of requantisation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from weft.hdl.isa import Reduce
 from weft.hdl.isa.config import Config
 from weft.hdl.vector.requantise import LATENCY, Requantise
 
-_LOW = 17
-"""Bits of a factor that the unit multiplies in one piece; it has to be known to cut the proof there."""
+_LOW_BITS = 17
+"""Number of low bits of a factor, whose product is separate: the proof is cut there."""
 _TAG = 3
 
 
 class LaneBench(Bench):
-    """One lane of the requantiser in free inputs. Settings do not change, as its users promise.
+    """One lane of the requantiser with free inputs and constant settings.
 
     The proof is cut at the register for the sum of products, p: `ProductBench` claims that it holds p, `RoundingBench`
-    that results follow from it. Both do so for operands of the full width.
+    that results follow from it, both for operands of full width.
     """
 
     UNIT = Requantise
@@ -40,28 +40,28 @@ class LaneBench(Bench):
 
 class ProductBench(LaneBench):
     """The product's register holds the reduction, biased, times the mantissa plus the second operand times its own, as
-    a sum of products of parts, for all operands; results and tags come in their cycle.
+        a sum of products of parts, for all operands; results and tags come in their cycle.
 
-    The way to p, cut at the unit's registers, each of which is claimed to hold what `weft.hdl.isa.Vec` defines, in
-    terms of registers in front of it: the reduction, then ``v``, then the sum of products, for which see `_product`.
+    The path to p is cut at the unit's registers. Each is claimed to hold its definition of `weft.hdl.isa.Vec`, in terms
+    of the registers before it: the reduction, then ``v``, then the sum of products.
     """
 
     def _watch(self, m: Module) -> None:
-        self._timing(m)
-        self._reduction(m)
-        self._value(m)
-        self._product(m)
+        self._claim_timing(m)
+        self._claim_reduction(m)
+        self._claim_value(m)
+        self._claim_product(m)
 
-    def _timing(self, m: Module) -> None:
-        """The result of a last element, its tag and nothing else come `LATENCY` cycles later."""
+    def _claim_timing(self, m: Module) -> None:
+        """Claim that the result of a last element and its tag come `LATENCY` cycles later, and nothing else does."""
         dut = self.dut
         due = ago(m, dut.valid & dut.last, LATENCY, "due", reset=True)
         self.claim("result comes in its cycle", dut.result_valid == due)
         self.claim("tag", implies(due, dut.result_tag == ago(m, dut.tag, LATENCY, "tag")))
         self.cover("result", dut.result_valid & (dut.results[0] != 0))
 
-    def _reduction(self, m: Module) -> None:
-        """The register holds the element, maximum or sum so far: behind the first element of a reduction."""
+    def _claim_reduction(self, m: Module) -> None:
+        """Claim that the register holds the element, maximum or sum so far, after the first element of a reduction."""
         dut, mode = self.dut, self.settings.reduce
         element, reduced = dut.elements[0], self.peek("reduced_0", 32).as_signed()
         before, known = Signal(signed(32), name="so_far", reset_less=True), Signal(name="so_far_known")
@@ -78,8 +78,8 @@ class ProductBench(LaneBench):
         self.claim("reduction", implies(known, reduced == before))
         self.reduced = reduced
 
-    def _value(self, m: Module) -> None:
-        """``v``, and the second operand less its zero point, negative with ``subtract``, and 0 without ``add``."""
+    def _claim_value(self, m: Module) -> None:
+        """Claim ``v``, and the second operand less its zero point: negative with `subtract`, and 0 without `add`."""
         dut, settings = self.dut, self.settings
         column = dut.columns[0]
         self.value = self.peek("value_0", 32).as_signed()
@@ -93,35 +93,36 @@ class ProductBench(LaneBench):
         self.mantissa = self.peek("mantissa_2_0", self.dut.config.mantissa_bits)
         self.claim("mantissa", self.mantissa == ago(m, column.mantissa, 2, "mantissa"))
 
-    def _product(self, m: Module) -> None:
-        """``v * mantissa + other * b_mantissa``, three cycles later.
+    def _claim_product(self, m: Module) -> None:
+        """Claim ``v * mantissa + other * b_mantissa``, three cycles later.
 
-        Proven is that it is the sum of the products of parts of the factors, by 17, 3 and all other bits of a mantissa
-        and 17 and 15 of ``v``, each times its power of two, which it is as multiplication is distributive.
+        The claim is the sum of the products of parts of the factors: of the low 17, the next 3 and all other bits of a
+        mantissa, and of 17 and 15 bits of ``v``, each times its power of two. Multiplication is distributive, so this
+        is the product.
         """
         v, o, mantissa, factor = self.value, self.other, self.mantissa, self.settings.b_mantissa
-        low = v[:_LOW]
-        bits = min(self.dut.config.mantissa_bits, _LOW) + 1
+        low = v[:_LOW_BITS]
+        bits = min(self.dut.config.mantissa_bits, _LOW_BITS) + 1
         cut = {
-            "low_product": (low * mantissa[:_LOW], _LOW + 1 + bits),
-            "high_product": (v[_LOW:].as_signed() * mantissa[:_LOW], 15 + bits),
-            "other_product": (o * factor[:_LOW], 9 + bits),
+            "low_product": (low * mantissa[:_LOW_BITS], _LOW_BITS + 1 + bits),
+            "high_product": (v[_LOW_BITS:].as_signed() * mantissa[:_LOW_BITS], 15 + bits),
+            "other_product": (o * factor[:_LOW_BITS], 9 + bits),
         }
         terms: dict[str, Value] = {}
         for name, (product, width) in cut.items():
             terms[name] = self.peek(f"{name}_0", width).as_signed()
             self.claim(name.replace("_", " "), terms[name] == ago(m, product, 1, name))
         several = (
-            ("value_middle", v, mantissa[_LOW : _LOW + 3], 36),
-            ("other_middle", o, factor[_LOW : _LOW + 3], 13),
-            ("value_top", v, mantissa[_LOW + 3 :], 37),
-            ("other_top", o, factor[_LOW + 3 :], 14),
+            ("value_middle", v, mantissa[_LOW_BITS : _LOW_BITS + 3], 36),
+            ("other_middle", o, factor[_LOW_BITS : _LOW_BITS + 3], 13),
+            ("value_top", v, mantissa[_LOW_BITS + 3 :], 37),
+            ("other_top", o, factor[_LOW_BITS + 3 :], 14),
         )
-        for name, value, by, width in several if len(mantissa) > _LOW else ():
+        for name, value, by, width in several if len(mantissa) > _LOW_BITS else ():
             terms[name] = self.peek(f"{name}_0", width).as_signed()
             self.claim(name.replace("_", " "), terms[name] == ago(m, value * by, 1, name))
-        places = {"high_product": _LOW, "value_middle": _LOW, "other_middle": _LOW}
-        places |= {"value_top": _LOW + 3, "other_top": _LOW + 3}
+        places = {"high_product": _LOW_BITS, "value_middle": _LOW_BITS, "other_middle": _LOW_BITS}
+        places |= {"value_top": _LOW_BITS + 3, "other_top": _LOW_BITS + 3}
         total: Value = Const(0, signed(1))
         for name, term in terms.items():
             total = total + (term << places.get(name, 0))
@@ -131,8 +132,8 @@ class ProductBench(LaneBench):
 class RoundingBench(LaneBench):
     """Any product, shifted by any number, is rounded half to even; with the zero point it is clamped.
 
-    The way from p to the result, directly by its definition: rounded to the nearest, halves to even, plus ``zero``,
-    clamped, four cycles later; with softmax also the score.
+    The path from p to the result: p is shifted, rounded to nearest with ties to even, added to ``zero``, and clamped,
+    in four cycles; with softmax, the score comes as well.
     """
 
     def _watch(self, m: Module) -> None:
@@ -154,7 +155,7 @@ class RoundingBench(LaneBench):
 
 
 def half_even(m: Module, value: Value, shift: Value, name: str) -> Signal:
-    """``value / 2**shift`` rounded to the nearest, halves to the even, by comparing what is left with a half."""
+    """Return ``value / 2**shift``, rounded to nearest with ties to even, by comparing the remainder with a half."""
     below = Signal(signed(len(value)), name=f"{name}_below")
     twice = Signal((1 << len(shift)) + 2, name=f"{name}_twice")  # twice what is left
     unit = Signal((1 << len(shift)) + 1, name=f"{name}_unit")

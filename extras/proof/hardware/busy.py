@@ -1,4 +1,4 @@
-"""Properties of `busy`, which every unit has: see `weft.hdl.lib.ports.unit`."""
+"""Properties of the output `busy` of units, see `weft.hdl.lib.ports.unit`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.hdl.vector.vec import VecUnit
 
 _CONFIG = SMALLEST.replace(queue_depth=1)
 _COUNTS = ("rows", "line", "pixels", "length", "run", "nt", "ob", "oy", "ox", "ky", "kx", "kc", "ry", "rx")
-"""Fields of instructions that must not be 0."""
+"""Fields of instructions that are at least 1."""
 
 
 class BusyBench(Bench):

@@ -1,4 +1,4 @@
-"""Properties of `weft.hdl.vector.vec_lookup`: the effect of LOOKUP, and what results of VEC are looked up."""
+"""Properties of `weft.hdl.vector.vec_lookup`: the effect of LOOKUP, and look-ups of VEC."""
 
 from __future__ import annotations
 
@@ -16,22 +16,18 @@ from weft.hdl.isa.operands import LOOKUP_LATENCY
 from weft.hdl.vector.vec_lookup import VecLookup
 from weft.hdl.vector.vec_streams import is_kind, results_layout, view
 
-_AHEAD = LOOKUP_LATENCY + 1
-"""Cycles in which fields of an instruction come here."""
+_FIELDS_AHEAD = LOOKUP_LATENCY + 1
+"""Cycles that the fields of an instruction take to this stage."""
 
 
 class LookupBench(Bench):
-    """Each byte of a LOOKUP is written to its entry, once; a result is what was last written to the entry that it
-    names, two cycles later, or passes unchanged if its instruction looks nothing up; what goes with it passes.
+    """Each byte of a LOOKUP is written to its entry, once. A result is the byte that was last written to the entry that
+    it names, two cycles later, or passes unchanged if its instruction does not look up. Its description passes with it.
 
-    The stage of look-up tables in free inputs.
-
-    Assumed is what the reader keeps: no byte of a LOOKUP comes in the cycle in which the next instruction is loaded,
-    as that begins when nothing of it is under way.
-
-    One entry, any one, is watched with the byte that LOOKUP has written there since the reset by its definition: the
-    first byte goes to the entry that the instruction names, each other one to that behind the last. A result that is
-    looked up there, in a cycle in which nothing is written, is that byte two cycles later.
+    The inputs are free. Assumed, as the reader guarantees: no byte of a LOOKUP comes in the cycle in which the next
+    instruction is loaded. One entry, which may be any, is watched, with the byte that LOOKUP has written to it since
+    the reset: the first byte goes to the entry that the instruction names, each other byte to the next entry. A result
+    that is looked up there, in a cycle without a write, is that byte two cycles later.
     """
 
     UNIT = VecLookup
@@ -42,20 +38,20 @@ class LookupBench(Bench):
         self.free_inputs(m)
         self.entry = self.constant(m, range(self.depth), "entry")
         self.known, self.content = Signal(name="known"), Signal(8, name="content", reset_less=True)
-        self._filled(m)
+        self._model_table(m)
         table = self.peek_word("copy_0", self.entry, self.depth, 8)  # two lanes share it
         self.claim("the table", implies(self.known, table == self.content))
-        self.looks = ago(m, dut.looks_up, _AHEAD, "looks", reset=True)
-        chosen = ago(m, dut.chosen, _AHEAD, "chosen", reset=True)
+        self.looks = ago(m, dut.looks_up, _FIELDS_AHEAD, "looks", reset=True)
+        chosen = ago(m, dut.chosen, _FIELDS_AHEAD, "chosen", reset=True)
         self.table = chosen[: (self.config.lookup_tables - 1).bit_length()]
         before = results_layout(self.config)(ago(m, dut.i.as_value(), LOOKUP_LATENCY, "before", reset=True))
         for name in ("write", "end", "index", "dst"):
             self.claim(f"{name} passes", Value.cast(dut.o[name]) == Value.cast(before[name]))
         for lane in range(self.config.lanes):
-            self._lane(m, lane, Value.cast(before.bytes[lane]))
+            self._claim_lane(m, lane, Value.cast(before.bytes[lane]))
 
-    def _lane(self, m: Module, lane: int, before: Value) -> None:
-        """A result, which was there as `before`, leaves as it came, or as what stands at its entry."""
+    def _claim_lane(self, m: Module, lane: int, before: Value) -> None:
+        """Claim that a result leaves unchanged, or as the content of its entry."""
         dut, place = self.dut, Signal(range(self.depth), name=f"place{lane}")
         m.d.comb += place.eq(Cat((dut.i.bytes[lane].as_signed() + 128)[:8], self.table))
         if self.config.kernel:
@@ -71,8 +67,8 @@ class LookupBench(Bench):
         if self.config.kernel:
             self.claim(f"entry of lane {lane}", implies(found, Value.cast(dut.entries[lane]) == due))
 
-    def _filled(self, m: Module) -> None:
-        """What LOOKUP writes, by its definition."""
+    def _model_table(self, m: Module) -> None:
+        """Model the writes of LOOKUP."""
         dut = self.dut
         op: Any = view(Lookup, dut.payload)
         on, following = Signal(name="on"), Signal(range(self.depth), name="next_entry")

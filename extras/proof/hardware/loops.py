@@ -1,4 +1,4 @@
-"""Properties of `weft.hdl.lib`'s loop nests and of its short and long memories between two points of a pipeline."""
+"""Properties of `weft.hdl.lib`'s loop nests, and of its queues between two stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.pipeline import Delay, Tap
 
 _WIDTH = 2
-"""Of words that travel: neither memory looks at them."""
+"""Width of words; the units do not look at them."""
 
 
 class NestBench(Bench):
-    """For every count and stride a tracker is its base and the sum of index times stride, flags are those of the
-    indices, and a nest that is loaded with the last step follows without a cycle between.
+    """For every count and stride, a tracker is its base plus the sum of index times stride, flags follow from the
+    indices, and a nest that is loaded with the last step continues without a pause.
 
-    A loop nest beside the indices of its loops, which are kept here as plain numbers.
-
-    Assumed as the unit's members say: counts are at least 1 when they are loaded, and a step comes only while there is
-    an iteration. A load may come at any time, with a step or without.
+    The model counts the indices. Assumed, as the unit's members say: counts are at least 1 when they are loaded, and a
+    step comes only while there is an iteration. A load may come at any time, with a step or without.
     """
 
     UNIT = LoopNest
@@ -59,11 +57,9 @@ def _product(index: Value, stride: Value) -> Value:
 
 
 class TapBench(Bench):
-    """Words come out once, unchanged and in the order they went in; the oldest stands until it is taken.
+    """Words come out once, unchanged and in order; the oldest word is visible until it is taken.
 
-    A tap for `words` words.
-
-    Assumed: no more than that many are inside, and a word is taken only if one is there. It counts nothing itself.
+    Assumed: at most `words` words are inside, and a word is taken only if there is one. The unit does not count words.
     """
 
     UNIT = Tap
@@ -84,9 +80,9 @@ class TapBench(Bench):
 
 
 class DelayBench(Bench):
-    """What went in behind a reset comes out after exactly that many cycles.
+    """A word that enters after a reset comes out after exactly `cycles` cycles.
 
-    A delay line, of which any one word is watched: nothing is assumed.
+    One word, which may be any, is watched. Nothing is assumed.
     """
 
     UNIT = Delay
@@ -106,7 +102,7 @@ class DelayBench(Bench):
         out = age == dut.cycles
         self.claim("delay", ~out | (dut.o == word))
         self.cover("through", out & (word != 0))
-        self.cover("two behind one another", out & mark)
+        self.cover("two consecutive words", out & mark)
 
 
 def properties() -> Iterator[Property]:

@@ -18,17 +18,18 @@ from weft.hdl.matrix.pe import PeRow
 
 
 class Weight:
-    """The weight of one column of a row, as `weft.hdl.matrix.pe.PeRow` documents it, without the time that anything
-    takes to get to the column: in the cycle in which an activation enters the row, `value` is the weight for it.
+    """Model of the weight of one column of a row, as `weft.hdl.matrix.pe.PeRow` documents it, without delays to the
+    column: `value` is the weight for an activation in the cycle in which that enters the row.
 
-    Column c takes the word of B that follows `latch` by c cycles, and `swap` takes what was sent in the cycles before.
+    Column c takes the word of B that comes c cycles after `latch`; `swap` activates the word that was sent last before
+    it.
 
     Attributes
     ----------
     value, known : value
         The weight, and whether one was sent and swapped since the last reset.
     sent, sent_known : Signal
-        The same for the weight that was sent last.
+        The weight that was sent last, and whether one was sent since the last reset.
     """
 
     def __init__(self, m: Module, latch: Value, swap: Value, b: Value, column: int, name: str) -> None:
@@ -47,11 +48,9 @@ class RowBench(Bench):
     """Column c adds activation times weight to the sum from above in the documented cycle, for all operands; the weight
     is word c of the last tile that was sent before the last swap.
 
-    A row of processing elements in free inputs; activations of 9 bits are -255 at least, as its users promise.
-
-    The claims are a chain that is cut at the unit's registers, as no solver proves two products equal whose operands it
-    has to prove equal as well: a column's activation is that of the documented cycle, its active weight is the one that
-    is documented, the product is that of the two, the sum is that of what comes from above and the product.
+    The inputs are free; activations of 9 bits are at least -255, as users guarantee. The claims form a chain that is
+    cut at the unit's registers, because solvers prove products equal only if their operands are: a column's activation,
+    its active weight, their product, and the sum of the product and the value from above.
     """
 
     UNIT = PeRow
@@ -68,13 +67,13 @@ class RowBench(Bench):
         for c in range(columns):
             a = activations.word_select(c, row.activation_width).as_signed()
             self.claim(f"activation {c}", a == ago(m, row.a, c + 1, f"a{c}"))
-            self._column(m, c, a)
+            self._claim_column(m, c, a)
 
-    def _column(self, m: Module, c: int, a: Value) -> None:
+    def _claim_column(self, m: Module, c: int, a: Value) -> None:
         row = self.dut
         active = self.peek(f"active{c}", 8).as_signed()
         product = self.peek(f"product{c}", 16).as_signed()
-        known = weights(m, self, row, c, self.peek(f"shadow{c}", 8), active, c, str(c))
+        known = claim_weights(m, self, row, c, self.peek(f"shadow{c}", 8), active, c, str(c))
         self.claim(f"product {c}", product == ago(m, a * active, 1, f"made{c}"))
         total = Signal(signed(row.psum_width), name=f"total{c}")
         m.d.comb += total.eq(row.above[c] + product)
@@ -85,7 +84,7 @@ class RowBench(Bench):
 
 @dataclass(frozen=True)
 class Entry:
-    """What enters a row."""
+    """Inputs of a row."""
 
     a: Value
     b: Value
@@ -93,11 +92,14 @@ class Entry:
     swap: Value
 
 
-def weights(
+def claim_weights(
     m: Module, bench: Bench, row: Any, column: int, shadow: Value, active: Value, late: int, name: str
 ) -> Value:
-    """Claim that the registers `shadow` and `active` of a column hold its weights, `late` cycles after their entry as
-    part of `row`. Returns whether `active` is known."""
+    """Claim that the registers `shadow` and `active` of a column hold its weights, `late` cycles after their entry in
+    `row`.
+
+    Returns whether `active` is known.
+    """
     weight = Weight(m, row.latch, row.swap, row.b, column, f"column{name}")
     sent = ago(m, weight.sent, late, f"sent{name}")
     sent_known = ago(m, weight.sent_known, late, f"sent_known{name}", reset=True)
@@ -112,11 +114,10 @@ class ArrayBench(Bench):
     """A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent before
     its swap, exactly and for all operands.
 
-    The whole array in free inputs, cut at its registers as `RowBench` is.
-
-    Weights are what is documented for all pulses. Where words of a tile enter in N consecutive cycles, its first row of
-    A comes N cycles behind word 0 or later, and word 0 of the next tile not before that row, then by `Weight` each
-    column uses the tile that was sent last: column c takes word c of the last tile whose word c came before the swap.
+    The inputs are free, and the proof is cut at the registers, as in `RowBench`. Weights follow their documentation for
+    all pulses. If the words of a tile enter in N consecutive cycles, its first row of A comes at least N cycles after
+    word 0, and word 0 of the next tile not before that row, then by `Weight` each column uses the tile that was sent
+    last.
     """
 
     UNIT = Array
@@ -137,7 +138,7 @@ class ArrayBench(Bench):
                 a = activations.word_select(c, width).as_signed()
                 self.claim(f"activation {r} {c}", a == ago(m, entering, late + 1, f"a{r}_{c}"))
                 shadow, active = (self.peek(f"row{r}.{name}{c}", 8) for name in ("shadow", "active"))
-                known = weights(m, self, row, c, shadow, active, late, f"{r}_{c}")
+                known = claim_weights(m, self, row, c, shadow, active, late, f"{r}_{c}")
                 product = self.peek(f"row{r}.product{c}", 16).as_signed()
                 made = ago(m, a * active.as_signed(), 1, f"made{r}_{c}")
                 self.claim(f"product {r} {c}", product == made)
@@ -150,10 +151,11 @@ class ArrayBench(Bench):
 
 
 class AlignmentsBench(Bench):
-    """A read returns what was written last to its address in an earlier cycle, in the documented cycle; none waits.
+    """A read returns the value that was written last to its address in an earlier cycle, in the documented cycle; no
+    access waits.
 
-    The alignments in free inputs. One address, any one, is watched: what was written to it last, since the last
-    reset, is what is read `READ_LATENCY` cycles after a read that comes later.
+    One address, which may be any, is watched: `READ_LATENCY` cycles after a read of it comes the value that was written
+    to it last since the reset.
     """
 
     UNIT = Alignments
@@ -162,9 +164,9 @@ class AlignmentsBench(Bench):
         dut = self.dut
         self.free_inputs(m)
         watched = self.constant(m, len(dut.write.address), "watched")
-        kept, known = Signal.like(dut.write.data, name="kept", reset_less=True), Signal()
+        content, known = Signal.like(dut.write.data, name="kept", reset_less=True), Signal()
         with m.If(dut.write.valid & (dut.write.address == watched)):
-            m.d.sync += [kept.eq(dut.write.data), known.eq(1)]
+            m.d.sync += [content.eq(dut.write.data), known.eq(1)]
         self.claim("writes are granted", dut.write.ready)
         both: Value = Const(1)
         for name in ("mm", "vec"):
@@ -173,10 +175,10 @@ class AlignmentsBench(Bench):
                 m, port.valid & (port.address == watched) & known, READ_LATENCY, f"read_{name}", reset=True
             )
             self.claim(f"reads of {name} are granted", port.ready)
-            due = ago(m, kept, READ_LATENCY, f"due_{name}")
+            due = ago(m, content, READ_LATENCY, f"due_{name}")
             self.claim(f"{name} reads what was written", implies(read, port.data == due))
             both &= read & port.data.all() & (due != ago(m, due, 1, f"old_{name}"))
-        # One cover, as ABC's search for several outputs at once ends with a fault of its own here.
+        # One cover for both ports: ABC's search for several outputs fails here.
         self.cover("both read what was new when they did", both)
 
 

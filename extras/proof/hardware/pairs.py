@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Cat, Const, Elaboratable, Module, Signal, Value, signed
 
-from weft.extras.proof.hardware.matrix import Entry, weights
+from weft.extras.proof.hardware.matrix import Entry, claim_weights
 from weft.extras.proof.hardware.pipelines import ago
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.hdl.isa.config import Config
@@ -87,7 +87,7 @@ def _dual_pair(
     products: list[Value] = []
     for c in range(2):
         active, shadow = b.word_select(c, 8), bench.peek(f"{path}shadow{2 * p + c}", 8)
-        known &= weights(m, bench, row, 2 * p + c, shadow, active, late, f"{name}_{c}")
+        known &= claim_weights(m, bench, row, 2 * p + c, shadow, active, late, f"{name}_{c}")
         products.append(made.word_select(c, 16).as_signed())
         product = ago(m, (a * active.as_signed())[:16], 1, f"product{name}_{c}").as_signed()
         bench.claim(f"product {name} {c}", products[c] == product)
@@ -109,7 +109,7 @@ def _packed_pair(
     products: list[Value] = []
     for c, (weight, part) in enumerate(zip(reversed(parts(b)), ("lower", "upper"), strict=True)):
         active, shadow = (bench.peek(f"{path}{kind}{2 * p + c}", 8) for kind in ("active", "shadow"))
-        known &= weights(m, bench, row, 2 * p + c, shadow, active, late, f"{name}_{c}")
+        known &= claim_weights(m, bench, row, 2 * p + c, shadow, active, late, f"{name}_{c}")
         before = ago(m, active.as_signed(), 1, f"active{name}_{c}")
         bench.claim(f"operand {name} {c}", weight == before)
         products.append(bench.peek(f"{inside}{part}", 19).as_signed())

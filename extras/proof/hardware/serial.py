@@ -13,23 +13,22 @@ from weft.extras.proof.hardware.property import Bench, Bounded, Property
 from weft.hdl.vector.requantise import SerialRequantise
 
 _BITS = 9
-"""Of mantissas, the fewest that the unit takes."""
+"""Smallest width of mantissas."""
 _ENDS = 1 << _BITS - 1 | 1
-"""Bits of mantissas that may be 1: a proof of all takes too long, and they are the same to the unit."""
+"""Bits of mantissas that may be 1. The unit treats all bits alike, and a proof of all takes too long."""
 _FEW = 4
-"""Bits of elements and of biases, for the same reason."""
+"""Width of elements and biases."""
 _TAG = 3
 _DEPTH = 18
 
 
 class SerialBench(Bench):
-    """An element and its bias, times the mantissa, plus the second operand times its own, is shifted by any number,
-    rounded half to even and clamped, in the documented number of cycles; its tag comes with it.
+    """An element plus its bias, times the mantissa, plus the second operand times its own mantissa, is shifted by any
+    number, rounded half to even and clamped. The result comes in the documented number of cycles, with its tag.
 
-    A lane for mantissas whose first and last bit are any, and the others 0, and elements and biases of few bits.
-
-    Assumed: settings do not change; reductions are of one element, as they are those of the parallel unit, of which
-    properties of their own are proven; one comes when the result of the one before is there.
+    Only the first and last bit of mantissas are free, the others are 0; elements and biases have few bits. Assumed:
+    settings do not change; reductions are of one element, because properties of the parallel unit prove longer ones; an
+    element comes when the result of the one before is complete.
     """
 
     UNIT = SerialRequantise

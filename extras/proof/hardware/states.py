@@ -1,4 +1,4 @@
-"""Properties of `weft.hdl.vector.softmax`: what softmax keeps of a row."""
+"""Properties of `weft.hdl.vector.softmax`: the states of rows."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from weft.hdl.vector.softmax import ALIGNED, TOTAL, WRITTEN, RowStates
 _CONFIG = Config(n=2, lanes=2, bus_bytes=4, row_states=4)
 _READ = 2
 """Cycles from an address to its state."""
-_MOST = 31
-"""What differences of exponents are limited to."""
+_LIMIT = 31
+"""Limit of differences of exponents."""
 
 
 class UpdateBench(Bench):
     """Maximum, sum and alignment follow from the old state, the vector's exponent and its sum by their definition, each
-    in the documented cycle and for all values.
+        in the documented cycle and for all values.
 
-    The pipeline that updates states, in free inputs, from the state that was read to the one that is written.
-
-    `final` does not change, as is demanded of it.
+    The inputs are free, as are the states that are read. `final` is constant, as users guarantee.
     """
 
     UNIT = RowStates
@@ -36,7 +34,7 @@ class UpdateBench(Bench):
         m.d.comb += dut.final.eq(self.constant(m, 1, "final"))
         old = self.peek("old", PEAK_BITS + 32)
         self.claim("sum of the state", dut.sum == old[PEAK_BITS:])
-        # All of it as it is when the sum of the vector comes.
+        # Values of the cycle in which the sum of the vector comes.
         late = TOTAL - _READ
         fresh = ago(m, dut.fresh, TOTAL, "fresh")
         before = ago(m, old, late, "before")
@@ -50,7 +48,7 @@ class UpdateBench(Bench):
         whole = (rsh(m, sum_before, down, "u") + rsh(m, total, own, "v"))[:32]
         aligned = Mux(dut.final, _limited(Mux(maximum > peak, maximum - peak, 0)), down - own)
 
-        # A reset passes by those registers that data goes through, not by those that say whether there is any.
+        # A reset clears the valid bits of the pipeline, not its data.
         update = ago(m, dut.valid, ALIGNED, "update", reset=True)
         self.claim("alignment comes in its cycle", dut.aligned == update)
         due = ago(m, aligned, ALIGNED - TOTAL, "alignment").as_signed()
@@ -67,11 +65,11 @@ class UpdateBench(Bench):
         self.cover("a state that rises", written & (word[PEAK_BITS:] > 1 << 16) & (exponent.as_signed() == 5))
 
 
-class KeptBench(Bench):
-    """A read behind a write returns the state that was written last to its address.
+class MemoryBench(Bench):
+    """A read returns the state that was written last to its address.
 
-    The memory of states in free inputs. One address, any one, is watched: what was written to it last, since the
-    last reset, is what is read two cycles after its address in a later cycle.
+    One address, which may be any, is watched: two cycles after a read of it comes the state that was written to it last
+    since the reset.
     """
 
     UNIT = RowStates
@@ -81,28 +79,28 @@ class KeptBench(Bench):
         self.free_inputs(m)
         watched = self.constant(m, len(dut.address), "watched")
         word, old = (self.peek(name, PEAK_BITS + 32) for name in ("store__data", "old"))
-        kept, known = Signal(PEAK_BITS + 32, reset_less=True), Signal()
+        content, known = Signal(PEAK_BITS + 32, reset_less=True), Signal()
         writes = self.peek("store__en", 1) & (self.peek("store__addr", len(dut.address)) == watched)
         with m.If(writes):
-            m.d.sync += [kept.eq(word), known.eq(1)]
+            m.d.sync += [content.eq(word), known.eq(1)]
         read = ago(m, (dut.address == watched) & known, _READ, "read", reset=True)
-        due = ago(m, kept, _READ, "due")
+        due = ago(m, content, _READ, "due")
         self.claim("reads what was written", implies(read, old == due))
         self.cover("reads what was written", read & (due[PEAK_BITS:] > 300))
 
 
 def rsh(m: Module, value: Value, shift: Value, name: str) -> Value:
-    """``value / 2**shift``, halves up: as `weft.sim.golden.memories.rsh`."""
-    half = Signal(_MOST + 1, name=f"half_{name}")
+    """Return ``value / 2**shift``, rounded half up, as `weft.sim.golden.memories.rsh`."""
+    half = Signal(_LIMIT + 1, name=f"half_{name}")
     m.d.comb += half.eq((1 << shift) >> 1)
     return (value + half) >> shift
 
 
 def _limited(value: Value) -> Value:
-    """A difference that is not negative, up to 31."""
-    return Mux(value > _MOST, _MOST, value[:5].as_unsigned())
+    """Return a non-negative difference, limited to 31."""
+    return Mux(value > _LIMIT, _LIMIT, value[:5].as_unsigned())
 
 
 def properties() -> Iterator[Property]:
     yield UpdateBench.proves("vector/row_states", "update", Induction(9), _CONFIG)
-    yield KeptBench.proves("vector/row_states", "memory of 4", Invariant(), _CONFIG)
+    yield MemoryBench.proves("vector/row_states", "memory of 4", Invariant(), _CONFIG)

@@ -22,14 +22,12 @@ from weft.hdl.load.load import PageReader
 
 
 class PageBench(Bench):
-    """The reader of page tables between a queue, a bus and a unit that do as they like.
+    """The reader of page tables between an unconstrained queue, bus and unit.
 
-    Assumed is that an instruction stands at the input until it is taken, with what its registers hold; that the bus
-    brings a beat for each request, in order and at any time later; that page tables begin at multiples of 4; and
-    without loops that base registers do not change, and that there are 8 of them.
-
-    What is requested is claimed, and when instructions are taken; with `entries` what comes out instead of the
-    addresses of requests.
+    Assumed: an instruction stays at the input until it is taken, with the contents of its registers; the bus returns a
+    beat for each request, in order and at any later time; page tables begin at multiples of 4; without loops there are
+    8 base registers, which are constant. With `entries`, the bench claims the output instead of the addresses of
+    requests.
     """
 
     UNIT = PageReader
@@ -52,11 +50,11 @@ class PageBench(Bench):
             self.arrives.eq(instruction.valid & ~waits),
             self.asks.eq(self.arrives & instruction.payload.paged),
         ]
-        self._bus(m)
-        self._register(m)
+        self._claim_requests(m)
+        self._claim_register(m)
 
     def _table(self, m: Module) -> Value:
-        """Where the page table of the instruction at the input begins."""
+        """Return the address of the page table of the instruction at the input."""
         dut, instruction = self.dut, self.dut.instruction
         if dut.config.loops:
             table: Value = dut.values[register_fields(Load.OPCODE).index("table")]
@@ -69,8 +67,8 @@ class PageBench(Bench):
         self.assume(~instruction.payload.paged | (table % 4 == 0))
         return table
 
-    def _bus(self, m: Module) -> None:
-        """Claim what is requested, and assume when beats come."""
+    def _claim_requests(self, m: Module) -> None:
+        """Claim the requests, and assume that beats come only after them."""
         request, beat = self.dut.bus.request, self.dut.bus.beat
         pop, bus = request.valid & request.ready, self.dut.config.bus_bytes
         stable(m, self, request, "request")
@@ -84,7 +82,7 @@ class PageBench(Bench):
         self.claim("entries are taken as they come", beat.ready)
         self.claim("two entries are under way at most", under_way <= 2)
         self.cover("two entries under way", under_way == 2)
-        # Where requests are: without that, induction would start from states that the unit never has.
+        # Places of requests: without them, induction starts from unreachable states.
         asked, lacks, level = self.peek("asked", 1), self.peek("lacks", 1), self.peek("entries.level", 2)
         pending = self.waits & self.dut.instruction.payload.paged & ~asked
         self.claim("requests are where they are counted", order.inside == request.valid + pending)
@@ -98,22 +96,24 @@ class PageBench(Bench):
         stands = order.watched & pending & (order.ahead == request.valid)
         self.claim("the watched request is to come", ~stands | (order.word == first))
 
-    def _register(self, m: Module) -> None:
-        """Claim that the unit holds an instruction at most, and takes one without an entry when it can."""
+    def _claim_register(self, m: Module) -> None:
+        """Claim that the unit holds at most one instruction, and takes one without an entry when it can."""
         dut, instruction, located = self.dut, self.dut.instruction, self.dut.located
-        held, leaves = Signal(2), located.valid & located.ready
-        m.d.sync += held.eq(held + (instruction.valid & instruction.ready) - leaves)
-        self.claim("an instruction at most", held <= 1)
-        self.claim("busy with an instruction", dut.busy == (held != 0))
-        plain = instruction.valid & ~instruction.payload.paged & ((held == 0) | leaves)
+        inside, leaves = Signal(2), located.valid & located.ready
+        m.d.sync += inside.eq(inside + (instruction.valid & instruction.ready) - leaves)
+        self.claim("an instruction at most", inside <= 1)
+        self.claim("busy with an instruction", dut.busy == (inside != 0))
+        plain = instruction.valid & ~instruction.payload.paged & ((inside == 0) | leaves)
         self.claim("an instruction without an entry is taken at once", ~plain | instruction.ready)
         if self.entries:
-            self._entries(m)
+            self._claim_entries(m)
 
-    def _entries(self, m: Module) -> None:
-        """Claim what comes out: the instruction as it was, with its entry as part of its offset. The first beat is that
-        of the first paged instruction, and so on: of that in the register, or if that has its own of that at the
-        input."""
+    def _claim_entries(self, m: Module) -> None:
+        """Claim that each instruction leaves unchanged except for its offset, to which its entry is added.
+
+        Beats belong to paged instructions in order: first to the instruction in the register, if it still needs one,
+        then to the instruction at the input.
+        """
         dut, instruction, located = self.dut, self.dut.instruction, self.dut.located
         beat, bus = dut.bus.beat, dut.config.bus_bytes
         layout = located.payload.shape()
@@ -147,7 +147,7 @@ class PageBench(Bench):
         self.claim("an entry for one that is paged", ~(dut.busy & lacks) | op.paged)
         self.claim("it has its entry", ~dut.busy | lacks | ~op.paged | has)
         if bus > 4:
-            self._places(first, asked & ~has_next, place, here)
+            self._claim_places(first, asked & ~has_next, place, here)
         expected = Signal(layout)
         m.d.comb += [expected.eq(op), expected.offset.eq(op.offset + Mux(op.paged & ~lacks, entry, 0))]
         self.claim(
@@ -158,16 +158,17 @@ class PageBench(Bench):
             "a second entry", located.valid & op.paged & has_next & (entry > 77) & (entry_next > entry)
         )
 
-    def _places(self, first: Value, second: Value, place: Value, here: Value) -> None:
-        """Claim where in their words the entries are that have not come: that of the `first` instruction, and behind it
-        that of the `second` one."""
+    def _claim_places(self, first: Value, second: Value, place: Value, here: Value) -> None:
+        """Claim the places, in their words, of entries that have not come: of the `first` instruction, then of the
+        `second`.
+        """
         level, front = self.peek("places.level", 2), self.peek("places.consume", 1)
         words = [self.peek(f"places.storage[{at}]", len(place) - 2) for at in range(2)]
-        head, behind = Mux(front, words[1], words[0]), Mux(front, words[0], words[1])
+        head, second_word = Mux(front, words[1], words[0]), Mux(front, words[0], words[1])
         self.claim("places of those that have not come", level == first + second)
         self.claim("the queue of places", (self.peek("places.produce", 1) ^ front) == level[0])
         self.claim("the place of the first", ~first | (head == place >> 2))
-        self.claim("the place of the second", ~second | (Mux(first, behind, head) == here >> 2))
+        self.claim("the place of the second", ~second | (Mux(first, second_word, head) == here >> 2))
 
 
 def properties() -> Iterator[Property]:

@@ -1,4 +1,4 @@
-"""Properties of `weft.hdl.load.transpose`: values of 4 bits to bytes."""
+"""Properties of `weft.hdl.load.transpose`: values of 4 bits become bytes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from weft.hdl.isa.encoding import FACTOR_FRACTION_BITS, GROUP_WORDS
 from weft.hdl.load.transpose import Widener
 
 _BYTES = 4
-"""Of a word of the bus."""
+"""Bytes of a word of the bus."""
 
 
 def bytes_of(values: Value) -> Value:
-    """Signed values of 4 bits as bytes, the low nibble first."""
+    """Return signed values of 4 bits as bytes, the low nibble first."""
     nibbles = [values[at : at + 4].as_signed() for at in range(0, len(values), 4)]
     return Cat(*((nibble + Const(0, 8))[:8] for nibble in nibbles))
 
 
 class WidenBench(Bench):
-    """A word passes as it is, or as the bytes of its lower and then of its upper half, for all codes; none is lost.
+    """A word passes unchanged, or as the bytes of its lower and then of its upper half, for all codes; none is lost.
 
-    The widener in free inputs. Beats wait until they are taken, as all streams do; `narrow` stays as it is while a
-    word waits or one of its halves is still to come.
+    Assumed: beats stay until they are taken; `narrow` is constant while a word or its second half waits.
     """
 
     UNIT = Widener
@@ -57,11 +56,9 @@ class WidenBench(Bench):
 class BlocksBench(Bench):
     """The widener with blocks.
 
-    Assumed: beats wait until they are taken; with `blocks` values are narrow; `narrow` and `blocks` stay as they are
-    while a word waits, within a word, and `blocks` within a group. Factors are those of the group's first word, value k
-    of them multiplies the words k, k + N, ... of the group.
-
-    With `values` it claims what words are, else which beats are taken and when.
+    Assumed: beats stay until they are taken; with `blocks` values are narrow; `narrow` and `blocks` are constant while
+    a word waits and within a word, and `blocks` within a group. Factors are in the group's first word: value k
+    multiplies the words k, k + N, ... of the group. With `values`, the bench claims the words, else the handshakes.
     """
 
     UNIT = Widener
@@ -88,8 +85,8 @@ class BlocksBench(Bench):
             m.d.sync += [word.eq(word + 1), inside.eq(word != GROUP_WORDS - 1)]
 
         if self.values:
-            self._helpers(m, inside, second, word, factors)
-            self._payload(word)
+            self._claim_registers(m, inside, second, word, factors)
+            self._claim_payload(word)
             return
         self.claim("factors do not pass", wide.valid == (beat.valid & ~heading))
         whole = wide.ready & (second | ~dut.narrow)
@@ -102,12 +99,12 @@ class BlocksBench(Bench):
             "a second group", heading & wide.ready & beat.valid & ago(m, inside, 1, "was_inside", reset=True)
         )
 
-    def _payload(self, word: Value) -> None:
-        """Cut at the unit's registers for the half of the word and the factor, which `_helpers` claims."""
+    def _claim_payload(self, word: Value) -> None:
+        """Claim the words. The proof is cut at the registers that `_claim_registers` claims."""
         dut, wide = self.dut, self.dut.wide
         payload = dut.beat.payload
         values = payload.word_select(self.peeks["upper"], 4 * _BYTES)
-        products = self._times(values, self.peeks["kept"][:8].as_signed())
+        products = self._multiply(values, self.peeks["kept"][:8].as_signed())
         narrow = Mux(dut.blocks, products, bytes_of(values))
         self.claim("payload", implies(wide.valid, wide.payload == Mux(dut.narrow, narrow, payload)))
         self.cover(
@@ -124,8 +121,8 @@ class BlocksBench(Bench):
         self.assume(implies(dut.blocks, dut.narrow))
         self.assume(implies(inside, dut.blocks))
 
-    def _helpers(self, m: Module, inside: Value, second: Value, word: Value, factors: Value) -> None:
-        """What the unit's registers hold: the factor that is next, number ``word mod N``, is in the lowest byte."""
+    def _claim_registers(self, m: Module, inside: Value, second: Value, word: Value, factors: Value) -> None:
+        """Claim the unit's registers: the next factor, number ``word mod N``, is in the lowest byte."""
         beat, waits = self.dut.beat, Signal()
         m.d.sync += waits.eq(beat.valid & ~beat.ready)
         self.claim("a beat waits for its second half", implies(second, waits))
@@ -138,8 +135,8 @@ class BlocksBench(Bench):
         self.claim("groups have whole beats", implies(inside, word[0] == second))
 
     @staticmethod
-    def _times(values: Value, factor: Value) -> Value:
-        """As `weft.hdl.isa.encoding.times` has it."""
+    def _multiply(values: Value, factor: Value) -> Value:
+        """Return the products of `weft.hdl.isa.encoding.times`."""
         results = []
         for at in range(0, len(values), 4):
             rounded = (
