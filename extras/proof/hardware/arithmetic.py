@@ -40,7 +40,7 @@ class LaneBench(Bench):
 
 class ProductBench(LaneBench):
     """The product's register holds the reduction, biased, times the mantissa plus the second operand times its own, as
-        a sum of products of parts, for all operands; results and tags come in their cycle.
+    a sum of products of parts, for all operands; results and tags come in their cycle.
 
     The path to p is cut at the unit's registers. Each is claimed to hold its definition of `weft.hdl.isa.Vec`, in terms
     of the registers before it: the reduction, then ``v``, then the sum of products.

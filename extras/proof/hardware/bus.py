@@ -1,4 +1,4 @@
-"""Properties of `weft.hdl.bus`: the AXI4 manager, and bursts."""
+"""Properties of `weft.hdl.bus`: the AXI4 manager and the burst splitter."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ _INCR = 1
 
 
 class AxiBench(Bench):
-    """AR, AW and W are stable, and pass requests and words on in order, once and unchanged, the first reader's first;
-    beats go to the reader with their ID; errors and beats are flagged in the next cycle.
+    """AR, AW and W are stable, and pass requests and words on in order, once and unchanged, the first reader's requests
+    first. Beats go to the reader with their ID. Errors and beats are flagged in the next cycle.
 
-    The manager between readers, a writer and a memory that are unconstrained.
-
-    Assumed: requests have 1 to 256 beats, and memory answers with IDs of readers.
+    Readers, writer and memory are unconstrained, but requests have 1 to 256 beats, and memory answers with IDs of
+    readers.
     """
 
     UNIT = AxiManager
@@ -135,13 +134,12 @@ class _Stage:
 
 
 class SplitterBench(Bench):
-    """Bursts cover each run exactly, in order and with its tag, one a cycle; they end at blocks and at the run's end,
+    """Bursts cover each run exactly, in order and with its tag, one a cycle. They end at blocks and at the run's end,
     and cross no block and no page. The splitter is idle while it has no run.
 
-    The splitter with a bus that is unconstrained. Runs may wrap around from the last address to 0.
-
-    Assumed: a run has at least one byte. One run, which may be any, is watched on its way through the unit. Claims of
-    `_inside` say where it is in the unit: without them induction starts from unreachable states.
+    The bus is unconstrained. Runs may wrap around from the last address to 0. Assumed: a run has at least one byte. One
+    run, which may be any, is watched on its way through the unit; `_claim_places` says where it is, because induction
+    would start from unreachable states otherwise.
     """
 
     UNIT = BurstSplitter
@@ -162,7 +160,7 @@ class SplitterBench(Bench):
         self.claim(
             "no burst goes on into the next page", ~request.valid | (first % PAGE + beats * bus <= PAGE)
         )
-        self._inside()
+        self._claim_places()
         self.cover("a burst of the whole block", request.valid & (beats == block))
         self.cover("a run in three bursts", self.ours & dut.last & (self.bursts == 2))
 
@@ -193,7 +191,7 @@ class SplitterBench(Bench):
         yield self.peek(f"{name}.o__valid", 1), self.peek(f"{name}.o__payload", width)
         yield ~self.peek(f"{name}.i__ready", 1), self.peek(f"{name}.kept", width)
 
-    def _inside(self) -> None:
+    def _claim_places(self) -> None:
         """Claim that the places hold all words of the watched run that have not left."""
         stages, runs = list(self._stages()), self.runs
         ended: Value = Const(0, 3)

@@ -1,4 +1,4 @@
-"""Properties of what happens at errors: how runs are stopped, the watchdog, and which burst failed."""
+"""Properties of error handling: stops of runs, the watchdog, and the burst that failed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from weft.hdl.isa import Queue, kinds_of
 from weft.hdl.isa.memmap import WATCHDOG_BITS, WATCHDOG_CYCLES, FaultUnit, Status
 from weft.hdl.sequential.mover import Mover
 
-_KEPT, _OUTSTANDING = 4, 8
-"""As `LOGGED_ADDRESSES` and `MAX_OUTSTANDING` of `weft.hdl.bus.faults`, to shorten the proof."""
+_LOGGED, _OUTSTANDING = 4, 8
+"""Small values of `LOGGED_ADDRESSES` and `MAX_OUTSTANDING` of `weft.hdl.bus.faults`, to shorten the proof."""
 
 
 class RunBench(Bench):
     """The state of a run, without its watchdog.
 
-    Assumed: no run starts while one is on; there is progress in every cycle.
+    Assumed: no run starts while another runs; there is progress in every cycle.
     """
 
     UNIT = RunState
@@ -58,9 +58,9 @@ class RunBench(Bench):
 
 
 class WatchdogBench(Bench):
-    """The watchdog, with a limit that stands.
+    """The watchdog with a constant limit.
 
-    Assumed: no run starts while one is on, and what else stops runs does not come.
+    Assumed: no run starts while another runs, and there are no other reasons to stop.
     """
 
     UNIT = RunState
@@ -91,16 +91,16 @@ class WatchdogBench(Bench):
         running = dut.running & dut.limit.any()
         self.claim("not too late", ~running | expired | (quiet <= least + unit + 2))
         self.claim("stops", ~(expired & dut.running) | dut.stop)
-        self.claim("tells", ~expired | dut.irq)
+        self.claim("interrupts", ~expired | dut.irq)
         self.claim("busy", ~dut.running | dut.busy)
-        self._count(m, quiet)
+        self._claim_count(m, quiet)
         if unit <= 4:
             self.cover("expired", new & (dut.limit == 2))
             self.cover("done", expired & dut.status[Status.DONE.bit_length() - 1])
         self.cover("runs", dut.running & (quiet == 3))
 
-    def _count(self, m: Module, quiet: Signal) -> None:
-        """What is left of the limit, by the cycles without progress: not promised to users."""
+    def _claim_count(self, m: Module, quiet: Signal) -> None:
+        """Claim the rest of the limit in terms of the cycles without progress: induction needs it."""
         dut, unit = self.dut, self.unit
         left = self.peek("left", WATCHDOG_BITS + 1)
         cycle, moved = self.peek("cycle", (unit - 1).bit_length()), self.peek("moved", 1)
@@ -115,16 +115,16 @@ class WatchdogBench(Bench):
 
 
 class LogBench(Bench):
-    """Addresses of bursts of two sources, of which any one burst is watched, and of its address some bits.
+    """Addresses of bursts of two sources. One burst, which may be any, is watched, with some bits of its address.
 
-    Assumed: a burst ends that was asked for before, and fewer of a source than it counts are on their way; an answer
-    comes while its burst is.
+    Assumed: a burst ends only after its request, and fewer than `_OUTSTANDING` bursts of a source are under way; an
+    answer comes while its burst is under way.
     """
 
     SOURCES = ("load", "store")
 
     def __init__(self, source: str, bits: tuple[int, ...]) -> None:
-        super().__init__(FaultLog(SMALLEST, self.SOURCES, kept=_KEPT, outstanding=_OUTSTANDING))
+        super().__init__(FaultLog(SMALLEST, self.SOURCES, logged_unit=_LOGGED, outstanding=_OUTSTANDING))
         self.source, self.bits = source, bits
 
     def watch(self, m: Module) -> None:
@@ -140,29 +140,29 @@ class LogBench(Bench):
             failed[name] = Signal(name=f"failed_{name}")
             m.d.sync += failed[name].eq(port.failed)
         self.claim("error", dut.error == Cat(failed.values()).any())
-        self._first(m, failed)
-        self._address(m, under_way[self.source])
+        self._claim_first(m, failed)
+        self._claim_address(m, under_way[self.source])
 
-    def _first(self, m: Module, failed: dict[str, Signal]) -> None:
-        """The first error since the clear, and only that."""
+    def _claim_first(self, m: Module, failed: dict[str, Signal]) -> None:
+        """Claim that the log keeps the first error since the clear."""
         dut = self.dut
         unit, response = Signal(3), Signal(2)
-        kept, responses = Signal(3), Signal(2)
+        logged_unit, responses = Signal(3), Signal(2)
         for name in reversed(self.SOURCES):
             before = Signal(2, name=f"response_{name}")
             m.d.sync += before.eq(getattr(dut, name).response)
             with m.If(failed[name]):
                 m.d.comb += [unit.eq(FaultUnit[name.upper()]), response.eq(before)]
         with m.If(dut.clear):
-            m.d.sync += [kept.eq(0), responses.eq(0)]
-        with m.Elif((unit != 0) & (kept == 0)):
-            m.d.sync += [kept.eq(unit), responses.eq(response)]
-        self.claim("unit", dut.fault.unit == kept)
+            m.d.sync += [logged_unit.eq(0), responses.eq(0)]
+        with m.Elif((unit != 0) & (logged_unit == 0)):
+            m.d.sync += [logged_unit.eq(unit), responses.eq(response)]
+        self.claim("unit", dut.fault.unit == logged_unit)
         self.claim("response", dut.fault.response == responses)
-        self.cover("store fails", kept == FaultUnit.STORE)
+        self.cover("store fails", logged_unit == FaultUnit.STORE)
 
-    def _address(self, m: Module, under_way: Signal) -> None:
-        """One burst, from when it is asked for: its address, and how many end before it."""
+    def _claim_address(self, m: Module, under_way: Signal) -> None:
+        """Follow one burst from its request: its address, and the number of bursts that end before it."""
         dut, port = self.dut, getattr(self.dut, self.source)
         bits = [port.address[bit] for bit in self.bits]
         watched, ahead, address = Signal(), Signal(range(_OUTSTANDING)), Signal(len(bits))
@@ -181,24 +181,24 @@ class LogBench(Bench):
             m.d.sync += other.eq(getattr(dut, self.SOURCES[0]).failed)
             first = first & ~other
         few = Signal()  # since the burst was asked for no more than are kept
-        m.d.comb += few.eq(under_way + its < _KEPT - 1)
-        told, expected, was_few = Signal(), Signal(len(bits)), Signal()
-        m.d.sync += [told.eq(first), expected.eq(at), was_few.eq(few)]
+        m.d.comb += few.eq(under_way + its < _LOGGED - 1)
+        reported, expected, was_few = Signal(), Signal(len(bits)), Signal()
+        m.d.sync += [reported.eq(first), expected.eq(at), was_few.eq(few)]
         shown = Cat(dut.fault.address[bit] for bit in self.bits)
-        self.claim("address", ~(told & dut.fault.known) | ((shown == expected) & (dut.fault.unit == unit)))
-        self.claim("known", ~(told & was_few) | dut.fault.known)
+        self.claim(
+            "address", ~(reported & dut.fault.known) | ((shown == expected) & (dut.fault.unit == unit))
+        )
+        self.claim("known", ~(reported & was_few) | dut.fault.known)
         self.claim("aligned", ~dut.fault.address[: (SMALLEST.bus_bytes - 1).bit_length()].any())
-        self.cover("third", told & dut.fault.known & (expected != 0))
-        self.cover("unknown", told & ~dut.fault.known)
+        self.cover("third", reported & dut.fault.known & (expected != 0))
+        self.cover("unknown", reported & ~dut.fault.known)
 
 
 class StopBench(Bench):
     """Once a queue is stopped, no instruction becomes valid, one that is valid stays until it is taken, and the others
     are dropped.
 
-    A queue of instructions that is stopped at any time.
-
-    Assumed: what is available stays so until it is taken, as no other queue takes it.
+    Assumed: a semaphore stays available until it is taken, because no other queue takes it.
     """
 
     UNIT = Dispatcher
@@ -227,12 +227,10 @@ class StopBench(Bench):
 
 
 class MoverBench(Bench):
-    """From an error on, the sequential core asks memory for nothing more; what it asked for before stays until it is
+    """From an error on, the sequential core requests nothing more from memory. Earlier requests stay until they are
     taken, and it is quiet only when nothing is owed.
 
-    The memory unit of the sequential core around an error.
-
-    Assumed: memory answers what it was asked for, a read or a write; `hold` comes with an error, and stays.
+    Assumed: memory answers only requests; `hold` comes with an error, and stays.
     """
 
     UNIT = Mover
@@ -265,7 +263,7 @@ class MoverBench(Bench):
             self.cover(f"{name} is asked for", valid & ~signal)
         owes: Value = owes_read | owes_write | owes_word
         self.claim("quiet", ~dut.quiet | ~(owes | axi.arvalid | axi.awvalid | axi.wvalid))
-        self.claim("an error is told", ~(failed & ~held) | dut.error)
+        self.claim("an error is reported", ~(failed & ~held) | dut.error)
         self.cover("error", failed & dut.quiet)
 
 
@@ -312,8 +310,8 @@ def properties() -> Iterator[Property]:
             source,
             (2, 31),
             claim="The log keeps the first error since the clear: its unit, its response, and the address of "
-            f"its burst if fewer than {_KEPT} are on their way; some bits of it are watched.",
-            cover=_KEPT + 8,
+            f"its burst if fewer than {_LOGGED} are on their way; some bits of it are watched.",
+            cover=_LOGGED + 8,
         )
     for queue in (Queue.LOAD, Queue.VEC):
         for depth in (1, 4):

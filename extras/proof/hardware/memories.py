@@ -16,7 +16,7 @@ from weft.hdl.sequential.core import Scratchpad as SequentialScratchpad
 
 
 class _Small(Config):
-    """A configuration smaller than what `Config` lets be built: what proofs are about does not depend on sizes."""
+    """Configuration that is smaller than `Config` permits: the proofs do not depend on sizes."""
 
     def __post_init__(self) -> None:
         return
@@ -28,13 +28,11 @@ def small(**sizes: int) -> Config:
 
 
 class ScratchpadBench(Bench):
-    """A client waits only while one ahead of it asks for its bank, so a bank has one reader and one writer a cycle; a
-    granted read returns in its cycle what was written there last.
+    """A client waits only while an earlier client asks for its bank, so a bank has one reader and one writer a cycle. A
+    granted read returns the value that was written last, in its cycle.
 
-    The scratchpad with clients that do as they like; nothing is assumed of them.
-
-    One address, any one, is watched with what was written to it since the reset, and one reader, any one: what it reads
-    there. What memory holds that was not written since the reset is not looked at.
+    Clients are unconstrained. One address and one reader, which may be any, are watched, with the value that was
+    written to the address since the reset. Older contents of memory are not compared.
     """
 
     UNIT = Scratchpad
@@ -53,9 +51,9 @@ class ScratchpadBench(Bench):
                 alone = wanted[one] != wanted[other]
                 self.claim(f"{kind}s {one} and {other} are in different banks", ~both | alone)
                 self.cover(f"{kind}s {one} and {other} at once", both)
-        self._contents(m, self.constant(m, len(dut.read[0].address), "address"))
+        self._claim_contents(m, self.constant(m, len(dut.read[0].address), "address"))
 
-    def _contents(self, m: Module, address: Value) -> None:
+    def _claim_contents(self, m: Module, address: Value) -> None:
         dut = self.dut
         width = dut.config.widths.vector
         which = self.constant(m, range(len(dut.read)), "which")
@@ -83,12 +81,10 @@ class ScratchpadBench(Bench):
 
 class VectorsBench(Bench):
     """A read returns the vector that was written to its address: the last bytes that were pushed, in their order. A
-    byte that is written alone is the oldest of them, which goes to the end.
+    byte that is written alone is the oldest of them, which moves to the end.
 
-    The sequential core's scratchpad.
-
-    Assumed: a vector and a byte of one are not written in one cycle. One address, any one, is watched with the bytes
-    that were written to it since the reset.
+    Assumed: a vector and a byte of a vector are not written in one cycle. One address, which may be any, is watched
+    with the bytes that were written to it since the reset.
     """
 
     UNIT = SequentialScratchpad
@@ -120,16 +116,12 @@ class VectorsBench(Bench):
 
 
 class AccumulatorBench(Bench):
-    """A granted read returns the row's sum, if no write to the row is under way, and is refused only for a row that
-    adds in its bank.
+    """A granted read returns the row's sum if no write to the row is under way. A read is refused only for a row that
+    is added to in its bank.
 
-    The accumulator with an array that writes what it likes, and a reader that reads what it likes.
-
-    Assumed is what `accumulator_write` says: a row is not added to before the last write to it is `rmw_latency` cycles
-    old, and alignments are from -31 to 31.
-
-    One row, any one, is watched with what it should hold after the first time since the reset that it is overwritten.
-    What a read gets while a write to the same row is on its way is not looked at.
+    Reads are unconstrained. Assumed, as `accumulator_write` says: a row is added to at least `rmw_latency` cycles after
+    the last write to it, and alignments are from -31 to 31. One row, which may be any, is watched with its expected
+    content after it was overwritten since the reset. Reads are not compared while a write to the row is under way.
     """
 
     UNIT = Accumulator
@@ -146,20 +138,21 @@ class AccumulatorBench(Bench):
         )
         self.cover("a read beside a row that adds", adds & dut.read.valid & dut.read.ready)
         known, content = Signal(), Signal(config.widths.row)
-        under_way = self._write(m, address, known, content)
+        under_way = self._model_write(m, address, known, content)
         stages = [Signal(name=f"asked{stage}") for stage in range(READ_LATENCY)]
         asked = dut.read.valid & dut.read.ready & (dut.read.address == address) & known & ~under_way
         m.d.sync += Cat(*stages).eq(Cat(asked, *stages[:-1]))
-        # No write that comes later is in `content` yet: it takes longer than the read.
+        # `content` has no later write yet, because a write takes longer than the read.
         self.claim("a read returns the row", ~stages[-1] | (dut.read.data == content))
         self.cover("something else than 0 is read", stages[-1] & (content != 0))
         for index, stage in enumerate(stages):
             bank = self.peek(f"read_bank{index}", (config.accumulator_banks - 1).bit_length())
             self.claim(f"the bank is known in stage {index}", ~stage | (bank == address // depth))
 
-    def _write(self, m: Module, address: Value, known: Signal, content: Signal) -> Value:
-        """Bring rows that come to the watched address to `content` when reads have to see them; returns whether one
-        is under way."""
+    def _model_write(self, m: Module, address: Value, known: Signal, content: Signal) -> Value:
+        """Update `content` with rows for the watched address when reads must see them; return whether a row is under
+        way.
+        """
         write, config = self.dut.write, self.dut.config
         comes = write.valid & (write.address == address)
         row = Cat(comes, write.overwrite, write.psums.as_value())
@@ -176,16 +169,18 @@ class AccumulatorBench(Bench):
             old = Mux(overwrites, 0, content.word_select(lane, 32)).as_signed()
             if config.softmax:
                 shift = stages[-1][-ALIGNMENT_BITS:].as_signed()
-                old, psum = _rounded(old, Mux(shift > 0, shift, 0)), _rounded(psum, Mux(shift < 0, -shift, 0))
+                old, psum = _rsh(old, Mux(shift > 0, shift, 0)), _rsh(psum, Mux(shift < 0, -shift, 0))
             sums.append((old + psum)[:32])
         with m.If(lands):
             m.d.sync += [content.eq(Cat(*sums)), known.eq(known | overwrites)]
         self.cover("a row is added to", lands & known & ~overwrites)
-        self._inside(m, address, known, content, stages)
+        self._claim_places(m, address, known, content, stages)
         return under_way
 
-    def _inside(self, m: Module, address: Value, known: Value, content: Value, stages: list[Signal]) -> None:
-        """Claim where the watched row is in the unit: what is claimed of reads follows from that."""
+    def _claim_places(
+        self, m: Module, address: Value, known: Value, content: Value, stages: list[Signal]
+    ) -> None:
+        """Claim where the watched row is in the unit: the claims about reads follow from that."""
         config = self.dut.config
         bank = address // config.accumulator_depth
         for index, stage in enumerate(stages[:READ_LATENCY]):
@@ -211,8 +206,8 @@ class AccumulatorBench(Bench):
         self.claim("memory has the row", ~known | landed | (rows[address[inner:]] == content))
 
 
-def _rounded(value: Value, shift: Value) -> Value:
-    """`rsh` of `weft.hdl.isa`, for shifts from 0 to 31."""
+def _rsh(value: Value, shift: Value) -> Value:
+    """Return `rsh` of `weft.hdl.isa`, for shifts from 0 to 31."""
     half = Const(1, 32) << (shift - 1)[:5]
     return Mux(shift == 0, value, (value + half) >> shift[:5])
 

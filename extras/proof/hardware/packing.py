@@ -19,9 +19,20 @@ from weft.hdl.store import Packer, _rotated_layout
 
 @dataclass(frozen=True)
 class Watched:
-    """What is known of the watched byte: whether it is marked now, and since; its number in its vector; beats ahead of
-    its own; where it is in that; the beat's number in its page; whether its run begins there, and where; whether it
-    ends there, and where; or whether that is not known yet."""
+    """State of the watched byte.
+
+    Attributes
+    ----------
+    marked, on
+        It enters in this cycle; it is in the unit.
+    lane, ahead, at, byte, word
+        Its number in its vector, the beats before its own, its place in its beat, its value, and the beat's number in
+        its page.
+    begins, start
+        Its run begins in its beat, and where.
+    ends, end, run_on
+        Its run ends in its beat, and where, or its end is not known yet.
+    """
 
     marked: Value
     on: Value
@@ -38,15 +49,12 @@ class Watched:
 
 
 class PackerBench(Bench):
-    """Every byte of a run comes out once, in order, in its lane of its beat and with its strobe; no other strobes are
-    set; beats end bursts where blocks and runs end.
+    """Every byte of a run comes out once, in order, in its lane of its beat and with its strobe. No other strobes are
+    set. Beats end bursts where blocks and runs end.
 
-    The packer between a reader and a bus that do as they like.
-
-    Assumed of the vectors is what `Packer` says: from 1 to ``n`` bytes each, and those of a run follow each other in
-    memory.
-
-    One byte, any one, is watched on its way into its beat, with the beat's place in memory and what else is in it.
+    Reader and bus are unconstrained. Assumed, as `Packer` says: vectors have 1 to ``n`` bytes, and vectors of a run
+    follow each other in memory. One byte, which may be any, is watched on its way into its beat, with the beat's
+    address and other lanes.
     """
 
     UNIT = Packer
@@ -61,13 +69,12 @@ class PackerBench(Bench):
         m.d.comb += self.end.eq(self._end(vector))
         stable(m, self, dut.beat, "beat")
         self.push, self.pop = dut.vector.valid & dut.vector.ready, dut.beat.valid & dut.beat.ready
-        self._vectors(m)
-        self._beats(m)
-        self._byte(m)
+        self._assume_vectors(m)
+        self._claim_beats(m)
+        self._claim_byte(m)
         within(m, self, dut.vector.valid & ~dut.vector.ready & dut.beat.ready, 2, "a vector is refused")
 
-    def _vectors(self, m: Module) -> None:
-        """Assume what vectors have to be like."""
+    def _assume_vectors(self, m: Module) -> None:
         vector = self.dut.vector.payload
         self.first, self.following = Signal(init=1), Signal.like(vector.pointer)
         with m.If(self.push):
@@ -75,9 +82,8 @@ class PackerBench(Bench):
         self.assume((vector.count != 0) & (vector.count <= self.dut.config.n))
         self.assume(self.first | (vector.pointer == self.following))
 
-    def _beats(self, m: Module) -> None:
-        """Count the beats that have to come for the vectors that went in: those that these fill, and the last one of
-        a run."""
+    def _claim_beats(self, m: Module) -> None:
+        """Count and claim the beats that are due: beats that vectors fill, and the last beat of a run."""
         beat = self.dut.beat
         self.due, more = Signal(range(8)), Signal(2)
         m.d.comb += more.eq(self._beats_of(self.dut.vector.payload))
@@ -87,7 +93,7 @@ class PackerBench(Bench):
         within(m, self, (self.due != 0) & ~beat.valid, 1, "a beat comes")
         self.cover("two beats of a vector", self.push & (more == 2))
 
-    def _byte(self, m: Module) -> None:
+    def _claim_byte(self, m: Module) -> None:
         dut, vector, beat, bus = self.dut, self.dut.vector.payload, self.dut.beat.payload, self.bus
         mark, lane = self.free(1, "mark"), self.free(range(dut.config.n), "lane")
         self.assume(lane < vector.count)
@@ -126,16 +132,15 @@ class PackerBench(Bench):
         self.claim("no strobe beside the run", ~out | ((beat.strobe & ~lanes) == 0))
         self.claim("the burst ends with its block and its run", ~out | (beat.last == (block_end | ends)))
         marked = mark & self.push & ~watched
-        self._inside(
+        self._claim_vectors(
             m, Watched(marked, watched, lane, ahead, at, byte, word, begins, start, ends, end, run_on)
         )
         self.cover("a byte in the middle of a run", out & ~begins & ~ends & (byte != 0))
         self.cover("a run of less than a beat", out & begins & ends & (start != 0) & (end != bus))
         self.cover("the end of a block", out & block_end & ~ends)
 
-    def _inside(self, m: Module, byte: Watched) -> None:
-        """What the unit keeps, as induction starts from that: up to two vectors that wait, and what the last one that
-        did not left of a beat."""
+    def _claim_vectors(self, m: Module, byte: Watched) -> None:
+        """Claim the unit's registers, from which induction starts: two vectors that wait, and the rest of a beat."""
         dut = self.dut
         self.take = self.peek("taken", 1)
         layout = dut.vector.payload.shape()
@@ -149,11 +154,11 @@ class PackerBench(Bench):
             m.d.sync += slots[0].eq(new)
         with m.If(self.push & self.comes & ~self.take):
             m.d.sync += slots[1].eq(new)
-        for k, (there, kept) in enumerate(((self.comes, first), (self.full, second))):
-            self.claim(f"vector {k}", implies(there, kept == self._rotated(slots[k])))
+        for k, (there, register) in enumerate(((self.comes, first), (self.full, second))):
+            self.claim(f"vector {k}", implies(there, register == self._rotated(slots[k])))
             count = slots[k].count
             self.claim(f"bytes of vector {k}", implies(there, (count != 0) & (count <= dut.config.n)))
-        self._left(m)
+        self._claim_residue(m)
         order = slots[0].last | (slots[1].pointer == (slots[0].pointer + slots[0].count)[: len(new.pointer)])
         self.claim("they follow each other", implies(self.full, order))
         newest = layout(Mux(self.full, slots[1].as_value(), slots[0].as_value()))
@@ -168,10 +173,10 @@ class PackerBench(Bench):
             for there, slot in zip((self.comes, self.full), slots, strict=True)
         ]
         self.claim("beats that are due", self.due == self.flush + beats[0] + beats[1])
-        self._where(m, byte)
+        self._claim_place(m, byte)
 
     def _end(self, vector: Any) -> Value:
-        """Where a vector ends, counted from the beginning of the beat in which it begins."""
+        """Return the end of a vector, relative to the beat in which it begins."""
         return vector.pointer % self.bus + vector.count
 
     def _beats_of(self, vector: Any) -> Value:
@@ -179,7 +184,7 @@ class PackerBench(Bench):
         return end // self.bus + (vector.last & (end % self.bus != 0))
 
     def _rotated(self, vector: Any) -> Value:
-        """A vector as the first stage has it."""
+        """Return a vector as the first stage stores it."""
         bus, n, offset = self.bus, self.dut.config.n, vector.pointer % self.bus
         end, block = self._end(vector), block_beats(self.dut.config)
         bytes_, lanes = [], []
@@ -191,9 +196,12 @@ class PackerBench(Bench):
         ends = (vector.pointer // bus + 1) % block == 0
         return Cat(*bytes_, *lanes, *here, end >= bus, end > bus, vector.last, ends)
 
-    def _left(self, m: Module) -> None:
-        """What was left of a beat: none if a run begins next; lanes from where its run began in it; or the end of a
-        run, which comes out by itself."""
+    def _claim_residue(self, m: Module) -> None:
+        """Claim the rest of a beat.
+
+        It is empty if a run begins next, or has the lanes from the run's start, or is the end of a run, which leaves
+        alone.
+        """
         bus, vector, beat = self.bus, self.slots[0], self.dut.beat
         self.first_left = first = Signal(init=1, name="first_left")
         self.next_left = Signal(len(vector.pointer), name="next_left")
@@ -222,8 +230,8 @@ class PackerBench(Bench):
         follows = vector.pointer == self.next_left
         self.claim("the oldest one follows", implies(self.comes & ~first, follows))
 
-    def _where(self, m: Module, byte: Watched) -> None:
-        """Where the watched byte is: in a vector that waits, 2 the oldest one, or in what is left, 3."""
+    def _claim_place(self, m: Module, byte: Watched) -> None:
+        """Claim the place of the watched byte: a vector that waits, 2 for the oldest, or the rest of a beat, 3."""
         where, lane = Signal(2, name="where"), Signal(len(byte.lane), name="lane_of_it")
         bus, slots = self.bus, self.slots
         oldest = ~self.comes | self.take
@@ -239,11 +247,11 @@ class PackerBench(Bench):
         with m.Elif((where == 3) & self.pop):
             m.d.sync += where.eq(0)
         self.claim("it is somewhere", byte.on == (where != 0))
-        self._waits(byte, where, lane)
-        self._is_left(byte, where)
+        self._claim_waiting(byte, where, lane)
+        self._claim_left(byte, where)
 
-    def _waits(self, byte: Watched, where: Value, lane: Value) -> None:
-        """The watched byte is part of a vector that waits."""
+    def _claim_waiting(self, byte: Watched, where: Value, lane: Value) -> None:
+        """Claim the watched byte in a vector that waits."""
         bus, slots = self.bus, self.slots
         for k, (number, there) in enumerate(((2, self.comes), (1, self.full))):
             vector, here = slots[k], where == number
@@ -264,10 +272,10 @@ class PackerBench(Bench):
             stop = self._end(vector) - Mux(second, bus, 0)
             known = (vector.last & (stop <= bus), stop, ~vector.last & (stop < bus))
             later = [] if k else [(self.full, slots[1])]
-            self._ends(byte, here, known, later, f"in vector {k}")
+            self._claim_end(byte, here, known, later, f"in vector {k}")
 
-    def _is_left(self, byte: Watched, where: Value) -> None:
-        """The watched byte is in what is left of a beat."""
+    def _claim_left(self, byte: Watched, where: Value) -> None:
+        """Claim the watched byte in the rest of a beat."""
         bus, left = self.bus, where == 3
         place = self.next_left % bus
         going = left & ~self.flush
@@ -284,9 +292,9 @@ class PackerBench(Bench):
         over = byte.ends & (byte.end == self.end_left) & ~byte.run_on
         self.claim("its run has ended", implies(left & self.flush, over))
         later = [(self.comes, self.slots[0]), (self.full, self.slots[1])]
-        self._ends(byte, going, (Const(0), byte.end, Const(1)), later, "of what is left")
+        self._claim_end(byte, going, (Const(0), byte.end, Const(1)), later, "of what is left")
 
-    def _ends(
+    def _claim_end(
         self,
         byte: Watched,
         here: Value,
@@ -294,7 +302,7 @@ class PackerBench(Bench):
         later: list[tuple[Value, Any]],
         name: str,
     ) -> None:
-        """Claim what is known of the end of the run in the beat, as vectors behind tell."""
+        """Claim what is known of the run's end in the beat, from the vectors that follow."""
         ends, end, run_on = known
         for there, vector in later:
             stop = self._end(vector)

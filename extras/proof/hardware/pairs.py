@@ -1,6 +1,6 @@
-"""Properties of `weft.hdl.matrix.pe`: rows whose multiplier blocks do two products, and the array of them.
+"""Properties of `weft.hdl.matrix.pe`: rows whose multiplier blocks compute two products, and their array.
 
-The blocks are models of what `weft.hdl.lib.arithmetic` demands of a family's: the families' own are vendors' cells.
+Models replace the blocks of FPGA families, which are vendors' cells: they do what `weft.hdl.lib.arithmetic` requires.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from weft.hdl.lib.arithmetic import Multipliers
 from weft.hdl.matrix.array import Array
 from weft.hdl.matrix.pe import SPLIT, DualRow, PackedRow
 
-_KNOWN = 2
-"""Cycles for which covers wait behind weights, so that products are those of known ones."""
+_WEIGHT_CYCLES = 2
+"""Cycles from known weights to covers of their products."""
 
 
 class DualModel(Elaboratable):
-    """A `weft.hdl.lib.arithmetic.DualBlock`."""
+    """Model of a `weft.hdl.lib.arithmetic.DualBlock`."""
 
     def __init__(self, a: Value, b: Value, hold_b: Value, products: Value) -> None:
         self.a, self.b, self.hold_b, self.products = a, b, hold_b, products
@@ -40,9 +40,9 @@ class DualModel(Elaboratable):
 
 
 class WideModel(Elaboratable):
-    """A `weft.hdl.lib.arithmetic.WideBlock`.
+    """Model of a `weft.hdl.lib.arithmetic.WideBlock`.
 
-    It is exact for all operands, and multiplies `a` by the two parts of `b` one by one: solvers do not see that
+    It is exact for all operands. It multiplies `a` by the two parts of `b` separately, because solvers do not know that
     multiplication is distributive.
     """
 
@@ -57,7 +57,7 @@ class WideModel(Elaboratable):
         )
         lower, upper = (Signal(signed(19), name=name, reset_less=True) for name in ("lower", "upper"))
         made = Signal(len(self.product), name="made", reset_less=True)
-        high, low = parts(b)
+        high, low = split_packed(b)
         m.d.sync += [
             a.eq(self.a),
             b.eq(self.b),
@@ -69,17 +69,19 @@ class WideModel(Elaboratable):
         return m
 
 
-def parts(packed: Value) -> tuple[Value, Value]:
-    """The numbers h of 10 bits and l of 9 with ``packed = h * 2**SPLIT + l``, all signed, for one of 18 bits."""
+def split_packed(packed: Value) -> tuple[Value, Value]:
+    """Return signed h of 10 bits and l of 9 bits with ``packed = h * 2**SPLIT + l``, for a number of 18 bits."""
     low = packed[:SPLIT].as_signed()
     return packed[SPLIT:].as_signed() + low[-1], low
 
 
-def _dual_pair(
+def _claim_dual_pair(
     m: Module, bench: Bench, row: Entry, path: str, p: int, late: int
 ) -> tuple[list[Value], int, Value]:
-    """Claim that a pair multiplies exactly, `late` cycles after the entry of `row`. Returns the signals for its two
-    products, how many cycles these are behind the entry, and whether they are those of known weights."""
+    """Claim that a pair multiplies exactly, `late` cycles after the entry of `row`.
+
+    Returns the signals of its two products, their delay after the entry in cycles, and whether their weights are known.
+    """
     inside, name = f"{path}multiplier{p}.", f"{path}{p}".replace(".", "_")
     a, b = bench.peek(f"{inside}held_a", 8).as_signed(), bench.peek(f"{inside}held_b", 16)
     made, known = bench.peek(f"{inside}made", 32), Const(1)
@@ -94,11 +96,13 @@ def _dual_pair(
     return products, late + 2, ago(m, known, 1, f"known{name}", reset=True)
 
 
-def _packed_pair(
+def _claim_packed_pair(
     m: Module, bench: Bench, row: Entry, path: str, p: int, late: int, width: int
 ) -> tuple[list[Value], int, Value]:
-    """The same for pairs that share one product. What it claims last, that each product can be told from it, is
-    the point of the unit."""
+    """Claim that a pair with one shared product multiplies exactly; see `_claim_dual_pair`.
+
+    The last claims are the purpose of the unit: both products follow from the shared one.
+    """
     inside, name = f"{path}multiplier{p}.", f"{path}{p}".replace(".", "_")
     a, b = bench.peek(f"{inside}held_a", 9).as_signed(), bench.peek(f"{inside}held_b", 18)
     line = bench.peeks[f"{path}a_stages"] if p else bench.peek(f"{path}a_stages", width)
@@ -107,7 +111,7 @@ def _packed_pair(
     bench.claim(f"operand {name}", a == ago(m, entered, 1, f"entered{name}"))
     made, known = bench.peek(f"{inside}made", 27), Const(1)
     products: list[Value] = []
-    for c, (weight, part) in enumerate(zip(reversed(parts(b)), ("lower", "upper"), strict=True)):
+    for c, (weight, part) in enumerate(zip(reversed(split_packed(b)), ("lower", "upper"), strict=True)):
         active, shadow = (bench.peek(f"{path}{kind}{2 * p + c}", 8) for kind in ("active", "shadow"))
         known &= claim_weights(m, bench, row, 2 * p + c, shadow, active, late, f"{name}_{c}")
         before = ago(m, active.as_signed(), 1, f"active{name}_{c}")
@@ -129,7 +133,7 @@ class DualBench(Bench):
     """Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is its
     word of the last tile that was sent before the last swap.
 
-    A row for dual blocks in free inputs. Claims are cut at registers as in
+    A row for dual blocks with free inputs. The proof is cut at registers, as in
     `weft.extras.proof.hardware.matrix.RowBench`.
     """
 
@@ -142,7 +146,7 @@ class DualBench(Bench):
             pulse = getattr(row, name)
             self.claim(f"{name} below", getattr(row, f"{name}_below") == ago(m, pulse, 1, name, reset=True))
         for p in range(row.groups):
-            products, _, known = _dual_pair(m, self, Entry(row.a, row.b, row.latch, row.swap), "", p, p)
+            products, _, known = _claim_dual_pair(m, self, Entry(row.a, row.b, row.latch, row.swap), "", p, p)
             for name, product in zip(("even", "odd"), products, strict=True):
                 above, below = (getattr(sums[p], name) for sums in (row.above, row.below))
                 total = ago(m, (above + product)[: row.psum_width].as_signed(), 1, f"{name}{p}")
@@ -154,8 +158,8 @@ class PackedBench(Bench):
     """Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is its
     word of the last tile that was sent before the last swap.
 
-    The same for wide blocks; activations are -255 at least. What a pair hands down are sums of the parts of the
-    products, those of ``high`` a cycle behind.
+    A row for wide blocks with free inputs; activations are at least -255. A pair passes on sums of the parts of its
+    products; those of ``high`` come a cycle later.
     """
 
     UNIT = PackedRow
@@ -169,14 +173,15 @@ class PackedBench(Bench):
             self.claim(f"{name} below", getattr(row, f"{name}_below") == ago(m, pulse, 1, name, reset=True))
         for p in range(row.groups):
             entry = Entry(row.a, row.b, row.latch, row.swap)
-            _, _, known = _packed_pair(m, self, entry, "", p, p, 9 * row.groups)
+            _, _, known = _claim_packed_pair(m, self, entry, "", p, p, 9 * row.groups)
             made, high = self.peeks[f"multiplier{p}.made"], self.peeks[f"high{p}"].as_signed()
             for name, part in (("upper", made[SPLIT:].as_signed()), ("lower", made[:SPLIT]), ("high", high)):
                 above, below = (Value.cast(getattr(sums[p], name)) for sums in (row.above, row.below))
                 total = ago(m, (above + part)[: len(below)], 1, f"{name}{p}")
                 self.claim(f"{name} {p}", below.as_unsigned() == total)
                 self.cover(
-                    f"{name} {p}", ago(m, known, _KNOWN, f"known_{name}{p}", reset=True) & (below != 0)
+                    f"{name} {p}",
+                    ago(m, known, _WEIGHT_CYCLES, f"known_{name}{p}", reset=True) & (below != 0),
                 )
 
 
@@ -184,7 +189,7 @@ class PairArrayBench(Bench):
     """A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent before
     its swap, exactly and for all operands.
 
-    The whole array of such rows in free inputs; see `weft.extras.proof.hardware.matrix.ArrayBench`.
+    See `weft.extras.proof.hardware.matrix.ArrayBench`.
     """
 
     UNIT = Array
@@ -199,10 +204,10 @@ class PairArrayBench(Bench):
             entry = Entry(entering, array.b.word_select(r, 8), array.latch, array.swap)
             for p in range(n // 2):
                 if array.multipliers.dual:
-                    pair = _dual_pair(m, self, entry, f"row{r}.", p, r + p)
+                    pair = _claim_dual_pair(m, self, entry, f"row{r}.", p, r + p)
                 else:
                     self.assume(entering >= -255)
-                    pair = _packed_pair(m, self, entry, f"row{r}.", p, r + p, width * n // 2)
+                    pair = _claim_packed_pair(m, self, entry, f"row{r}.", p, r + p, width * n // 2)
                 products, late, known = pair
                 everything &= ago(m, known, array.latency - late, f"known_{r}_{p}", reset=True)
                 for c, product in enumerate(products):

@@ -1,4 +1,4 @@
-"""Properties of the registers that the host sees, and of the counters among them."""
+"""Properties of the registers that the host accesses, and of the counters among them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from weft.hdl.isa.memmap import (
     counter_register,
 )
 
-_MOST = 3
-"""More requests of one kind than any of the two cores takes without an answer."""
+_LIMIT = 3
+"""More requests of one kind than either core takes without an answer."""
 
 
 class Answers:
-    """One direction of AXI4-Lite: requests, and the channel of their answers.
+    """Answers of one direction of AXI4-Lite.
 
-    Claims that each request has one answer, none comes without a request, an answer stays until it is taken, and
-    another request is taken at the latest when no answer is owed.
+    Claims that each request has one answer, none comes without a request, an answer stays until it is taken, and a
+    request is taken at the latest when no answer is owed.
     """
 
     def __init__(
@@ -43,15 +43,17 @@ class Answers:
         self.bench, self.name, self.m = bench, name, m
         waited = stable(m, bench, Channel(valid, ready, payload), name)
         self.new: Value = valid & ~waited
-        """An answer comes."""
+        """An answer begins."""
         self._taken = valid & ready
 
     def to(self, name: str, valid: Value, ready: Value, *, most: int = 2, beside: Value | int = 1) -> Value:
-        """Count requests of one channel, `most` at a time: with 2, one that waits for its answer, and one whose answer
-        waits to be taken. `beside` is what else has to be 1 before one is taken. Returns whether one has no answer
-        yet."""
-        owed = count(self.m, f"owed_{name}", _MOST + 1, valid & ready, self._taken)
-        begun = count(self.m, f"begun_{name}", _MOST + 1, valid & ready, self.new)
+        """Claim the answers to requests of one channel, and return whether a request has no answer yet.
+
+        At most `most` requests are open: with 2, one waits for its answer, and another's answer waits to be taken. A
+        request is taken only with `beside`.
+        """
+        owed = count(self.m, f"owed_{name}", _LIMIT + 1, valid & ready, self._taken)
+        begun = count(self.m, f"begun_{name}", _LIMIT + 1, valid & ready, self.new)
         bench = self.bench
         bench.claim(f"{self.name} answers {name}", ~self.new | (begun != 0))
         bench.claim(f"{name} takes no more than it answers", (owed <= most) & (begun <= 1))
@@ -65,11 +67,11 @@ class RunsBench(Bench):
     """The registers of either core around runs."""
 
     def runs(self, m: Module) -> tuple[Value, Signal]:
-        """From a start to the interrupt; returns whether a run is on, and whether one was in the cycle before."""
+        """Claim the course of a run; return whether there is one, and whether there was one in the cycle before."""
         dut = self.dut
         running, on, started, ended = (Signal(name=name) for name in ("running", "on", "started", "ended"))
         was_busy = Signal()
-        since = Signal(range(SETTLING_CYCLES + 4))  # cycles behind the last one of a run
+        since = Signal(range(SETTLING_CYCLES + 4))  # cycles after the last cycle of a run
         busy = on & ~dut.irq
         self.assume(dut.moves)
         m.d.sync += [
@@ -84,8 +86,8 @@ class RunsBench(Bench):
         self.claim("start for a cycle", ~dut.start | ~started)
         self.claim("start while idle", ~dut.start | ~busy)
         self.claim("done until start", ~ended | dut.irq)
-        self.claim("not done behind a start", ~started | ~dut.irq)
-        self.claim("done behind a run", ~dut.irq | ended | on)
+        self.claim("not done after a start", ~started | ~dut.irq)
+        self.claim("done after a run", ~dut.irq | ended | on)
         self.claim(
             "done when counters have settled", ~(dut.irq & on) | (~running & (since >= SETTLING_CYCLES))
         )
@@ -94,20 +96,18 @@ class RunsBench(Bench):
 
 
 class ControlBench(RunsBench):
-    """The registers, of a configuration as it is shipped.
+    """The registers of a default configuration.
 
-    Not even that a host keeps a request up until it is taken is assumed, as AXI demands. But there is progress in every
-    cycle: the watchdog has properties of its own.
+    Hosts are unconstrained, and need not even keep a request until it is taken. There is progress in every cycle,
+    because the watchdog has properties of its own.
     """
 
     UNIT = Control
 
 
 class RunBench(ControlBench):
-    """A start is a pulse, comes with a write of 1 to CONTROL and never while a run is on; a run is done when it is
-    finished and counters have settled, and is reported until the next start. A stop is asked for as it is written.
-
-    Of the registers, those that start runs.
+    """A start is a pulse, comes with a write of 1 to CONTROL, and never during a run. A run is done when it is finished
+    and counters have settled, and its end is reported until the next start. A stop is requested when it is written.
     """
 
     def watch(self, m: Module) -> None:
@@ -125,10 +125,10 @@ class RunBench(ControlBench):
 
 
 class WriteBench(ControlBench):
-    """Every write has one answer, in order, OKAY, that stays until it is taken, and with it registers change in those
+    """Every write has one answer, in order, OKAY, that stays until it is taken. With it, the registers change in the
     bytes that are written.
 
-    Of the registers, those that keep what is written, and of each of their bytes one bit, any one.
+    Of each byte one bit, which may be any, is watched.
     """
 
     def watch(self, m: Module) -> None:
@@ -154,7 +154,7 @@ class WriteBench(ControlBench):
 
 
 class Writes:
-    """The writes: what they bring, which is told when their answer comes."""
+    """The writes, and their contents at the time of their answers."""
 
     def __init__(self, m: Module, bench: ControlBench) -> None:
         dut = bench.dut
@@ -173,10 +173,8 @@ class Writes:
 
 
 class ReadBench(ControlBench):
-    """Every read has one answer, in order, OKAY, that stays until it is taken, with what the register holds or the
-    counter that passes; it comes at once or with the counter.
-
-    What is read of the registers. A counter is read when its word passes.
+    """Every read has one answer, in order, OKAY, that stays until it is taken, with the content of the register or the
+    counter that passes. It comes at once or with the counter.
     """
 
     def watch(self, m: Module) -> None:
@@ -201,13 +199,13 @@ class ReadBench(ControlBench):
         m.d.sync += due.eq(owed)
         self.claim("r at once", ~due | answers.new)
         passed, before = Signal(), Signal(32)
-        m.d.sync += [passed.eq(~counters | passes), before.eq(self._value(m, place, counters, busy))]
+        m.d.sync += [passed.eq(~counters | passes), before.eq(self._define_value(m, place, counters, busy))]
         self.claim("r of the cycle before", ~answers.new | (passed & (dut.s_axi_rdata == before)))
         self.cover("a counter is read", answers.new & counters & (before != 0))
         self.cover("status is read", answers.new & (dut.s_axi_rdata == 0b1101) & ~counters)
 
-    def _value(self, m: Module, place: Value, counters: Value, busy: Value) -> Value:
-        """What a register holds now."""
+    def _define_value(self, m: Module, place: Value, counters: Value, busy: Value) -> Value:
+        """Return the content of a register."""
         dut = self.dut
         value = Signal(32)
         registers: dict[int, Any] = {
@@ -223,9 +221,9 @@ class ReadBench(ControlBench):
         registers |= {base_register(index): dut.bases[index] for index in range(BASES)}
         with m.If(counters):
             m.d.comb += value.eq(dut.counter_value)
-        for address, held in registers.items():
+        for address, content in registers.items():
             with m.If(place == address >> 2):
-                m.d.comb += value.eq(held)
+                m.d.comb += value.eq(content)
         return value
 
 
@@ -241,10 +239,10 @@ class PassingBench(Bench):
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m)
-        self._passing(m)
+        self._claim_order(m)
 
-    def _passing(self, m: Module) -> tuple[Signal, Signal]:
-        """Claim the order; returns which word passes, and in which of its cycles it is."""
+    def _claim_order(self, m: Module) -> tuple[Signal, Signal]:
+        """Claim the order; return the position of the word that passes, and its cycle."""
         dut = self.dut
         numbers = [2 * counter + half for counter in dut.counted for half in range(2)]
         at, step = Signal(range(len(numbers))), Signal(range(self.chunks + 1))
@@ -261,7 +259,7 @@ class PassingBench(Bench):
 
 
 class CountersBench(PassingBench):
-    """Some counters, of which events are counted here as well.
+    """Some counters, with a model of each.
 
     A word has the events up to four cycles before the first part of its counter passes (three with few counters),
     ARRAY_WINDOW up to five (four).
@@ -271,20 +269,20 @@ class CountersBench(PassingBench):
         dut = self.dut
         self.chosen_twice = len(dut.counted) > MUX_INPUTS
         self.free_inputs(m)
-        at, step = self._passing(m)
-        counts = Array(self._count(m, counter) for counter in dut.counted)
-        kept, frozen = Signal(64), Signal(64)
+        at, step = self._claim_order(m)
+        counts = Array(self._count_events(m, counter) for counter in dut.counted)
+        previous, frozen = Signal(64), Signal(64)
         begins = ~at[0] & (step == 0)
-        m.d.comb += frozen.eq(Mux(begins, counts[at >> 1], kept))
-        m.d.sync += kept.eq(frozen)
+        m.d.comb += frozen.eq(Mux(begins, counts[at >> 1], previous))
+        m.d.sync += previous.eq(frozen)
         self.claim("value", ~dut.complete | (dut.value == frozen.word_select(at[0], 32)))
         self.cover("counted", dut.complete & (at == 0) & (dut.value == 2))
 
-    def _count(self, m: Module, counter: Counter) -> Signal:
+    def _count_events(self, m: Module, counter: Counter) -> Signal:
         dut = self.dut
         count = Signal(64, name=f"count_{counter.name.lower()}")
         if counter is Counter.ARRAY_WINDOW:
-            return self._window(m, count)
+            return self._count_window(m, count)
         happens = dut.event[counter] & dut.enable
         delayed = Signal(2 + self.chosen_twice, name=f"{counter.name.lower()}_delayed")
         m.d.sync += [delayed.eq(Cat(happens, delayed)), count.eq(count + delayed[-1])]
@@ -292,9 +290,11 @@ class CountersBench(PassingBench):
             m.d.sync += [delayed.eq(0), count.eq(0)]
         return count
 
-    def _window(self, m: Module, count: Signal) -> Signal:
-        """Cycles from the first row to the last write, both included. Those since the last write, which the unit keeps
-        in 32 bits and adds to others of the same round, are assumed to fit."""
+    def _count_window(self, m: Module, count: Signal) -> Signal:
+        """Count the cycles from the first row to the last write, both included.
+
+        The cycles since the last write are assumed to fit into the 32 bits in which the unit counts them.
+        """
         dut = self.dut
         opened = Signal()
         cycles = Signal(64)

@@ -22,13 +22,12 @@ _SMALL = Config(n=4, lanes=4, bus_bytes=4, probability_bits=0, lookup_tables=0, 
 
 
 class SemaphoresBench(Bench):
-    """A semaphore is available while it was given more often than taken since it was cleared; the difference never goes
-    below 0, and not beyond the most it holds if the rules are kept.
+    """A semaphore is available while it was given more often than taken since it was cleared. The difference never goes
+    below 0, nor beyond the maximum if the rules are kept.
 
-    Semaphores, and beside each the number of gives less that of takes since it was cleared.
-
-    Assumed, as the unit's documentation says: no two units give a semaphore in one cycle, no two queues take it; only
-    available ones are taken; none is given beyond `SEMAPHORE_MAX`. With the clear no gives and takes need to count.
+    Assumed, as the unit's documentation says: no two units give a semaphore in one cycle, and no two queues take it;
+    only available semaphores are taken; none is given beyond `SEMAPHORE_MAX`. Gives and takes in the cycle of a clear
+    do not count.
     """
 
     UNIT = Semaphores
@@ -68,7 +67,7 @@ class DispatcherBench(Bench):
     """A queue of instructions.
 
     Assumed, as the unit's documentation says: parts come in the order of their index, and opcodes are those of the
-    unit's kinds. A stop may come at any time; an instruction that it cuts off does not go on afterwards.
+    unit's kinds. A stop may come at any time; an instruction that it interrupts does not continue.
     """
 
     UNIT = Dispatcher
@@ -79,7 +78,7 @@ class DispatcherBench(Bench):
         self.most = config.queue_depth + (config.queue_depth > 1)
 
     def parts(self, m: Module) -> tuple[Value, Signal, Value]:
-        """Assume the order of parts; returns whether one goes in, its index, and whether it is the last one."""
+        """Assume the order of parts; return whether a part is written, its index, and whether it is the last one."""
         fetched, part = self.dut.fetched, self.dut.fetched.payload
         count = WORD_BITS // len(part.data)
         index = Signal(range(max(count, 2)), name="expected_index")
@@ -94,16 +93,16 @@ class DispatcherBench(Bench):
         return written, index, last
 
     def drops(self) -> Value:
-        """Whether all that is in the queue is dropped: a stop spares the instruction that is valid."""
+        """Return whether the queue is emptied: a stop spares the instruction that is valid."""
         return self.dut.stop & ~self.dut.instruction.valid
 
 
 class OrderBench(DispatcherBench):
-    """Instructions leave once and in the order they came, unchanged. A queue that has room takes the next one, and is
-    empty while it holds no whole one. A stop drops all but the instruction that is valid, and leaves the queue as new.
+    """Instructions leave once and in order, unchanged. A queue that has room takes the next one, and is empty while it
+    holds no whole one. A stop drops all but the valid instruction, and resets the queue.
 
-    Any one instruction on its way, of which one bit, any one, is watched, and one of its values: so what is claimed
-    is claimed of all bits. Semaphores are available or not as they like.
+    One instruction, one of its bits, and one bit of its values are watched, each of which may be any. Semaphores are
+    unconstrained.
     """
 
     def watch(self, m: Module) -> None:
@@ -111,7 +110,7 @@ class OrderBench(DispatcherBench):
         self.free_inputs(m)
         written, index, last = self.parts(m)
         word = Value.cast(dut.instruction.payload)
-        bits = max(_bits(kind) for kind in self.kinds)
+        bits = max(_count_bits(kind) for kind in self.kinds)
         self.claim("reserved bits are 0", ~word[bits:].any())
         numbers = needed_values(self.kinds, self.config) if self.config.loops else []
         values = Cat(dut.fetched.payload.values[number] for number in numbers)
@@ -120,7 +119,7 @@ class OrderBench(DispatcherBench):
         self.which = self.constant(m, range(max(len(values), 2)), "which")
         self.assume(self.which < max(len(values), 1))
         shown = Cat(word.bit_select(self.place, 1))
-        coming = Cat(self._bit(m, written, index))
+        coming = Cat(self._record_bit(m, written, index))
         if numbers:
             leaving = Value.cast(dut.values)
             shown = Cat(shown, leaving.bit_select(self.which, 1))
@@ -141,7 +140,7 @@ class OrderBench(DispatcherBench):
         m.d.sync += dropped.eq(dropped | self.drops() & (order.inside == self.config.queue_depth))
         self.cover("an instruction after a full queue was dropped", dropped & dut.instruction.valid)
         if self.config.queue_depth > 1:
-            self._places(m, written & last, order, shown)
+            self._claim_places(m, written & last, order, shown)
         else:
             self.claim("level", self.peek("level", 1) == order.inside)
             self.claim("full", dut.fetched.ready == (order.inside == 0))
@@ -150,8 +149,8 @@ class OrderBench(DispatcherBench):
             self.claim("nothing ahead", ~order.watched | (order.ahead == 0))
             self.claim("oldest", ~order.watched | ((shown == order.word) & (order.inside == 1)))
 
-    def _places(self, m: Module, push: Value, order: Order, shown: Value) -> None:
-        """Where the queue keeps what is watched, as induction needs it: none of this is promised to users."""
+    def _claim_places(self, m: Module, push: Value, order: Order, shown: Value) -> None:
+        """Claim where the queue stores the watched bits: induction needs these invariants."""
         depth, dut = self.config.queue_depth, self.dut
         level, width = self.peek("level", depth.bit_length()), exact_log2(depth)
         read_at, write_at, slot = self.peek("read_at", width), Signal(width), Signal(width)
@@ -174,18 +173,18 @@ class OrderBench(DispatcherBench):
         oldest = order.watched & (order.ahead == 0) & (head == 1)
         self.claim("oldest", ~oldest | (shown == order.word))
         words = [self._stored(m, place) for place in (slot, write_at)]
-        held = [Cat(word[:WORD_BITS].bit_select(self.place, 1)) for word in words]
+        stored_bits = [Cat(word[:WORD_BITS].bit_select(self.place, 1)) for word in words]
         if len(shown) > 1:
-            held[0] = Cat(held[0], words[0][WORD_BITS:].bit_select(self.which, 1))
+            stored_bits[0] = Cat(stored_bits[0], words[0][WORD_BITS:].bit_select(self.which, 1))
         # Of the opcode only bits are stored in which kinds differ.
         stored = Const(sum(1 << bit for bit in dut._stored_bits()), WORD_BITS).bit_select(self.place, 1)
-        word = Mux(stored, order.word, Cat(held[0][0], order.word[1:]))
-        self.claim("in memory", ~order.watched | oldest | (held[0] == word))
+        word = Mux(stored, order.word, Cat(stored_bits[0][0], order.word[1:]))
+        self.claim("in memory", ~order.watched | oldest | (stored_bits[0] == word))
         came = stored & (self.index > self.place // len(dut.fetched.payload.data))
-        self.claim("parts that have come", ~came | (held[1] == self.kept))
+        self.claim("parts that have come", ~came | (stored_bits[1] == self.recorded))
         constant = Const(int(self.kinds[0].OPCODE), WORD_BITS).bit_select(self.place, 1)
         self.claim("what kinds have in common", ~order.watched | stored | (order.word[0] == constant))
-        self.claim("of what comes", stored | (self.index == 0) | (self.kept == constant))
+        self.claim("of what comes", stored | (self.index == 0) | (self.recorded == constant))
 
     def _stored(self, m: Module, slot: Signal) -> Signal:
         """Return what the memories hold at `slot`: the bits of an instruction, and after them its values."""
@@ -199,30 +198,28 @@ class OrderBench(DispatcherBench):
             m.d.comb += word[WORD_BITS:].eq(self.peek_word("stored_values", slot, depth, values))
         return word
 
-    def _bit(self, m: Module, written: Value, index: Signal) -> Value:
-        """What is watched of the instruction, as it came up to this part."""
+    def _record_bit(self, m: Module, written: Value, index: Signal) -> Value:
+        """Return the watched bit of the instruction that comes, as far as it has come."""
         part = self.dut.fetched.payload.data
-        bit, kept, self.index = Signal(name="bit"), Signal(name="bit_kept"), index
-        self.kept = kept
+        bit, recorded, self.index = Signal(name="bit"), Signal(name="bit_kept"), index
+        self.recorded = recorded
         here = index == self.place // len(part)
-        m.d.comb += bit.eq(Mux(here, part.bit_select(self.place % len(part), 1), kept))
+        m.d.comb += bit.eq(Mux(here, part.bit_select(self.place % len(part), 1), recorded))
         if self.config.queue_depth == 1:  # what has come stands where it leaves, as induction needs it
             came = self.dut.fetched.ready & (index > self.place // len(part))
             word = Value.cast(self.dut.instruction.payload)
-            self.claim("bit", ~came | (word.bit_select(self.place, 1) == kept))
+            self.claim("bit", ~came | (word.bit_select(self.place, 1) == recorded))
         with m.If(written):
-            m.d.sync += kept.eq(bit)
+            m.d.sync += recorded.eq(bit)
         return bit
 
 
 class WaitBench(DispatcherBench):
-    """The wait mask is taken exactly with its instruction and when all of it is available; an instruction becomes valid
-    then, and stays valid and the same until it is accepted.
+    """The wait mask is taken exactly with its instruction, and when all of it is available. The instruction becomes
+    valid then, and stays valid and unchanged until it is accepted.
 
-    The semaphores that instructions wait for are those of the payload; `OrderBench` proves the payload.
-
-    Assumed as well, as the unit's documentation says: what is available of the semaphores that it waits for stays so
-    until this queue takes it.
+    Wait masks are those of the payload, which `OrderBench` proves. Assumed, as the unit's documentation says:
+    semaphores that an instruction waits for stay available until this queue takes them.
     """
 
     def watch(self, m: Module) -> None:
@@ -254,8 +251,8 @@ class WaitBench(DispatcherBench):
             self.cover("full", inside == self.most)
 
 
-def _bits(kind: type) -> int:
-    """Of an instruction from the first up to the last field."""
+def _count_bits(kind: type) -> int:
+    """Return the number of bits of an instruction up to its last field."""
     return OPCODE_BITS + sum(field.metadata["width"] for field in fields(kind))
 
 

@@ -21,7 +21,7 @@ _LIMIT = 31
 
 class UpdateBench(Bench):
     """Maximum, sum and alignment follow from the old state, the vector's exponent and its sum by their definition, each
-        in the documented cycle and for all values.
+    in the documented cycle and for all values.
 
     The inputs are free, as are the states that are read. `final` is constant, as users guarantee.
     """

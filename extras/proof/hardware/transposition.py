@@ -1,4 +1,4 @@
-"""Properties of `weft.hdl.load.transpose`: LOAD with transposition, and that other vectors pass by it in order."""
+"""Properties of `weft.hdl.load.transpose`: LOAD with transposition, and the order of other vectors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.hdl.load.transpose import Transposer
 
 
 class _Small(Config):
-    """A scratchpad of 4 vectors of 2 bytes, and 2 vectors of a pixel at most."""
+    """A scratchpad of 4 vectors of 2 bytes, and at most 2 vectors of a pixel."""
 
     def __post_init__(self) -> None:
         return
@@ -26,20 +26,18 @@ class _Small(Config):
 
 class TransposeBench(Bench):
     """Vectors that LOAD transposes become columns, byte by byte, of all pixels of a group, of up to two vectors each,
-    with the fill byte for those that the last group lacks; each goes to its place once, and in order with vectors that
-    are not transposed; the signal comes behind the last one.
+    with the fill byte for missing pixels of the last group. Each goes to its address once, in order with vectors that
+    are not transposed. The signal comes after the last one.
 
-    The transposer between an unpacker and a scratchpad that do as they like.
+    Unpacker and scratchpad are unconstrained. Assumed, as the unpacker guarantees: vectors stay until they are taken;
+    all pixels of an instruction that transposes have equally many vectors, at most as many as the configuration has
+    room for; the last vector of the last pixel carries ``last`` and the signal mask, and before it no vectors of
+    another instruction come; fill and strides are equal for all of them.
 
-    Assumed is what the unpacker keeps: vectors stand until they are taken; all pixels of an instruction that
-    transposes have as many vectors, no more than the configuration has room for; the last one of the last pixel bears
-    ``last`` and the signal mask, and until that no other instruction's vectors come; fill and strides are the same for
-    all of them.
-
-    One group of N pixels, any one, is watched, and of it one byte, any one, of one of the vectors of one of its pixels.
-    By definition, byte j of vector p of pixel i is byte i of the column that is written as number ``p * N + j`` of its
-    group, to ``base + p * dst_pixel + j * dst_vector``; the base of the first group is the instruction's address, and
-    each other group's is ``dst_group`` behind the one before. Pixels that the last group lacks are the fill byte.
+    One group of N pixels and one byte of it, each of which may be any, are watched. By definition, byte j of vector p
+    of pixel i is byte i of column ``p * N + j`` of its group, which is written to ``base + p * dst_pixel + j *
+    dst_vector``. The base of the first group is the instruction's address, and each later base is ``dst_group`` higher.
+    Missing pixels of the last group are the fill byte.
     """
 
     UNIT = Transposer
@@ -53,14 +51,15 @@ class TransposeBench(Bench):
         m.d.comb += taken.eq(dut.vector.valid & dut.vector.ready)
         self.leaves = Signal(name="leaves")
         m.d.comb += self.leaves.eq(port.valid & port.ready)
-        self._place(m)
-        self._count(m)
-        self._plain(m)
-        self._watched(m)
+        self._model_place(m)
+        self._claim_count(m)
+        self._claim_plain(m)
+        self._follow_group(m)
 
-    def _place(self, m: Module) -> None:
-        """Where the vector that comes next is: its panel, its pixel in the group, the base of the group; and whether it
-        is an instruction's first one."""
+    def _model_place(self, m: Module) -> None:
+        """Model the position of the next vector: its panel, its pixel in the group, the base of the group, and the
+        first of an instruction.
+        """
         vector, n, panels = self.dut.vector.payload, self.config.n, self.config.transposed_vectors
         moves = self.takes & vector.transpose
         self.panel, self.pixel = Signal(range(panels + 1), name="panel"), Signal(range(n), name="pixel")
@@ -69,14 +68,14 @@ class TransposeBench(Bench):
             Signal(len(vector.address), name="base_next"),
             Signal(range(panels + 1), name="most"),
         )
-        kept = Cat(vector.fill, vector.dst_group, vector.dst_pixel, vector.dst_vector)
-        before = Signal(len(kept), name="fields_before", reset_less=True)
+        fields = Cat(vector.fill, vector.dst_group, vector.dst_pixel, vector.dst_vector)
+        before = Signal(len(fields), name="fields_before", reset_less=True)
         starts = (self.panel == 0) & (self.pixel == 0)
         base = Mux(self.fresh, vector.address, Mux(starts, self.following, self.base))
         self.base_here = Signal(len(vector.address), name="base_here")
         m.d.comb += self.base_here.eq(base)
         with m.If(moves):
-            m.d.sync += [self.fresh.eq(vector.last), before.eq(kept), self.base.eq(base)]
+            m.d.sync += [self.fresh.eq(vector.last), before.eq(fields), self.base.eq(base)]
             with m.If(starts):
                 m.d.sync += self.following.eq(base + vector.dst_group)
             m.d.sync += self.panel.eq(Mux(vector.pixel_end, 0, self.panel + 1))
@@ -85,7 +84,7 @@ class TransposeBench(Bench):
                 m.d.sync += most.eq(self.panel)
         offered = self.dut.vector.valid
         self.assume(~offered | self.fresh | vector.transpose)
-        self.assume(~(offered & ~self.fresh) | (kept == before))
+        self.assume(~(offered & ~self.fresh) | (fields == before))
         self.assume(~(offered & vector.transpose & vector.last) | vector.pixel_end)
         self.assume(~(offered & vector.transpose & ~vector.last) | (vector.signal == 0))
         self.assume(~(offered & vector.transpose & (self.panel == panels - 1)) | vector.pixel_end)
@@ -100,8 +99,8 @@ class TransposeBench(Bench):
         self.moves, self.starts, self.most = moves, starts, Mux(vector.pixel_end, self.panel, most)
         self.group_ends = moves & vector.pixel_end & ((self.pixel == n - 1) | vector.last)
 
-    def _count(self, m: Module) -> None:
-        """Writes that are due: none comes that is not."""
+    def _claim_count(self, m: Module) -> None:
+        """Count the writes that are due, and claim that there are no others."""
         n, panels = self.config.n, self.config.transposed_vectors
         self.due = Signal(range(3 * n * panels + 4), name="due")
         columns = Mux(self.group_ends, (self.most + 1) * n, 0)
@@ -111,8 +110,8 @@ class TransposeBench(Bench):
         self.claim("no more is due than there is room for", self.due <= 2 * n * panels + 3)
         self.claim("busy", implies(self.due != 0, self.dut.busy))
 
-    def _plain(self, m: Module) -> None:
-        """A vector that is not transposed is written next, when all that came before it is written."""
+    def _claim_plain(self, m: Module) -> None:
+        """Claim that a vector that is not transposed is written next, after all vectors before it."""
         port, vector = self.dut.scratchpad, self.dut.vector.payload
         plain = self.takes & ~vector.transpose
         self.claim("it waits for all before it", implies(plain, self.due == self.leaves))
@@ -136,8 +135,8 @@ class TransposeBench(Bench):
         self.claim("its signal", implies(written, self.dut.signal == due))
         self.cover("one that is not transposed, with a signal", written & (due != 0))
 
-    def _watched(self, m: Module) -> None:
-        """Follow one group, and of it one byte and the last column."""
+    def _follow_group(self, m: Module) -> None:
+        """Follow one group, with one byte and the last column."""
         n, vector = self.config.n, self.dut.vector.payload
         panels, address = self.config.transposed_vectors, len(vector.address)
         self.p, self.i, self.j = (
@@ -178,10 +177,10 @@ class TransposeBench(Bench):
                 m.d.sync += self.column.eq(self.column + 1)
         with m.If(done):
             m.d.sync += self.on.eq(0)
-        self._claims(m, ours, done)
-        self._inside(m, begins)
+        self._claim_column(m, ours, done)
+        self._claim_registers(m, begins)
 
-    def _claims(self, m: Module, ours: Value, done: Value) -> None:
+    def _claim_column(self, m: Module, ours: Value, done: Value) -> None:
         port = self.dut.scratchpad
         self.claim("a column only of a whole group", implies(ours, ~self.filling))
         self.number, self.there = Signal(len(self.column), name="number"), Signal(name="there")
@@ -189,7 +188,7 @@ class TransposeBench(Bench):
         m.d.comb += self.there.eq(self.on & ~self.filling & (self.p <= self.pixels_have))
         here = ours & self.there & (self.column == self.number)
         self.claim("the byte", implies(here, port.data.word_select(self.i, 8) == self.byte))
-        self.claim("its place", implies(here, port.address == self._place_of(self.p, self.j)))
+        self.claim("its place", implies(here, port.address == self._column_address(self.p, self.j)))
         self.signal = Signal(len(self.mask), name="signal_of_column")
         m.d.comb += self.signal.eq(Mux(self.number + 1 == self.total, self.mask, 0))
         due, before = ago(m, self.signal, 1, "signal_due", reset=True), ago(m, here, 1, "here", reset=True)
@@ -198,12 +197,12 @@ class TransposeBench(Bench):
         self.cover("the last one", done & self.last & (self.mask != 0))
         self.cover("a group that is filled up", done & self.last & self.filled_up & (self.byte == 0xA5))
 
-    def _place_of(self, panel: Value, byte: Value) -> Value:
-        """Where a column goes."""
+    def _column_address(self, panel: Value, byte: Value) -> Value:
+        """Return the address of a column."""
         return (self.first + Mux(panel == 0, 0, self.jump) + Mux(byte == 0, 0, self.step))[: len(self.first)]
 
-    def _inside(self, m: Module, begins: Value) -> None:
-        """What the unit keeps, as induction starts from that."""
+    def _claim_registers(self, m: Module, begins: Value) -> None:
+        """Claim the unit's registers, from which induction starts."""
         dut, n = self.dut, self.config.n
         self.target, self.padding, self.w_panel = (
             self.peek(name, 1) for name in ("target", "padding", "fill_panel")
@@ -222,16 +221,16 @@ class TransposeBench(Bench):
         m.d.comb += self.read.eq(self.r_panel * n + self.r_index)
         self.under_way = Signal(2, name="under_way")
         m.d.comb += self.under_way.eq(self.valids[0] + self.valids[1] + dut.scratchpad.valid)
-        self._control()
-        end = self._stage(m, begins, self.total - 1, "end")
+        self._claim_control()
+        end = self._claim_stage(m, begins, self.total - 1, "end")
         unread = self.on & (end == 0)
-        self._group(unread)
-        self.stage = stage = self._stage(m, begins, self.number, "watched")
+        self._claim_group(unread)
+        self.stage = stage = self._claim_stage(m, begins, self.number, "watched")
         self.claim("the last one is read last", implies(self.there & (end != 0), stage != 0))
-        self._memory(m, begins, unread)
-        self._columns(stage)
+        self._claim_memory(m, begins, unread)
+        self._claim_stages(stage)
 
-    def _control(self) -> None:
+    def _claim_control(self) -> None:
         n, full, groups = self.config.n, self.full, self.groups
         alike = full[0] == full[1]
         self.claim("which is read", implies(alike, self.source == self.target))
@@ -256,8 +255,8 @@ class TransposeBench(Bench):
         padding = Mux(self.padding, (panels + 1) * n, 0)
         self.claim("due", self.due + self.read == columns[0] + columns[1] + padding + self.under_way)
 
-    def _stage(self, m: Module, begins: Value, number: Value, name: str) -> Signal:
-        """Where column `number` is: 0 if it is not read, 1 to 3 on its way, 4 if it is written."""
+    def _claim_stage(self, m: Module, begins: Value, number: Value, name: str) -> Signal:
+        """Return the stage of column `number`: 0 before it is read, 1 to 3 on its way, 4 after it is written."""
         stage, advance = (
             Signal(3, name=f"{name}_stage"),
             self.advance,
@@ -282,8 +281,8 @@ class TransposeBench(Bench):
         self.claim(f"{name}: not yet", implies(self.on & self.filling, stage == 0))
         return stage
 
-    def _group(self, unread: Value) -> None:
-        """The watched group, before all of it is read."""
+    def _claim_group(self, unread: Value) -> None:
+        """Claim the watched group before all of it is read."""
         n, buffer = self.config.n, self.buffer
         whole, full = ~self.filling, self.full.bit_select(buffer, 1)
         group = self.groups[0].shape()(Mux(buffer, self.groups[1].as_value(), self.groups[0].as_value()))
@@ -313,13 +312,13 @@ class TransposeBench(Bench):
         )
         address = len(self.first)
         following, start = self.peek("column_following", address), self.peek("start", address)
-        place = self._place_of(self.r_panel, self.r_index)
+        place = self._column_address(self.r_panel, self.r_index)
         self.claim("the next column", implies(unread & ours & (self.read != 0), following == place))
         second = unread & ours & (self.r_index != 0) & (self.r_panel == 0)
         self.claim("the next vector of columns", implies(second, start == (self.first + self.jump)[:address]))
 
-    def _memory(self, m: Module, begins: Value, unread: Value) -> None:
-        """The watched byte, from where it is written to where it is read."""
+    def _claim_memory(self, m: Module, begins: Value, unread: Value) -> None:
+        """Claim the watched byte from its write to its read."""
         stored = Signal(name="stored")
         fills = unread & self.padding & (self.target == self.buffer)
         written = self.peek("lane0.store__en", 1) & (self.w_index == self.i) & (self.w_panel == self.p)
@@ -340,10 +339,10 @@ class TransposeBench(Bench):
         waits = unread & has & stored & (self.stage == 0)
         self.claim("memory", implies(waits, Mux(lane, *reversed(lanes)) == self.byte))
 
-    def _columns(self, stage: Value) -> None:
-        """The watched column on its way."""
+    def _claim_stages(self, stage: Value) -> None:
+        """Claim the watched column on its way."""
         layout = self.dut._column
-        lane, place = (self.i + self.j)[0], self._place_of(self.p, self.j)
+        lane, place = (self.i + self.j)[0], self._column_address(self.p, self.j)
         for number in range(2):
             column = layout(self.peek(f"column{number}", layout.size))
             there = self.there & (stage == number + 1)

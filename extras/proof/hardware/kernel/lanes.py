@@ -58,7 +58,7 @@ class LanesBench(CutBench):
 
 class PlainBench(LanesBench):
     """ADD, SUB, RSUB, MIN, MAX, LT, EQ, SELECT, INDEX and TABLE follow from their operands by their definition, in the
-        documented cycle and for all values.
+    documented cycle and for all values.
 
     Operands and predicate are the contents of the unit's registers.
     """
@@ -109,7 +109,7 @@ class PlainBench(LanesBench):
 
 class ProductBench(LanesBench):
     """The register of MUL's product holds the exact product of its operands, as the sum of the products of parts, and
-        with it comes by how much it is to be shifted, for all operands.
+    with it comes by how much it is to be shifted, for all operands.
 
     The proof is cut at the registers of the products of the first factor's low and high bits, and at the register of
     their sum. Multiplication is distributive, so the sum is the product of the factors.
@@ -138,7 +138,7 @@ class ProductBench(LanesBench):
 
 class RoundingBench(LanesBench):
     """Any product, shifted by any number, is rounded half to even or down and saturated to 32 bits: that is the result
-        of MUL, in the documented cycle.
+    of MUL, in the documented cycle.
 
     The proof begins at the register of the product, with any content.
     """
