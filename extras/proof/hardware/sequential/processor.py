@@ -1,4 +1,4 @@
-"""Properties of `weft.hdl.sequential.processor`: words of the microprogram are executed one after the other."""
+"""Properties of `weft.hdl.sequential.processor`: execution of the words of the microprogram."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _WORDS, _DEPTH, _OPERAND_BITS = 8, 16, 8
 
 
 class _AnyWords(wiring.Component):
-    """In the place of `weft.hdl.sequential.processor.ProgramMemory`: what is read is `word`, of any value, and stands
-    until the next read. A program is one of those."""
+    """Replacement of `weft.hdl.sequential.processor.ProgramMemory`: each read returns any `word`, which stays until the
+    next read.
+    """
 
     def __init__(self, width: int) -> None:
         self.word = Signal(width)
@@ -28,9 +29,9 @@ class _AnyWords(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        fresh, kept = Signal(), Signal(len(self.word), reset_less=True)
-        m.d.sync += [fresh.eq(self.en), kept.eq(self.data)]
-        m.d.comb += self.data.eq(Mux(fresh, self.word, kept))
+        fresh, register = Signal(), Signal(len(self.word), reset_less=True)
+        m.d.sync += [fresh.eq(self.en), register.eq(self.data)]
+        m.d.comb += self.data.eq(Mux(fresh, self.word, register))
         return m
 
 
@@ -47,18 +48,15 @@ class _OpenProcessor(Processor):
 
 class WordsBench(Bench):
     """Words that calculate are executed once and in order, with the accumulator, the index register, data memory and
-    the units as all words ahead leave them, by their definition; results go to the accumulator, to data memory and to
-    one unit; jumps decide on what all words ahead leave; others use data memory between.
+    the units as all earlier words leave them, by their definition. Results go to the accumulator, to data memory and to
+    one unit. Jumps use the state after all earlier words. Other users access data memory in between.
 
-    The processor between units that do as they like, with words of any value.
+    Units and words are unconstrained. Assumed, as the assembler guarantees: functions, ports, conditions and widths of
+    fields exist, addresses are in data memory, and there is no return before a call.
 
-    Assumed is what the assembler keeps: functions, ports, conditions and widths of fields are those that there are,
-    addresses are those of data memory, and nothing returns before something was called.
-
-    A word is followed from where it is decoded to where it is executed, two cycles later at the earliest. What it needs
-    of words ahead of it, which is the accumulator, the index register, data memory and the units, is there when it
-    takes that: as if words were executed one after the other. One word of data memory, any one, is watched, with what
-    was written there since the reset.
+    A word is followed from its decoding to its execution, at least two cycles later. The results of earlier words that
+    it needs are available when it takes them, as if words were executed one after the other. One word of data memory,
+    which may be any, is watched, with the value that was written to it since the reset.
     """
 
     UNIT = _OpenProcessor
@@ -78,12 +76,12 @@ class WordsBench(Bench):
         self.place = self.constant(m, range(_DEPTH), "place")
         # The address that a word reads; the index register is what all words ahead leave, as is claimed.
         self.at = Mux(self.indexed, self.index | self.word.operand[0], self.word.operand[:4])
-        self._pipeline(m)
-        self._waits()
-        self._operand(m)
-        self._execute(m)
-        self._memory(m)
-        self._sequence(m)
+        self._claim_pipeline(m)
+        self._claim_waits()
+        self._claim_operand(m)
+        self._claim_results(m)
+        self._claim_memory(m)
+        self._claim_sequence(m)
 
     def _assume(self) -> None:
         word, jump = self.word, JUMP_LAYOUT(self.word.as_value()[: JUMP_LAYOUT.size])
@@ -100,8 +98,8 @@ class WordsBench(Bench):
         self.assume(word.jump | (word.source != Source.PORT) | self.is_field | (word.operand < PORTS))
         self.assume(word.jump | ~self.is_field | (word.out < len(WIDTHS)))
 
-    def _pipeline(self, m: Module) -> None:
-        """The word that chooses its operand, and the one that is executed; with the address at the index register."""
+    def _claim_pipeline(self, m: Module) -> None:
+        """Claim the word that selects its operand, and the word that is executed, with resolved addresses."""
         word, layout = self.word, self.layout
         self.chosen, self.executed = Signal(layout, name="word_chosen"), Signal(layout, name="word_executed")
         there, runs = Signal(name="is_chosen"), Signal(name="is_executed")
@@ -120,11 +118,11 @@ class WordsBench(Bench):
             ("chosen", "chosen", self.chosen, there),
             ("executed", "executed", self.executed, runs),
         ):
-            kept = layout(self.peek(path, layout.size))
+            register = layout(self.peek(path, layout.size))
             for field in ("function", "source", "write", "out"):
-                self.claim(f"{field} of the word that is {name}", kept[field] == own[field])
-            self.claim(f"operand of the word that is {name}", implies(valid, kept.operand == own.operand))
-            self.claim(f"jumps are not {name}", ~kept.jump)
+                self.claim(f"{field} of the word that is {name}", register[field] == own[field])
+            self.claim(f"operand of the word that is {name}", implies(valid, register.operand == own.operand))
+            self.claim(f"jumps are not {name}", ~register.jump)
             self.claim(f"written where memory is {name}", implies(own.write, own.operand < _DEPTH))
             self.claim(f"functions that there are, {name}", own.function <= Function.FIELD)
             port = (own.source == Source.PORT) & (own.function != Function.FIELD)
@@ -134,18 +132,18 @@ class WordsBench(Bench):
             self.claim(f"no word is none that is {name}", valid | (own.as_value() == 0))
 
     @staticmethod
-    def _gives(word: Any) -> Value:
+    def _has_target(word: Any) -> Value:
         return (word.out != 0) & (word.function != Function.FIELD)
 
-    def _idle(self, word: Any) -> Value:
-        """A word that changes nothing."""
+    def _changes_nothing(self, word: Any) -> Value:
+        """Return whether a word changes nothing."""
         return (word.function == Function.KEEP) & (word.out == 0) & ~word.write
 
-    def _waits(self) -> None:
-        """What is to be done when a word, which needs it, goes on."""
+    def _claim_waits(self) -> None:
+        """Claim that the results that a word needs are available when it moves on."""
         word, ahead, dut = self.word, (self.chosen, self.executed), self.dut
-        idle = self._idle(ahead[0]) & self._idle(ahead[1])
-        gives = self._gives(ahead[0]) | self._gives(ahead[1])
+        idle = self._changes_nothing(ahead[0]) & self._changes_nothing(ahead[1])
+        gives = self._has_target(ahead[0]) | self._has_target(ahead[1])
         calculates = self.goes & ~word.jump
         for number, other in enumerate(ahead):
             index = (other.out == Target.INDEX) & (other.function != Function.FIELD)
@@ -160,18 +158,19 @@ class WordsBench(Bench):
         self.claim("a field comes when bits are given", implies(calculates & self.is_field, ~gives))
         port = self.there & (self.chosen.source == Source.PORT) & (self.chosen.function != Function.FIELD)
         self.claim(
-            "a port is read when all is executed", implies(port, self._idle(self.executed) & (dut.out == 0))
+            "a port is read when all is executed",
+            implies(port, self._changes_nothing(self.executed) & (dut.out == 0)),
         )
 
-    def _operand(self, m: Module) -> None:
-        """The word's operand, as the word ahead of it leaves the accumulator; what is subtracted comes inverted."""
+    def _claim_operand(self, m: Module) -> None:
+        """Claim the word's operand, with the accumulator of the previous word; a subtrahend comes inverted."""
         dut, word = self.dut, self.chosen
         is_field, is_port = word.function == Function.FIELD, word.source == Source.PORT
         ports = [dut.port[number] for number in range(PORTS)]
         ports[Port.ACCUMULATOR] = self.accumulator.as_unsigned()
         ports[Port.APPEND] = Cat(dut.port[Port.BYTE][:8], self.accumulator)[:32]
         read = self.peek("read__data", 32)
-        b, field = Signal(32, name="b"), self._field(m)
+        b, field = Signal(32, name="b"), self._model_field(m)
         m.d.comb += b.eq(read)
         with m.If(is_field):
             m.d.comb += b.eq(field)
@@ -198,8 +197,10 @@ class WordsBench(Bench):
         self.takes = self.there & takes
         self.cover("a word waits", waits)
 
-    def _field(self, m: Module) -> Value:
-        """The next bits of the stream that begins with what was given last and goes on with words from memory."""
+    def _model_field(self, m: Module) -> Value:
+        """Return the next bits of the stream, which begins with the last word for it and continues with words from
+        memory.
+        """
         dut, word = self.dut, self.chosen
         current, position = Signal(32, name="stream", reset_less=True), Signal(5, name="position")
         counts, signs = Array([Const(w, 6) for w in WIDTHS]), word.source[1]
@@ -218,17 +219,17 @@ class WordsBench(Bench):
             m.d.sync += position.eq(end)
             with m.If(self.crosses):
                 m.d.sync += current.eq(dut.port[Port.WORD])
-        given = self.runs & (self.executed.out == Target.BITS) & (self.executed.function != Function.FIELD)
+        has_bits = self.runs & (self.executed.out == Target.BITS) & (self.executed.function != Function.FIELD)
         self.result = Signal(32, name="result_by_definition")
-        with m.If(given):
+        with m.If(has_bits):
             m.d.sync += [current.eq(self.result), position.eq(0)]
         self.claim("where the next field begins", self.peek("position", 5) == position)
         self.claim("the bits of it", self.peek("current", 32) == current)
         self.cover("a field of two words", is_field & self.crosses & (position == 30) & self.free_)
         return field
 
-    def _execute(self, m: Module) -> None:
-        """What a word makes of the accumulator and its operand, and to whom it gives that."""
+    def _claim_results(self, m: Module) -> None:
+        """Claim the result of a word, and its target."""
         dut, word, a, b = self.dut, self.executed, self.accumulator, self.b.as_signed()
         result = self.result
         cases: dict[Function, Any] = {
@@ -248,20 +249,20 @@ class WordsBench(Bench):
                     m.d.comb += result.eq(value)
         due = ago(m, result, 1, "due")
         self.claim("accumulator", self.accumulator.as_unsigned() == due)
-        gives = ago(m, Mux(self._gives(word), word.out, 0), 1, "given", reset=True)
+        gives = ago(m, Mux(self._has_target(word), word.out, 0), 1, "given", reset=True)
         self.claim("given to its unit", dut.out == gives)
         self.claim("what is given", implies(gives != 0, dut.result == due))
         operand = ago(m, word.operand, 1, "operand_given")
         self.claim("with its operand", implies(gives != 0, dut.operand == operand))
         index = Signal(4, name="index_by_definition")
-        with m.If((word.out == Target.INDEX) & self._gives(word)):
+        with m.If((word.out == Target.INDEX) & self._has_target(word)):
             m.d.sync += index.eq(result)
         self.claim("index register", self.index == index)
         for function in (Function.SUB, Function.MIN, Function.ROUND):
             self.cover(f"{function.name}", self.runs & (word.function == function) & (result == 0xFFFF0001))
 
-    def _memory(self, m: Module) -> None:
-        """Data memory, which others write when words do not, and read when words do not."""
+    def _claim_memory(self, m: Module) -> None:
+        """Claim data memory, which other users access in cycles in which words do not."""
         dut, word = self.dut, self.executed
         content, known = Signal(32, name="content", reset_less=True), Signal(name="known")
         others = dut.write_valid & dut.write_ready & (dut.write_address == self.place)
@@ -287,8 +288,8 @@ class WordsBench(Bench):
         self.cover("a word reads what one before has written", was & (due == 0x5A5A5A5A))
         self.cover("others read", others & (before == 0x12345678))
 
-    def _sequence(self, m: Module) -> None:
-        """Which word is decoded next."""
+    def _claim_sequence(self, m: Module) -> None:
+        """Claim the next word."""
         dut, jump = self.dut, self.jump
         fetch = dut.words
         pc, back = Signal(3, name="pc_by_definition"), Signal(3, name="back_by_definition")

@@ -1,4 +1,4 @@
-"""Properties of `weft.hdl.sequential.multiplier`: what the sequential core multiplies, and where it adds that."""
+"""Properties of `weft.hdl.sequential.multiplier`: multiplication of rows, and addition to the accumulator."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.sequential.multiplier import Rows
 
 _SETS = ("a", "a_step", "c", "c_step", "x", "x_step", "bound")
-_WRITTEN = 4
+_WRITE_CYCLES = 4
 """Cycles from a row's read to its write."""
 
 
 class RowsBench(Bench):
-    """For any number of rows, places and strides, each row's vector is read where it is defined, or is the padding
-    where its coordinate is out of range; its products with all columns of weights, those that were set last, are added
+    """For any number of rows, places and strides, each row's vector is read at its address, or replaced by the padding
+    if its coordinate is out of range. Its products with all columns of weights, as they were set last, are added
     exactly to its row of the accumulator, or to zero, and written there, once.
 
-    What multiplies rows, in free inputs.
-
-    Assumed is what the microprogram keeps: nothing is set, and nothing begins, while rows are under way.
-
-    A row is followed from the cycle in which its vector is read: its place, and whether it is in range, are those of
-    the first one and a stride for each row since, added up one by one; rows of the accumulator where that was set since
-    the reset. The data of both memories come a cycle behind their addresses. Products are cut at their registers.
+    The inputs are free. Assumed, as the microprogram guarantees: nothing is set, and nothing begins, while rows are
+    under way. A row is followed from the cycle of its read: its place and coordinate are those of the first row plus a
+    stride for each row since; rows of the accumulator count where their place was set since the reset. Data of both
+    memories come a cycle after their addresses. The proof is cut at the registers of products.
     """
 
     UNIT = Rows
@@ -37,7 +34,9 @@ class RowsBench(Bench):
         self.free_inputs(m)
         self.left = Signal(12, name="rows_left")
         self.on = Signal(name="on")
-        under_way = Cat(*(ago(m, self.on, k, f"on{k}", reset=True) for k in range(1, _WRITTEN + 1))).any()
+        under_way = Cat(
+            *(ago(m, self.on, k, f"on{k}", reset=True) for k in range(1, _WRITE_CYCLES + 1))
+        ).any()
         strobes = [dut.start, dut.step_a, dut.read_c, dut.weight, dut.set_mode, dut.set_row_valid]
         strobes += [getattr(dut, f"set_{name}") for name in _SETS]
         self.assume(~(self.on | under_way) | ~Cat(*strobes).any())
@@ -50,19 +49,19 @@ class RowsBench(Bench):
         self.claim("a row a cycle", dut.active == self.on)
         self.claim("done when no row enters", dut.done == ~self.on)
         self.claim("rows that are left", self.peek("count", 12) == (total - number)[:12])
-        self._walk(m)
-        self._sums(m)
+        self._claim_reads(m)
+        self._claim_sums(m)
 
-    def _set(self, m: Module, name: str, width: int) -> Signal:
-        """What was set last."""
-        kept = Signal(width, name=f"set_to_{name}", reset_less=True)
+    def _latch(self, m: Module, name: str, width: int) -> Signal:
+        """Return the value that was set last."""
+        setting = Signal(width, name=f"set_to_{name}", reset_less=True)
         with m.If(getattr(self.dut, f"set_{name}")):
-            m.d.sync += kept.eq(self.dut.value)
-        return kept
+            m.d.sync += setting.eq(self.dut.value)
+        return setting
 
-    def _value(self, m: Module, name: str, width: int, moves: Value) -> Signal:
-        """What is set, and a stride for each time that it has moved since."""
-        step = self._set(m, f"{name}_step", 8 if name == "x" else width)
+    def _walk_value(self, m: Module, name: str, width: int, moves: Value) -> Signal:
+        """Return the value that was set, plus a stride for each of its moves since."""
+        step = self._latch(m, f"{name}_step", 8 if name == "x" else width)
         value = Signal(width, name=f"walked_{name}", reset_less=True)
         with m.If(getattr(self.dut, f"set_{name}")):
             m.d.sync += value.eq(self.dut.value)
@@ -71,17 +70,17 @@ class RowsBench(Bench):
         self.claim(f"the stride of {name}", self.peek(f"{name}_step", len(step)) == step)
         return value
 
-    def _walk(self, m: Module) -> None:
-        """Where rows are read and written, and which are in range."""
+    def _claim_reads(self, m: Module) -> None:
+        """Claim the addresses of reads, and which rows are in range."""
         dut, widths = self.dut, self.config.widths
-        self._fields(m)
+        self._claim_modes(m)
         reads = self.on | dut.step_a
-        a = self._value(m, "a", widths.scratchpad_address, reads)
+        a = self._walk_value(m, "a", widths.scratchpad_address, reads)
         self.claim("a vector is read", dut.vector_read == reads)
         self.claim("where it is", implies(reads, dut.vector_address == a))
         self.claim("the next vector", self.peek("a", len(a)) == a)
 
-        x, bound = self._value(m, "x", 16, self.on), self._set(m, "bound", 16)
+        x, bound = self._walk_value(m, "x", 16, self.on), self._latch(m, "bound", 16)
         self.claim("the coordinate", self.peek("x", 16) == x)
         self.claim("its limit", self.peek("bound", 16) == bound)
         inside = (x.as_signed() >= 0) & (x < bound)
@@ -91,30 +90,30 @@ class RowsBench(Bench):
             m.d.sync += line.eq(inside)
         self.claim("whether the line is", self.peek("row_valid", 1) == line)
         self.inside = inside & line
-        self._places(m)
+        self._claim_rows(m)
 
-    def _places(self, m: Module) -> None:
-        """The rows of the accumulator."""
+    def _claim_rows(self, m: Module) -> None:
+        """Claim the rows of the accumulator."""
         dut, stages = self.dut, self.peek("stages", 4)
-        c = self._value(m, "c", self.config.widths.accumulator_address, self.on)
+        c = self._walk_value(m, "c", self.config.widths.accumulator_address, self.on)
         for k in range(4):
             self.claim(f"rows in stage {k}", stages[k] == ago(m, self.on, k + 1, f"stage{k}", reset=True))
-        # The unit steps when it reads the row: it is behind by a stride for each row on its way to that.
-        # A reset on the way leaves it there, until it is set.
+        # The unit steps when it reads the row, so it lags by a stride for each row that is not read yet.
+        # A reset in between leaves it so, until it is set.
         known = Signal(name="c_known")
         with m.If(dut.set_c):
             m.d.sync += known.eq(1)
         late, step = self.peek("c", len(c)), self.peeks["c_step"]
         place = c
-        for k in range(_WRITTEN - 1):
+        for k in range(_WRITE_CYCLES - 1):
             moved = ago(m, place, 1, f"place{k}")
-            ahead = sum((Mux(stages[other], step, 0) for other in range(k + 1, _WRITTEN - 1)), Const(0))
+            ahead = sum((Mux(stages[other], step, 0) for other in range(k + 1, _WRITE_CYCLES - 1)), Const(0))
             self.claim(
                 f"the place of rows in stage {k}",
                 implies(known & stages[k], (late + ahead)[: len(c)] == moved),
             )
             place = moved
-        total = sum((Mux(stages[k], step, 0) for k in range(_WRITTEN - 1)), Const(0))
+        total = sum((Mux(stages[k], step, 0) for k in range(_WRITE_CYCLES - 1)), Const(0))
         self.claim("the next row", implies(known, (late + total)[: len(c)] == c))
         self.claim("a row is read", dut.row_read == (stages[2] | dut.read_c))
         self.claim("the row", implies(known & stages[2] & ~self.overwrite, dut.row_address == place))
@@ -130,8 +129,8 @@ class RowsBench(Bench):
             "the last one is written", self.writes & ~self.quiet & (dut.row_written == 5) & ~self.on & known
         )
 
-    def _fields(self, m: Module) -> None:
-        """The modes that were set last."""
+    def _claim_modes(self, m: Module) -> None:
+        """Claim the modes that were set last."""
         mode, fill = Signal(3, name="mode"), Signal(16, name="fill", reset_less=True)
         with m.If(self.dut.set_mode):
             m.d.sync += [mode.eq(self.dut.value), fill.eq(self.dut.value[8:])]
@@ -142,8 +141,8 @@ class RowsBench(Bench):
         self.claim("the padding", self.peek("pad", 8).as_signed() == self.pad)
         self.claim("the zero point", self.peek("zero", 8).as_signed() == self.zero)
 
-    def _sums(self, m: Module) -> None:
-        """A row of the accumulator gets the products of the vector and each column of weights."""
+    def _claim_sums(self, m: Module) -> None:
+        """Claim that a row of the accumulator gets the products of the vector and each column of weights."""
         dut, config, n = self.dut, self.config, self.config.n
         width = config.widths.activation
         valid = self.peek("valid", 3)
