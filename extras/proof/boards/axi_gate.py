@@ -72,7 +72,7 @@ class AxiGateBench(_GateBench):
         self.claim("idle where closed and nothing is owed", dut.idle == (closed & quiet))
         filled = Signal()
         m.d.sync += filled.eq(dut.close & memory.wvalid & ~dut.port.wvalid | filled & ~dut.idle)
-        self.cover("idle behind words of its own", dut.idle & filled)
+        self.cover("idle after words of its own", dut.idle & filled)
 
     def _reads(self, m: Module) -> Signal:
         """Return the number of bursts whose words memory owes."""

@@ -128,7 +128,7 @@ class ArbiterBench(Bench):
         self._turns(m, asks, takes)
 
     def _words(self, m: Module, command: Any, taken: Value, port: Value) -> tuple[Value, Value]:
-        """Words of reads and of writes; returns how many commands have not all of theirs."""
+        """Claim the words of reads and writes; return the numbers of commands whose words are incomplete."""
         inside = []
         for kind, write in (("read", 0), ("write", 1)):
             channels = [getattr(port, kind) for port in self.dut.port]
@@ -155,24 +155,24 @@ class ArbiterBench(Bench):
         return inside[0], inside[1]
 
     def _reports(self, m: Module, write: Value, port: Value) -> Value:
-        """Reports go to the ports that wrote, in order; returns how many are still to come."""
-        told, written = self.dut.memory.written, [port.written for port in self.dut.port]
+        """Claim that reports go to the ports that wrote, in order; return how many are due."""
+        reported, written = self.dut.memory.written, [port.written for port in self.dut.port]
         reports = Order(
             m,
             self,
             push=write,
             i=port + 1,
-            pop=told,
+            pop=reported,
             o=(number_of(written) + 1),
             most=self.commands,
             name="report",
         )
-        self.assume(~told | (reports.inside != 0))
-        self.claim("a report to one port", (Cat(*written).any() == told) & at_most_one(written))
+        self.assume(~reported | (reports.inside != 0))
+        self.claim("a report to one port", (Cat(*written).any() == reported) & at_most_one(written))
         return reports.inside
 
     def _turns(self, m: Module, asks: list[Value], takes: list[Value]) -> None:
-        """While one port waits, any other goes once at most."""
+        """Claim that any other port gets at most one turn while a port waits."""
         count = len(asks)
         one, other = (self.constant(m, range(max(count, 2)), name) for name in ("one", "other"))
         waits, passed = Signal(), Signal()
@@ -234,7 +234,7 @@ class GateBench(Bench):
         self.claim("idle while it is closed and nothing is owed", self.dut.idle == before)
         worked = Signal(name="has_read")
         m.d.sync += worked.eq(worked | transfer(memory.read))
-        self.cover("idle behind a read", self.dut.idle & worked)
+        self.cover("idle after a read", self.dut.idle & worked)
         self.cover("as many writes as there may be", writes == self.commands - 1)
 
 

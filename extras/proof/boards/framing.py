@@ -30,13 +30,11 @@ _OPERATION, _SIZE = 1, 2
 
 
 class FramerBench(Bench):
-    """A frame has an end on both sides, and between them the bytes of the body and four more, in order, where those
-    that mean an end or an escape are escaped, and no others.
+    """A frame has an end on both sides. Between them are the bytes of the body and four more, in order. Bytes that mean
+    an end or an escape are escaped, and no others.
 
-    A framer whose line is ready or not as it likes.
-
-    Assumed: a byte of a body is kept until it is taken. Nothing is claimed of the value of the CRC: tests compare it
-    with `zlib`'s.
+    The line is unconstrained. Assumed: a byte of a body is kept until it is taken. Nothing is claimed of the value of
+    the CRC: tests compare it with `zlib`'s.
     """
 
     UNIT = Framer
@@ -50,10 +48,7 @@ class FramerBench(Bench):
         is_end, is_escape = line.payload == END, line.payload == ESC
         escaped, inside = Signal(name="escaped"), Signal(name="inside")
         whole = goes & ~is_end & ~is_escape
-        m.d.sync += [
-            escaped.eq(Mux(goes, is_escape, escaped)),
-            inside.eq(inside ^ (goes & is_end)),
-        ]
+        m.d.sync += [escaped.eq(Mux(goes, is_escape, escaped)), inside.eq(inside ^ (goes & is_end))]
         shown = line.payload ^ Mux(escaped, FLIP, 0)
         special = (shown == END) | (shown == ESC)
         self.claim("escapes are followed by what they stand for", implies(escaped & line.valid, special))
@@ -72,7 +67,7 @@ class FramerBench(Bench):
             "bytes of the body, once and in order", implies(coming & (left == 0), owed & (shown == held))
         )
         ends = line.valid & inside & is_end
-        self.claim("an end behind four bytes", implies(ends, last & ~owed & (left == 0) & ~escaped))
+        self.claim("an end after four bytes", implies(ends, last & ~owed & (left == 0) & ~escaped))
         self.claim("something comes", left <= CRC_BYTES)
         waits = ~line.valid & (inside & (owed | last) | byte.valid)
         within(m, self, waits, 11, "goes on")
@@ -80,12 +75,11 @@ class FramerBench(Bench):
 
 
 class DeframerBench(CutBench):
-    """Bytes of requests are stored as they were before they were escaped, and come out when their request ends and is
-    undamaged, with as many bytes as its header tells; all others are dropped.
+    """Bytes of requests are stored without escapes, and come out after their request ends undamaged, as many as its
+    header says; all others are dropped.
 
-    A deframer, whose buffer returns any bytes. Beside it are the bytes of the request that comes, counted.
-
-    Assumed: at most a byte comes in `_BYTE_CYCLES` cycles.
+    The buffer returns any bytes. The bench counts the bytes of the current request. Assumed: at most one byte comes in
+    `_BYTE_CYCLES` cycles.
     """
 
     UNIT = Deframer

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 
-from weft.extras.proof.hardware.matrix import Entry, claim_weights
-from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.matrix import Entry, claim_product
+from weft.extras.proof.hardware.pipelines import ago, implies, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.hdl.isa.config import Config
 from weft.hdl.matrix.array import Array
@@ -48,7 +48,12 @@ class AlongBench(Bench):
 
     def _claim_row(self, m: Module, r: int) -> None:
         array = self.dut
-        products, known = zip(*(self._claim_product(m, r, column) for column in _COLUMNS), strict=True)
+        entry = Entry(
+            array.a.word_select(r, 8).as_signed(), array.b.word_select(r, 8), array.latch, array.swap
+        )
+        products, known = zip(
+            *(claim_product(m, self, entry, f"row{r}.", c, r + c, 8, _N) for c in _COLUMNS), strict=True
+        )
         psum = array.config.widths.psum
         here = r + _COLUMNS[1] + _PRODUCT  # cycles from the entry to the product of the second tap
         self._claim_flags(m, r)
@@ -69,13 +74,13 @@ class AlongBench(Bench):
         self.claim(f"its own {r}", implies(valid, stages[0] == own))
 
         # The product of the first tap for the row of A before, since the last reset.
-        last = Signal(16, name=f"last{r}", reset_less=True)
-        with m.If(valid):
-            m.d.sync += last.eq(earlier)
+        last = latch(m, valid, earlier, 16, f"last{r}", reset=False)
         self.claim(f"the sum before is its product {r}", implies(of_this_path, before == last.as_signed()))
         total = products[1] + Mux(start, 0, last.as_signed())
         claimed = valid & depthwise & (start | of_this_path)
-        self._claim_sum(m, r, here, total, claimed, known[0] & known[1])
+        self._claim_sum(
+            m, r, here, total, claimed, ago(m, known[0] & known[1], 1, f"known_products{r}", reset=True)
+        )
 
     def _claim_sum(self, m: Module, r: int, here: int, total: Value, claimed: Value, known: Value) -> None:
         """Claim that the sum is element `r` of the row of C."""
@@ -88,7 +93,6 @@ class AlongBench(Bench):
         self.cover(f"a negative element {r}", there & (array.c[r] < -20000))
 
     def _claim_flags(self, m: Module, r: int) -> None:
-        """Claim the flags of recent rows of A."""
         flags = Cat(self.dut.valid, self.dut.depthwise, self.dut.start)
         least = r + _COLUMNS[0] + _PRODUCT
         near, along = self.peek(f"near{r}", 3), self.peek(f"along{r}", 12)
@@ -96,22 +100,6 @@ class AlongBench(Bench):
         for age in range(4):
             due = ago(m, flags, least + 1 + age, f"along{r}_{age}")
             self.claim(f"along {r} {age}", along.word_select(age, 3) == due)
-
-    def _claim_product(self, m: Module, r: int, column: int) -> tuple[Value, Value]:
-        """Return the register with the product of a column, and whether its weight is known."""
-        array, late = self.dut, r + column
-        path = f"row{r}."
-        activations = self.peek(f"{path}a_stages", 8 * _N)
-        entering = array.a.word_select(r, 8).as_signed()
-        a = activations.word_select(column, 8).as_signed()
-        self.claim(f"activation {r} {column}", a == ago(m, entering, late + 1, f"a{r}_{column}"))
-        row = Entry(entering, array.b.word_select(r, 8), array.latch, array.swap)
-        shadow, active = (self.peek(f"{path}{name}{column}", 8) for name in ("shadow", "active"))
-        known = claim_weights(m, self, row, column, shadow, active, late, f"{r}_{column}")
-        product = self.peek(f"{path}product{column}", 16).as_signed()
-        made = ago(m, a * active.as_signed(), 1, f"made{r}_{column}")
-        self.claim(f"product {r} {column}", product == made)
-        return product, ago(m, known, 1, f"known{r}_{column}", reset=True)
 
 
 def properties() -> Iterator[Property]:

@@ -213,7 +213,7 @@ class SplitterBench(Bench):
         self.claim("runs are where they are counted", runs.inside == ended)
         self.claim("the watched run is there", ~runs.watched | (runs.ahead < runs.inside))
         for first, second in ((0, 1), (3, 4)):
-            self.claim(f"stage {second} fills up behind {first}", stages[first].valid | ~stages[second].valid)
+            self.claim(f"stage {second} fills up after {first}", stages[first].valid | ~stages[second].valid)
 
     def _burst(self, name: str, stage: _Stage) -> None:
         end = stage.word % self.dut.block + stage.words

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.pipelines import ago, implies, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_stable, stable, within
@@ -77,10 +77,9 @@ class ListBench(Bench):
 
     def _claim_programs(self, m: Module) -> None:
         """Claim when programs run, including the cycle in which a program ends."""
-        dut, fresh, listed = self.dut, Signal(), Signal()
+        dut, fresh = self.dut, Signal()
         m.d.sync += [self.runs.eq(dut.launch | (self.runs & ~dut.idle)), fresh.eq(dut.launch)]
-        with m.If(dut.start):
-            m.d.sync += listed.eq(dut.listed)
+        listed = latch(m, dut.start, dut.listed, 1, "listed")
         self.assume(~(dut.start & (dut.busy | self.runs)))
         self.assume(~(dut.idle & fresh))
         self.claim("one program at a time", ~(dut.launch & self.runs))
@@ -127,7 +126,7 @@ class ListBench(Bench):
             implies(~self.own, request.payload.as_value() == dut.fetch.request.payload.as_value()),
         )
         self.claim("whether fetch asks", implies(~self.own, request.valid == dut.fetch.request.valid))
-        self.claim("fetch is told", dut.fetch.beat.valid == (beat.valid & ~owed.any()))
+        self.claim("beats for fetch", dut.fetch.beat.valid == (beat.valid & ~owed.any()))
         self.claim("fetch may ask", dut.fetch.request.ready == (request.ready & ~(self.own & request.valid)))
         address = request.payload.address == self.at
         self.claim(
@@ -163,7 +162,7 @@ class ListBench(Bench):
         sent = beat.valid & beat.ready & beat.payload.last
         owed = self._count_owed(m, "bursts", sent, dut.write.confirmed)
         m.d.comb += confirms.eq(dut.write.confirmed & owed.any())
-        self.claim("STORE is told", dut.store.confirmed == (dut.write.confirmed & ~owed.any()))
+        self.claim("confirmations for STORE", dut.store.confirmed == (dut.write.confirmed & ~owed.any()))
         for port, user in ((request, dut.store.request), (beat, dut.store.beat)):
             name = "asks" if port is request else "sends"
             payload = Value.cast(port.payload) == Value.cast(user.payload)
@@ -188,7 +187,6 @@ class ListBench(Bench):
         return owed
 
     def _define_record(self, m: Module) -> Value:
-        """Return the expected record."""
         dut, cycles, waited = self.dut, Signal(32), Signal(32)
         for name, count in (("cycles", cycles), ("waited", waited)):
             self.claim(f"counts {name}", self.peek(name, 32) == count)

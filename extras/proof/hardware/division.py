@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.pipelines import ago, implies, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.hdl.isa.operands import DIVISION_LATENCY
 from weft.hdl.lib.arithmetic import LEAD, QUOTIENT_BITS, Divider
@@ -37,9 +37,8 @@ class DividerBench(Bench):
         raise NotImplementedError
 
     def _field(self, m: Module, name: str, width: int) -> None:
-        field, value = Signal(width, name=f"field_{name}", reset_less=True), self.free(width, f"new_{name}")
-        with m.If(self.dut.start):
-            m.d.sync += field.eq(value)
+        value = self.free(width, f"new_{name}")
+        field = latch(m, self.dut.start, value, width, f"field_{name}", reset=False)
         m.d.comb += getattr(self.dut, name).eq(field)
 
     def _model_rows(self, m: Module) -> None:
@@ -181,10 +180,10 @@ class QuotientBench(DividerBench):
         self.claim("digit", implies(self.next_step & some, (before << 2) == times + rest))
         self.claim("digit of nothing", implies(self.next_step & ~some, digit == 0))
         self.claim("rest", implies(divided & some, rest < divisor))
-        behind = ago(m, quotient, 1, "quotient")
+        quotient_before = ago(m, quotient, 1, "quotient")
         stays = divided & ~self.next_step & ~self.first_step
-        self.claim("digits move up", implies(self.next_step, quotient[2:] == behind[:-2]))
-        self.claim("digits stay", implies(stays, quotient == behind))
+        self.claim("digits move up", implies(self.next_step, quotient[2:] == quotient_before[:-2]))
+        self.claim("digits stay", implies(stays, quotient == quotient_before))
         self.cover("a quotient", stays & quotient[-1])
 
     def _claim_bias(self, m: Module, divided: Value, left: Value) -> None:

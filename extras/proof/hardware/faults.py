@@ -124,7 +124,7 @@ class LogBench(Bench):
     SOURCES = ("load", "store")
 
     def __init__(self, source: str, bits: tuple[int, ...]) -> None:
-        super().__init__(FaultLog(SMALLEST, self.SOURCES, logged_unit=_LOGGED, outstanding=_OUTSTANDING))
+        super().__init__(FaultLog(SMALLEST, self.SOURCES, kept=_LOGGED, outstanding=_OUTSTANDING))
         self.source, self.bits = source, bits
 
     def watch(self, m: Module) -> None:
@@ -275,7 +275,7 @@ def properties() -> Iterator[Property]:
             Invariant(),
             claim="A run lasts from its start until counters have settled after its end; its status has what stopped it"
             + (
-                ", and nothing may begin from the cycle of a bus error on, and behind any other."
+                ", and nothing may begin from the cycle of a bus error on, and after any other reason to stop."
                 if stops
                 else "."
             ),

@@ -52,10 +52,10 @@ class _Running:
 
 
 class FetchBench(CutBench):
-    """From a start on, words are asked for in order, to the ends of their blocks, no more than there is room for, and
-    those of another page only when all ahead are used. Parts of an instruction go to its queue, in order, until a stop
-    or a word that is no instruction, which is an error but for END. Fetch is idle when nothing is owed. A word that has
-    changed in the buffer is reported when it leaves.
+    """From a start on, words are requested in order, up to the ends of their blocks, and no more than there is room
+    for. Words of another page are requested only after all earlier words are used. The parts of an instruction go to
+    its queue, in order, until a stop or a word that is no instruction, which is an error unless it is END. Fetch is
+    idle when nothing is owed. A word that has changed in the buffer is reported when it leaves.
 
     The bus is narrow, and the prefetch buffer holds any words, with any parity.
     """
@@ -124,7 +124,7 @@ class FetchBench(CutBench):
         self.claim(
             "words that were not handed out", ~state.running | (unused == pending + left + full + ahead)
         )
-        self.claim("the spare word is behind another", ~full | ahead)
+        self.claim("the spare word comes after another", ~full | ahead)
 
     def _claim_idle(self, m: Module, unused: Signal) -> None:
         dut, state = self.dut, self.state
@@ -137,7 +137,6 @@ class FetchBench(CutBench):
         self.cover("idle again", dut.idle & ago(m, ~dut.idle, 1, "busy", reset=True))
 
     def _claim_parts(self, m: Module) -> None:
-        """Claim the queue of each part."""
         dut, state = self.dut, self.state
         ports, payload = state.ports, state.ports[0].payload
         opcode = payload.data[:8]

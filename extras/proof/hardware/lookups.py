@@ -86,7 +86,6 @@ class LookupBench(Bench):
             self.claim(f"entry of lane {lane}", implies(found, Value.cast(dut.entries[lane]) == due))
 
     def _model_table(self, m: Module) -> None:
-        """Model the writes of LOOKUP."""
         dut = self.dut
         op: Any = view(Lookup, dut.payload)
         on, following = Signal(name="on"), Signal(range(self.depth), name="next_entry")

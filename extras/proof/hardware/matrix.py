@@ -60,26 +60,21 @@ class RowBench(Bench):
         self.free_inputs(m)
         if row.activation_width == 9:
             self.assume(row.a >= -255)
-        for name in ("latch", "swap"):
-            pulse = getattr(row, name)
-            self.claim(f"{name} below", getattr(row, f"{name}_below") == ago(m, pulse, 1, name, reset=True))
-        activations = self.peek("a_stages", row.activation_width * columns)
+        claim_pulses(m, self)
         for c in range(columns):
-            a = activations.word_select(c, row.activation_width).as_signed()
-            self.claim(f"activation {c}", a == ago(m, row.a, c + 1, f"a{c}"))
-            self._claim_column(m, c, a)
+            product, known = claim_product(m, self, row, "", c, c, row.activation_width, columns)
+            total = Signal(signed(row.psum_width), name=f"total{c}")
+            m.d.comb += total.eq(row.above[c] + product)
+            self.claim(f"sum of column {c}", row.below[c] == ago(m, total, 1, f"sum{c}"))
+            there = ago(m, known, 2, f"known_sum{c}", reset=True)
+            self.cover(f"sum of column {c}", there & (row.below[c] != 0))
 
-    def _claim_column(self, m: Module, c: int, a: Value) -> None:
-        row = self.dut
-        active = self.peek(f"active{c}", 8).as_signed()
-        product = self.peek(f"product{c}", 16).as_signed()
-        known = claim_weights(m, self, row, c, self.peek(f"shadow{c}", 8), active, c, str(c))
-        self.claim(f"product {c}", product == ago(m, a * active, 1, f"made{c}"))
-        total = Signal(signed(row.psum_width), name=f"total{c}")
-        m.d.comb += total.eq(row.above[c] + product)
-        below = ago(m, total, 1, f"sum{c}")
-        self.claim(f"sum of column {c}", row.below[c] == below)
-        self.cover(f"sum of column {c}", ago(m, known, 2, f"known_sum{c}", reset=True) & (row.below[c] != 0))
+
+def claim_pulses(m: Module, bench: Bench) -> None:
+    """Claim that a row passes `latch` and `swap` on to the row below, a cycle later."""
+    for name in ("latch", "swap"):
+        below = getattr(bench.dut, f"{name}_below")
+        bench.claim(f"{name} below", below == ago(m, getattr(bench.dut, name), 1, name, reset=True))
 
 
 @dataclass(frozen=True)
@@ -110,6 +105,23 @@ def claim_weights(
     return known
 
 
+def claim_product(
+    m: Module, bench: Bench, row: Any, path: str, column: int, late: int, width: int, columns: int
+) -> tuple[Value, Value]:
+    """Claim the registers of a column of the row at `path`: its activation, its weights and their product.
+
+    `late` and the results are those of `claim_weights`, with the register of the product before them.
+    """
+    name = f"{path}{column}".replace(".", "_")
+    a = bench.peek(f"{path}a_stages", width * columns).word_select(column, width).as_signed()
+    bench.claim(f"activation {name}", a == ago(m, row.a, late + 1, f"a_{name}"))
+    shadow, active = (bench.peek(f"{path}{kind}{column}", 8) for kind in ("shadow", "active"))
+    known = claim_weights(m, bench, row, column, shadow, active, late, name)
+    product = bench.peek(f"{path}product{column}", 16).as_signed()
+    bench.claim(f"product {name}", product == ago(m, a * active.as_signed(), 1, f"product_{name}"))
+    return product, known
+
+
 class ArrayBench(Bench):
     """A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent before
     its swap, exactly and for all operands.
@@ -122,8 +134,18 @@ class ArrayBench(Bench):
 
     UNIT = Array
 
+    def products(self, m: Module, r: int, entry: Entry) -> Iterator[tuple[Value, Value, int]]:
+        """Claim the products of row `r`.
+
+        Yields, by column, the register of the product, whether its weight is known, and its cycles after the entry.
+        """
+        n, width = self.config.n, self.config.widths.activation
+        for c in range(n):
+            product, known = claim_product(m, self, entry, f"row{r}.", c, r + c, width, n)
+            yield product, ago(m, known, 1, f"product_known{r}_{c}", reset=True), r + c + 2
+
     def watch(self, m: Module) -> None:
-        array, n, width = self.dut, self.dut.config.n, self.dut.config.widths.activation
+        array, n, width = self.dut, self.config.n, self.config.widths.activation
         self.free_inputs(m)
         totals: list[Value] = [Const(0)] * n
         everything: Value = Const(1)
@@ -131,20 +153,11 @@ class ArrayBench(Bench):
             entering = array.a.word_select(r, width).as_signed()
             if width == 9:
                 self.assume(entering >= -255)
-            row = Entry(entering, array.b.word_select(r, 8), array.latch, array.swap)
-            activations = self.peek(f"row{r}.a_stages", width * n)
-            for c in range(n):
-                late = r + c  # behind the entry into the array
-                a = activations.word_select(c, width).as_signed()
-                self.claim(f"activation {r} {c}", a == ago(m, entering, late + 1, f"a{r}_{c}"))
-                shadow, active = (self.peek(f"row{r}.{name}{c}", 8) for name in ("shadow", "active"))
-                known = claim_weights(m, self, row, c, shadow, active, late, f"{r}_{c}")
-                product = self.peek(f"row{r}.product{c}", 16).as_signed()
-                made = ago(m, a * active.as_signed(), 1, f"made{r}_{c}")
-                self.claim(f"product {r} {c}", product == made)
-                behind = array.latency - late - 2
-                totals[c] = totals[c] + ago(m, product, behind, f"product{r}_{c}").as_signed()
-                everything &= ago(m, known, array.latency - late - 1, f"known{r}_{c}", reset=True)
+            entry = Entry(entering, array.b.word_select(r, 8), array.latch, array.swap)
+            for c, (product, known, cycles) in enumerate(self.products(m, r, entry)):
+                left = array.latency - cycles
+                totals[c] = totals[c] + ago(m, product, left, f"term{r}_{c}").as_signed()
+                everything &= ago(m, known, left, f"known{r}_{c}", reset=True)
         for c in range(n):
             self.claim(f"column {c}", array.c[c] == totals[c])
             self.cover(f"column {c}", everything & (array.c[c] < 0))

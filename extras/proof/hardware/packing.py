@@ -107,7 +107,7 @@ class PackerBench(Bench):
         with m.If(watched & self.pop):
             m.d.sync += [ahead.eq(ahead - 1), watched.eq(ahead != 0)]
         with m.If(watched & self.push):
-            # Of the watched byte's run this vector goes on in the same beat, or in one behind.
+            # This vector continues the watched byte's run, in its beat or in a later one.
             with m.If(run_on & vector.last & (self.end <= bus)):
                 m.d.sync += [ends.eq(1), end.eq(self.end)]
             m.d.sync += run_on.eq(run_on & ~vector.last & (self.end < bus))
@@ -162,11 +162,11 @@ class PackerBench(Bench):
         order = slots[0].last | (slots[1].pointer == (slots[0].pointer + slots[0].count)[: len(new.pointer)])
         self.claim("they follow each other", implies(self.full, order))
         newest = layout(Mux(self.full, slots[1].as_value(), slots[0].as_value()))
-        behind = (newest.pointer + newest.count)[: len(new.pointer)]
+        next_pointer = (newest.pointer + newest.count)[: len(new.pointer)]
         begins = Mux(self.comes, newest.last, self.first_left)
         self.claim("whether a run begins", self.first == begins)
         self.claim(
-            "where it goes on", self.first | (self.following == Mux(self.comes, behind, self.next_left))
+            "where it goes on", self.first | (self.following == Mux(self.comes, next_pointer, self.next_left))
         )
         beats = [
             Mux(there, self._beats_of(slot), 0)

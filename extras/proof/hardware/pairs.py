@@ -9,12 +9,11 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Cat, Const, Elaboratable, Module, Signal, Value, signed
 
-from weft.extras.proof.hardware.matrix import Entry, claim_weights
-from weft.extras.proof.hardware.pipelines import ago
+from weft.extras.proof.hardware.matrix import ArrayBench, Entry, claim_pulses, claim_weights
+from weft.extras.proof.hardware.pipelines import ago, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.arithmetic import Multipliers
-from weft.hdl.matrix.array import Array
 from weft.hdl.matrix.pe import SPLIT, DualRow, PackedRow
 
 _WEIGHT_CYCLES = 2
@@ -29,11 +28,10 @@ class DualModel(Elaboratable):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        a, b = Signal(signed(8), name="held_a", reset_less=True), Signal(16, name="held_b", reset_less=True)
+        a = Signal(signed(8), name="held_a", reset_less=True)
         made = Signal(32, name="made", reset_less=True)
         m.d.sync += a.eq(self.a)
-        with m.If(~self.hold_b):
-            m.d.sync += b.eq(self.b)
+        b = latch(m, ~self.hold_b, self.b, 16, "held_b", reset=False)
         m.d.sync += made.eq(Cat(*((a * b.word_select(c, 8).as_signed())[:16] for c in range(2))))
         m.d.comb += self.products.eq(made)
         return m
@@ -142,9 +140,7 @@ class DualBench(Bench):
     def watch(self, m: Module) -> None:
         row = self.dut
         self.free_inputs(m)
-        for name in ("latch", "swap"):
-            pulse = getattr(row, name)
-            self.claim(f"{name} below", getattr(row, f"{name}_below") == ago(m, pulse, 1, name, reset=True))
+        claim_pulses(m, self)
         for p in range(row.groups):
             products, _, known = _claim_dual_pair(m, self, Entry(row.a, row.b, row.latch, row.swap), "", p, p)
             for name, product in zip(("even", "odd"), products, strict=True):
@@ -168,9 +164,7 @@ class PackedBench(Bench):
         row = self.dut
         self.free_inputs(m)
         self.assume(row.a >= -255)
-        for name in ("latch", "swap"):
-            pulse = getattr(row, name)
-            self.claim(f"{name} below", getattr(row, f"{name}_below") == ago(m, pulse, 1, name, reset=True))
+        claim_pulses(m, self)
         for p in range(row.groups):
             entry = Entry(row.a, row.b, row.latch, row.swap)
             _, _, known = _claim_packed_pair(m, self, entry, "", p, p, 9 * row.groups)
@@ -185,37 +179,20 @@ class PackedBench(Bench):
                 )
 
 
-class PairArrayBench(Bench):
-    """A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent before
-    its swap, exactly and for all operands.
+class PairArrayBench(ArrayBench):
+    # The claim is that of `ArrayBench`.
 
-    See `weft.extras.proof.hardware.matrix.ArrayBench`.
-    """
-
-    UNIT = Array
-
-    def watch(self, m: Module) -> None:
-        array, n, width = self.dut, self.dut.config.n, self.dut.config.widths.activation
-        self.free_inputs(m)
-        totals: list[Value] = [Const(0)] * n
-        everything: Value = Const(1)
-        for r in range(n):
-            entering = array.a.word_select(r, width).as_signed()
-            entry = Entry(entering, array.b.word_select(r, 8), array.latch, array.swap)
-            for p in range(n // 2):
-                if array.multipliers.dual:
-                    pair = _claim_dual_pair(m, self, entry, f"row{r}.", p, r + p)
-                else:
-                    self.assume(entering >= -255)
-                    pair = _claim_packed_pair(m, self, entry, f"row{r}.", p, r + p, width * n // 2)
-                products, late, known = pair
-                everything &= ago(m, known, array.latency - late, f"known_{r}_{p}", reset=True)
-                for c, product in enumerate(products):
-                    term = ago(m, product, array.latency - late, f"term_{r}_{2 * p + c}").as_signed()
-                    totals[2 * p + c] = totals[2 * p + c] + term
-        for c in range(n):
-            self.claim(f"column {c}", array.c[c] == totals[c])
-            self.cover(f"column {c}", everything & (array.c[c] < 0))
+    def products(self, m: Module, r: int, entry: Entry) -> Iterator[tuple[Value, Value, int]]:
+        n = self.config.n
+        for p in range(n // 2):
+            if self.dut.multipliers.dual:
+                pair = _claim_dual_pair(m, self, entry, f"row{r}.", p, r + p)
+            else:
+                width = self.config.widths.activation * n // 2
+                pair = _claim_packed_pair(m, self, entry, f"row{r}.", p, r + p, width)
+            products, cycles, known = pair
+            for product in products:
+                yield product, known, cycles
 
 
 def properties() -> Iterator[Property]:

@@ -228,9 +228,7 @@ def properties() -> Iterator[Property]:
     for group, groups in ((8, 3), (32, 2)):
         name = f"{groups} groups of {group} bits"
         yield CodingBench.proves("lib/parity", name, Induction(1), group, groups)
-    yield ScratchpadBench.proves(
-        "memory/scratchpad", "parity", Induction(6), _CHECKED, claim_readers=2, writers=2
-    )
+    yield ScratchpadBench.proves("memory/scratchpad", "parity", Induction(6), _CHECKED, readers=2, writers=2)
     yield AccumulatorBench.proves("memory/accumulator", "parity", Induction(6), _CHECKED)
     yield SequentialBench.proves("sequential/scratchpad", "parity", Induction(4), _CHECKED)
     yield CountsBench.proves(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ class Bench(Elaboratable):
 
         Its claim is by default the first paragraph of the bench's docstring. For other parameters see `Property`.
         """
-        claim = claim or " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+        claim = claim or " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
         return Property(unit, name, claim, partial(cls, *arguments, **options), method, cover, part, proven)
 
     def watch(self, m: Module) -> None:

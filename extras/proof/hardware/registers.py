@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import implies
+from weft.extras.proof.hardware.pipelines import implies, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.streams import Channel, count, stable, within
 from weft.hdl.control.control import Control
@@ -93,6 +93,24 @@ class RunsBench(Bench):
         )
         self.claim("done soon", ~busy | running | (since < SETTLING_CYCLES + 2))
         return busy, was_busy
+
+    def register_at(self, m: Module, place: Value, more: Mapping[int, Value]) -> Signal:
+        """Return the content of the register whose word address is `place`: one of both cores, or of `more`."""
+        dut, value = self.dut, Signal(32, name="register_value")
+        registers: dict[int, Any] = {
+            Reg.MAGIC: MAGIC,
+            Reg.VERSION: VERSION,
+            Reg.CONFIG: self.config.digest,
+            Reg.STATUS: self.peek("state.status", max(Status).bit_length()),
+            Reg.FAULT_ADDRESS: dut.fault.address,
+            Reg.FAULT: Cat(dut.fault.unit, Const(0, 1), dut.fault.response, Const(0, 2), dut.fault.known),
+            Reg.WATCHDOG: self.peek("state.limit", WATCHDOG_BITS),
+        }
+        with m.Switch(place):
+            for address, content in (registers | more).items():
+                with m.Case(address >> 2):
+                    m.d.comb += value.eq(content)
+        return value
 
 
 class ControlBench(RunsBench):
@@ -180,14 +198,14 @@ class ReadBench(ControlBench):
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.free_inputs(m)
-        busy, _was_busy = self.runs(m)
+        self.runs(m)
         answer = Cat(dut.s_axi_rdata, dut.s_axi_rresp)
         answers = Answers(m, self, "r", dut.s_axi_rvalid, dut.s_axi_rready, answer)
         self.claim("r okay", dut.s_axi_rresp == 0)
         waits = answers.to("ar", dut.s_axi_arvalid, dut.s_axi_arready)
-        place = Signal(len(dut.s_axi_araddr) - 2)
-        with m.If(dut.s_axi_arvalid & dut.s_axi_arready):
-            m.d.sync += place.eq(dut.s_axi_araddr[2:])
+        place = latch(
+            m, dut.s_axi_arvalid & dut.s_axi_arready, dut.s_axi_araddr[2:], len(dut.s_axi_araddr) - 2, "place"
+        )
         first = counter_register(Counter(0)) >> 2
         counters, passes = Signal(), Signal()
         m.d.comb += [
@@ -198,33 +216,14 @@ class ReadBench(ControlBench):
         due = Signal()
         m.d.sync += due.eq(owed)
         self.claim("r at once", ~due | answers.new)
+        own = {Reg.PROGRAM.value: dut.program}
+        own |= {base_register(index): dut.bases[index] for index in range(BASES)}
+        register = self.register_at(m, place, own)
         passed, before = Signal(), Signal(32)
-        m.d.sync += [passed.eq(~counters | passes), before.eq(self._define_value(m, place, counters, busy))]
+        m.d.sync += [passed.eq(~counters | passes), before.eq(Mux(counters, dut.counter_value, register))]
         self.claim("r of the cycle before", ~answers.new | (passed & (dut.s_axi_rdata == before)))
         self.cover("a counter is read", answers.new & counters & (before != 0))
         self.cover("status is read", answers.new & (dut.s_axi_rdata == 0b1101) & ~counters)
-
-    def _define_value(self, m: Module, place: Value, counters: Value, busy: Value) -> Value:
-        """Return the content of a register."""
-        dut = self.dut
-        value = Signal(32)
-        registers: dict[int, Any] = {
-            Reg.MAGIC: MAGIC,
-            Reg.VERSION: VERSION,
-            Reg.CONFIG: self.config.digest,
-            Reg.STATUS: self.peek("state.status", max(Status).bit_length()),
-            Reg.PROGRAM: dut.program,
-            Reg.FAULT_ADDRESS: dut.fault.address,
-            Reg.FAULT: Cat(dut.fault.unit, Const(0, 1), dut.fault.response, Const(0, 2), dut.fault.known),
-            Reg.WATCHDOG: self.peek("state.limit", WATCHDOG_BITS),
-        }
-        registers |= {base_register(index): dut.bases[index] for index in range(BASES)}
-        with m.If(counters):
-            m.d.comb += value.eq(dut.counter_value)
-        for address, content in registers.items():
-            with m.If(place == address >> 2):
-                m.d.comb += value.eq(content)
-        return value
 
 
 class PassingBench(Bench):

@@ -9,6 +9,7 @@ from typing import Any
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.utils import exact_log2
 
+from weft.extras.proof.hardware.pipelines import latch
 from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.streams import Order, stable, within
 from weft.hdl.control.semaphores import Dispatcher, Semaphores
@@ -145,7 +146,7 @@ class OrderBench(DispatcherBench):
             self.claim("level", self.peek("level", 1) == order.inside)
             self.claim("full", dut.fetched.ready == (order.inside == 0))
             self.claim("valid", ~dut.instruction.valid | (order.inside != 0))
-            self.claim("no part behind", (order.inside == 0) | (index == 0))
+            self.claim("no part of a second instruction", (order.inside == 0) | (index == 0))
             self.claim("nothing ahead", ~order.watched | (order.ahead == 0))
             self.claim("oldest", ~order.watched | ((shown == order.word) & (order.inside == 1)))
 
@@ -153,12 +154,11 @@ class OrderBench(DispatcherBench):
         """Claim where the queue stores the watched bits: induction needs these invariants."""
         depth, dut = self.config.queue_depth, self.dut
         level, width = self.peek("level", depth.bit_length()), exact_log2(depth)
-        read_at, write_at, slot = self.peek("read_at", width), Signal(width), Signal(width)
+        read_at, write_at = self.peek("read_at", width), Signal(width)
         m.d.sync += write_at.eq(write_at + push)
         with m.If(self.drops()):
             m.d.sync += write_at.eq(0)
-        with m.If(push & ~order.watched):
-            m.d.sync += slot.eq(write_at)
+        slot = latch(m, push & ~order.watched, write_at, width, "slot")
         head = Signal.like(order.inside)
         m.d.comb += head.eq(order.inside - level)
         self.claim("head", (head < 2) & (self.peek("head", 1) == head[0]))
@@ -166,7 +166,7 @@ class OrderBench(DispatcherBench):
         self.claim("level", level <= depth)
         self.claim("where the next one goes", self.peek("write_at", width) == write_at)
         self.claim("full", dut.fetched.ready == (level != depth))
-        self.claim("no part behind", dut.fetched.ready | (self.index == 0))
+        self.claim("no part of a second instruction", dut.fetched.ready | (self.index == 0))
         self.claim("places", (read_at + level)[:width] == write_at)
         self.claim("slot", ~order.watched | (slot == (read_at + order.ahead - head)[:width]))
         self.claim("ahead", ~order.watched | (order.ahead < order.inside))

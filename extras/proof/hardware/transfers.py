@@ -8,14 +8,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.streams import (
-    Channel,
-    Order,
-    assume_answers,
-    assume_stable,
-    stable,
-    within,
-)
+from weft.extras.proof.hardware.streams import Channel, Order, assume_answers, assume_stable, stable, within
 from weft.hdl.isa import Load, register_fields
 from weft.hdl.isa.config import Config
 from weft.hdl.load.load import PageReader
@@ -124,10 +117,7 @@ class PageBench(Bench):
         accept = instruction.valid & instruction.ready
         words = [beat.payload.word_select(at >> 2, 32) for at in (place, here)]
         now_has, now = Signal(), Signal(32)
-        m.d.comb += [
-            now_has.eq(has_next | beat.valid & ~first),
-            now.eq(Mux(has_next, entry_next, words[1])),
-        ]
+        m.d.comb += [now_has.eq(has_next | beat.valid & ~first), now.eq(Mux(has_next, entry_next, words[1]))]
         with m.If(beat.valid & first):
             m.d.sync += [has.eq(1), entry.eq(words[0])]
         m.d.sync += [has_next.eq(now_has), entry_next.eq(now)]

@@ -91,7 +91,7 @@ class TransposeBench(Bench):
         first = Signal(init=1, name="first_pixel")
         with m.If(moves & vector.pixel_end):
             m.d.sync += first.eq(vector.last)
-        self.claim("behind the first pixel", implies(self.pixel != 0, ~first))
+        self.claim("after the first pixel", implies(self.pixel != 0, ~first))
         self.claim("ahead of it", implies(self.fresh, first & (self.pixel == 0) & (self.panel == 0)))
         later = offered & vector.transpose & ~first
         self.assume(~later | (vector.pixel_end == (self.panel == most)))
@@ -192,13 +192,12 @@ class TransposeBench(Bench):
         self.signal = Signal(len(self.mask), name="signal_of_column")
         m.d.comb += self.signal.eq(Mux(self.number + 1 == self.total, self.mask, 0))
         due, before = ago(m, self.signal, 1, "signal_due", reset=True), ago(m, here, 1, "here", reset=True)
-        self.claim("the signal behind the last one", implies(before, self.dut.signal == due))
+        self.claim("the signal after the last one", implies(before, self.dut.signal == due))
         self.cover("a byte", here & (self.byte == 0x5A) & (self.p == 1) & (self.i == 1) & (self.j == 0))
         self.cover("the last one", done & self.last & (self.mask != 0))
         self.cover("a group that is filled up", done & self.last & self.filled_up & (self.byte == 0xA5))
 
     def _column_address(self, panel: Value, byte: Value) -> Value:
-        """Return the address of a column."""
         return (self.first + Mux(panel == 0, 0, self.jump) + Mux(byte == 0, 0, self.step))[: len(self.first)]
 
     def _claim_registers(self, m: Module, begins: Value) -> None:
@@ -257,10 +256,7 @@ class TransposeBench(Bench):
 
     def _claim_stage(self, m: Module, begins: Value, number: Value, name: str) -> Signal:
         """Return the stage of column `number`: 0 before it is read, 1 to 3 on its way, 4 after it is written."""
-        stage, advance = (
-            Signal(3, name=f"{name}_stage"),
-            self.advance,
-        )
+        stage, advance = (Signal(3, name=f"{name}_stage"), self.advance)
         whole = self.on & ~self.filling
         ours = self.full.bit_select(self.buffer, 1) & (self.source == self.buffer)
         with m.If(begins):
@@ -307,9 +303,7 @@ class TransposeBench(Bench):
             "what is read", implies(unread & ours, self.ahead + self.read == self.under_way + self.column)
         )
         self.claim("none is written before its turn", implies(self.on & (self.ahead != 0), self.column == 0))
-        self.claim(
-            "it is over behind the last one", implies(self.on & ~self.filling, self.column < self.total)
-        )
+        self.claim("it ends with the last one", implies(self.on & ~self.filling, self.column < self.total))
         address = len(self.first)
         following, start = self.peek("column_following", address), self.peek("start", address)
         place = self._column_address(self.r_panel, self.r_index)
@@ -328,8 +322,8 @@ class TransposeBench(Bench):
             m.d.sync += stored.eq(1)
         has = self.p <= Mux(self.filling, self.kept_most, self.pixels_have)
         has |= self.filling & (self.pixel == 0)
-        behind = (self.w_index > self.i) | (self.w_index == self.i) & (self.w_panel > self.p)
-        self.claim("stored", implies((self.on & self.filling | fills) & has, stored == behind))
+        passed = (self.w_index > self.i) | (self.w_index == self.i) & (self.w_panel > self.p)
+        self.claim("stored", implies((self.on & self.filling | fills) & has, stored == passed))
         whole = unread & self.there & self.full.bit_select(self.buffer, 1)
         self.claim("all are stored", implies(whole, stored))
         fill = self.peek("fill", 8)
@@ -340,7 +334,6 @@ class TransposeBench(Bench):
         self.claim("memory", implies(waits, Mux(lane, *reversed(lanes)) == self.byte))
 
     def _claim_stages(self, stage: Value) -> None:
-        """Claim the watched column on its way."""
         layout = self.dut._column
         lane, place = (self.i + self.j)[0], self._column_address(self.p, self.j)
         for number in range(2):

@@ -13,9 +13,10 @@ from amaranth.lib.wiring import In, Out
 
 from weft.extras.proof.engine import engines, netlist
 from weft.extras.proof.engine.mutants import mutants
-from weft.extras.proof.hardware import queues, states, transfers
-from weft.extras.proof.hardware.instructions import load, load_bytes
+from weft.extras.proof.hardware import queues, transfers
+from weft.extras.proof.hardware.instructions import load
 from weft.extras.proof.hardware.property import Bench, Property
+from weft.extras.proof.hardware.softmax import rows
 from weft.hdl.lib.queues import SkidBuffer
 
 
@@ -153,9 +154,7 @@ def test_other_units_are_not_shown_the_mutants() -> None:
 )
 def test_what_a_bench_looks_at_does_not_make_another_unit(titles: tuple[str, str]) -> None:
     """Amaranth writes connections in another order then, and numbers those without names otherwise."""
-    every = {
-        item.title: item for module in (states, transfers, load, load_bytes) for item in module.properties()
-    }
+    every = {item.title: item for module in (rows, transfers, load) for item in module.properties()}
     first, second = (netlist.logic(netlist.source(every[title].bench())) for title in titles)
     assert first == second
 

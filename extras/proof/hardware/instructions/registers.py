@@ -151,10 +151,7 @@ class RegistersBench(Bench):
         self.claim("what the slot's register holds", ~self.in_slot | (self.looked == held))
         added = Mux(mode == Mode.ADD_REGISTER, named, taken_up)
         changed = (added + Mux(mode == Mode.SET, 0, self.looked))[:WORD]
-        return [
-            (self.in_slot & (mode != Mode.NONE), register, changed),
-            (reads, self.read_to, taken_up),
-        ]
+        return [(self.in_slot & (mode != Mode.NONE), register, changed), (reads, self.read_to, taken_up)]
 
     def _counts(self, m: Module) -> None:
         """Count the words of SET, NEXT and READ that were processed."""
@@ -242,10 +239,7 @@ class RegistersBench(Bench):
         backs = self.go & kinds[LoopNext] & (self.word == BACK_WORD)
         self.claim("slots ahead of the jump", ~backs | (self.word >= FIRST_VALUE_WORD + SLOTS))
         step, following = Signal(32, name="step"), self.following
-        m.d.comb += [
-            step.eq(WORD_BYTES),
-            following.eq(Mux(self.reads, self.looked, place) + step),
-        ]
+        m.d.comb += [step.eq(WORD_BYTES), following.eq(Mux(self.reads, self.looked, place) + step)]
         with m.If(skips):
             m.d.comb += step.eq((loop.skip + 1) * WORD_BYTES)
         with m.Elif(self.reads):
@@ -257,10 +251,7 @@ class RegistersBench(Bench):
             m.d.sync += [place.eq(dut.program & -WORD_BYTES), reads.eq(0)]
         with m.Elif(plain | backs | self.done):
             m.d.sync += place.eq(following)
-        m.d.sync += [
-            due.eq(skips | backs | self.done | self.reads),
-            target.eq(following),
-        ]
+        m.d.sync += [due.eq(skips | backs | self.done | self.reads), target.eq(following)]
         with m.If(self.reads):
             m.d.sync += reads.eq(1)
         with m.Elif(self.done):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies, watch_cycle
+from weft.extras.proof.hardware.pipelines import ago, implies, latch, watch_cycle
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source
@@ -84,9 +84,9 @@ class OperandsBench(Bench):
         With `multiply`, an element is the product with the second operand's byte, both less their zero points.
         """
         dut, config, current = self.dut, self.config, self.dut.current
-        second = Signal(config.widths.vector, name="last_second", reset_less=True)
-        with m.If(dut.arrival.second):
-            m.d.sync += second.eq(dut.scratchpad)
+        second = latch(
+            m, dut.arrival.second, dut.scratchpad, config.widths.vector, "last_second", reset=False
+        )
         self.claim("the last second operand", self.peek("second", len(second)) == second)
         group = self.element.tag.index
         inside = ago(m, self.element.in_range, _OPERANDS, "inside", reset=True)
@@ -163,10 +163,10 @@ class WriterBench(Bench):
         self.claim("to its place", dut.write.address == ago(m, results.dst, 1, "dst", reset=True))
         self.claim("the lane groups that came last", dut.write.data == vector)
         ended = ago(m, results.end, 1, "end", reset=True)
-        behind = ago(m, ended, 1, "behind", reset=True)
+        ended_before = ago(m, ended, 1, "ended_before", reset=True)
         mask = ago(m, Mux(results.end, dut.mask, 0), 2, "mask", reset=True)
         self.claim("signalled when it can be read", dut.signal == mask)
-        self.claim("busy", dut.busy == (ended | behind))
+        self.claim("busy", dut.busy == (ended | ended_before))
         self.cover("a vector of two lane groups", dut.write.valid & (dut.write.data == 0x1234))
         self.cover("signalled", dut.signal == 0x8001)
 
@@ -240,7 +240,7 @@ def properties() -> Iterator[Property]:
         Induction(4),
         _PLAIN.replace(probability_bits=8),
         claim="As for VEC alone; for NORMALISE, bytes are probabilities that SOFTMAX stored, and parameters "
-        "are cleared and replaced by what it has for them; the first element of a row is told.",
+        "are cleared and replaced by what it has for them; the first element of a row is marked.",
     )
     yield WriterBench.proves("vector/vec_writer", "writes", Induction(4), _PLAIN)
     yield WayBench.proves(

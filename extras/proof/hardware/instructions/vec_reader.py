@@ -7,7 +7,7 @@ from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago
+from weft.extras.proof.hardware.pipelines import ago, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import Order, assume_stable
@@ -105,10 +105,7 @@ class ReaderBench(Bench):
             element.tag.dst.eq(values["dst"]),
         ]
         if config.softmax:
-            m.d.comb += [
-                element.row.eq(walk.at_start("ox", "g")),
-                defined.note.eq(self.dut.sequence.note),
-            ]
+            m.d.comb += [element.row.eq(walk.at_start("ox", "g")), defined.note.eq(self.dut.sequence.note)]
         coming = self.peek("skid.i__payload", layout.size)
         self.claim("the element that comes", ~walk.on | (coming == defined.as_value()))
         self.claim("as many lane groups as there are", ~walk.on | (walk.count["g"] == config.groups))
@@ -165,9 +162,8 @@ class ReaderBench(Bench):
     def _claim_second(self, m: Module, defined: Any, slots: Any, words: Any) -> None:
         """Claim that the second operand of an element is read once, before the element."""
         order, granted = self.order, self.granted
-        asked, done = Signal(name="asks_second"), Signal(name="second_is_read")
-        with m.If(self.walk.step & ~order.watched):
-            m.d.sync += asked.eq(defined.ask_second)
+        done = Signal(name="second_is_read")
+        asked = latch(m, self.walk.step & ~order.watched, defined.ask_second, 1, "asks_second")
         m.d.sync += done.eq((done | granted.second) & ~self.pop)
         older: Value = Value.cast(0)
         for number, ((valid, _), word) in enumerate(zip(slots, words, strict=True)):
@@ -182,10 +178,9 @@ class ReaderBench(Bench):
         self.claim("not asked for again", ~(done & self.request.ask_second))
         self.claim("once", ~granted.second | ~done)
         self.claim("nothing is read for none", ~done | self.request.valid)
-        self.cover("an element behind its second operand", read & done)
+        self.cover("an element after its second operand", read & done)
 
     def _claim_instructions(self, m: Module) -> None:
-        """Claim when instructions are taken and done."""
         dut, op = self.dut, self.op
         inside, unread = Signal(range(4), name="instructions"), Signal(name="unread")
         ended = Signal(range(4), name="instructions_ended")
@@ -202,13 +197,13 @@ class ReaderBench(Bench):
             unread.eq(self.load | (unread & ~end)),
         ]
         self.assume(~dut.finish | (ended != 0))
-        behind, read = self.peek("behind", 1), self.peek("read", 1)
-        self.claim("two instructions at most", inside == dut.active + behind)
-        self.claim("the second one is behind another", ~behind | dut.active)
+        second, read = self.peek("behind", 1), self.peek("read", 1)
+        self.claim("two instructions at most", inside == dut.active + second)
+        self.claim("the second one follows another", ~second | dut.active)
         self.claim("read to the end", ~self.known | (read == ~unread))
         self.claim("elements are of an instruction", unread == self.under_way)
         self.claim("of one that was taken", (inside == 0) | self.known)
-        self.claim("the second one of another", ~behind | self.older_known)
+        self.claim("the second one of another", ~second | self.older_known)
         self.claim("the others are ended", inside == ended + on_the_way + unread)
         self.claim("taken when all before is read", ~self.load | ~unread)
         self.claim(
@@ -219,9 +214,9 @@ class ReaderBench(Bench):
         stands = dut.instruction.valid & _reads_none(dut.instruction.payload)
         self.claim("what is offered stands", ~offered | stands)
         self.claim("its mask", (inside == 0) | (dut.signal == Mux(inside == 2, self.older.signal, op.signal)))
-        self.claim("the mask before", ~behind | (self.peek("before", len(op.signal)) == self.older.signal))
+        self.claim("the mask before", ~second | (self.peek("before", len(op.signal)) == self.older.signal))
         self.inside = inside
-        self.cover("an instruction behind another one", self.load & dut.active)
+        self.cover("an instruction after another one", self.load & dut.active)
         self.cover("the end", end & (op.signal != 0) & (self.request.element.tag.index == 1))
 
     def _claim_parameters(self, m: Module) -> None:
@@ -263,7 +258,7 @@ class ReaderBench(Bench):
         self.claim("of an element that waits", ~(granted.valid | granted.second) | request.valid)
         self.claim("not both at once", ~granted.valid | ~(granted.second | granted.parameter))
         self.claim(
-            "what is told of it", ~granted.valid | (granted.element.as_value() == request.element.as_value())
+            "its description", ~granted.valid | (granted.element.as_value() == request.element.as_value())
         )
 
     def _claim_arrivals(self, m: Module) -> None:
@@ -279,16 +274,16 @@ class ReaderBench(Bench):
         """Claim that stages that follow the sequence get the position in the loops, and the granted reads."""
         sequence, walk, request = self.dut.sequence, self.walk, self.request
         place, grant, tag = sequence.place, sequence.grant, self.request.element.tag
-        self.claim("a new instruction is told", sequence.load == self.load)
-        self.claim("a step is told", sequence.step == walk.step)
+        self.claim("instruction of the sequence", sequence.load == self.load)
+        self.claim("step of the sequence", sequence.step == walk.step)
         held = sequence.may_step & ~sequence.hold
         self.claim("it steps if it may and is not held", sequence.step == held)
-        self.claim("it may behind no end", ~sequence.may_step | walk.on)
+        self.claim("no step after the end", ~sequence.may_step | walk.on)
         for loop in ("ob", "ox", "g"):
             self.claim(f"first of {loop}", ~walk.on | (place[f"first_{loop}"] == walk.first[loop]))
         for loop in ("oy", "ox", "g"):
             self.claim(f"last of {loop}", ~walk.on | (place[f"last_{loop}"] == walk.last[loop]))
-        told = {
+        grants = {
             "granted": self.pop,
             "dst": tag.dst,
             "first": tag.index == 0,
@@ -296,9 +291,9 @@ class ReaderBench(Bench):
             "end": tag.end,
             "alignment": request.second[: len(grant.alignment)],
         }
-        for name, value in told.items():
-            self.claim(f"{name} is told", grant[name] == value)
-        self.claim("its note is told", grant.note.as_value() == request.note.as_value())
+        for name, value in grants.items():
+            self.claim(f"granted {name}", grant[name] == value)
+        self.claim("granted note", grant.note.as_value() == request.note.as_value())
         ours = self.pop & (self.op.opcode == Opcode.SOFTMAX)
         self.cover("a second vector of scores", ours & tag.last & (request.second == 5) & (tag.dst == 3))
 
@@ -328,7 +323,6 @@ class ReaderBench(Bench):
         self.claim("parameters while it settles", self.left + 3 >= settling)
 
     def _define_fields(self, m: Module, op: Any, name: str) -> Any:
-        """Return the fields that stages need of an instruction."""
         fields = Signal(instruction_layout(self.config), name=f"taken_{name}")
         m.d.comb += [fields[field].eq(op[field]) for field in ("source", "h", "w", "pad", "signal")]
         m.d.comb += [fields.settings[field].eq(op[field]) for field, _ in settings_layout(self.config)]
@@ -360,8 +354,8 @@ def properties() -> Iterator[Property]:
         Induction(4),
         SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=0),
         claim="For every VEC, of any length and with any fields, the parameter block is read, then elements "
-        "in the order of its loops, where they are defined and unless they are out of range, each behind its "
-        "second operand; later stages are told with the data what it is, and have the fields of its "
+        "in the order of its loops, at their addresses and if they are in range, each after its second "
+        "operand. Later stages get the description of an element with its data, and the fields of its "
         "instruction.",
         cover=22,
     )
@@ -370,9 +364,9 @@ def properties() -> Iterator[Property]:
         "reads of SOFTMAX, NORMALISE and VEC",
         Induction(2),
         SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8),
-        claim="In any mix of them, each reads its parameter block, if it has one, then all elements in the "
-        "order of its loops; what is noted of a vector goes with it, and the address of its alignment; later "
-        "stages are told with the data what it is, have the fields of its instruction, and are told where the "
-        "loops stand.",
+        claim="In any mix of these instructions, each reads its parameter block, if it has one, and then all "
+        "elements in the order of its loops. The note of a vector and the address of its alignment go with "
+        "it. Later stages get the description of an element with its data, the fields of its instruction, and "
+        "the position in the loops.",
         cover=22,
     )

@@ -167,8 +167,8 @@ class DivideBench(Bench):
         self.claim("rest", implies(taken & ~least, rest < t))
         self.claim("rest of the least", implies(divides & least, rest == 1 << _RESULT_BITS))
         self.claim("digit of the least", implies(taken & least, digit))
-        behind = ago(m, quotient, 1, "quotient")
-        self.claim("digits move up", implies(taken, quotient[1:] == behind[:-1]))
+        quotient_before = ago(m, quotient, 1, "quotient")
+        self.claim("digits move up", implies(taken, quotient[1:] == quotient_before[:-1]))
         self.claim("all digits", implies(self.last, self.step == start + _RESULT_BITS))
         self.quotient = quotient
         self.cover("a quotient", self.last & ~self.root & (quotient == 0xAAAA) & ~self.nothing)

@@ -8,10 +8,10 @@ from typing import Any
 from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data
 
-from weft.extras.proof.hardware.arithmetic import half_even
 from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.property import Induction, Property
+from weft.extras.proof.hardware.requantise import half_even
 from weft.extras.proof.hardware.smallest import KERNEL_SMALLEST
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import COMPARISONS, INT32_MIN, MULTIPLIER_BITS, SERIAL, SOURCES, Op
@@ -282,17 +282,17 @@ class OperandsBench(LanesBench):
         operand = op.a % len(SOURCES)
         of_accumulator = ~dut.source & (operand == 0)
         vector = Mux(op.unsigned, byte, byte.as_signed())
-        behind = issue.tail & (dut.tail != 0) & (self.element(issue, lane) >= dut.tail)
+        after_end = issue.tail & (dut.tail != 0) & (self.element(issue, lane) >= dut.tail)
         read = Mux(of_accumulator, row.as_signed(), vector)
-        read = Mux(behind, Mux(op.fill, INT32_MIN, 0), read)
+        read = Mux(after_end, Mux(op.fill, INT32_MIN, 0), read)
         due = Mux(op.a_memory, read, register.as_signed())[:32]
         first = self.lane("first", lane)
         self.claim(f"first of lane {lane}", first == ago(m, due, 1, f"first{lane}"))
         was = ago(m, op.a_memory & issue.valid, 1, f"read{lane}", reset=True)
-        filled = was & ago(m, behind & op.fill, 1, f"filled{lane}", reset=True)
+        filled = was & ago(m, after_end & op.fill, 1, f"filled{lane}", reset=True)
         if lane or self.config.groups > 1:  # a row has one element at least
             self.cover(f"filled in lane {lane}", filled & (first.as_signed() == INT32_MIN))
-        unsigned = was & ago(m, op.unsigned & ~behind & ~of_accumulator, 1, f"unsigned{lane}", reset=True)
+        unsigned = was & ago(m, op.unsigned & ~after_end & ~of_accumulator, 1, f"unsigned{lane}", reset=True)
         self.cover(f"an unsigned byte in lane {lane}", unsigned & (first == 200))
 
     def _claim_second(self, m: Module, lane: int, issue: Any, register: Value) -> None:

@@ -78,7 +78,7 @@ def properties() -> Iterator[Property]:
         Invariant(),
         KernelLanes,
         {"register_a": register, "register_b": register, "predicates": predicate},
-        claim="A read of a register, or of a predicate, returns the value that was written to it last. The first and "
-        "last bit of a register are watched.",
+        claim="A read of a register, or of a predicate, returns the value that was written to it last. The "
+        "first and last bit of a register are watched.",
         part=True,
     )

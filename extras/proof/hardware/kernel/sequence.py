@@ -160,12 +160,12 @@ class SpacingBench(OrderBench):
             "at least", (index >= self.slots) & ((index == self.slots) | (self.slots == self.least - 1))
         )
         self._while_on("before it", since + first >= KERNEL_SPACING + index, ~issued & (since != most))
-        self._while_on("behind it", since + first + groups > index, issued & ~self.serial)
-        self._while_on("behind a serial one", since + self.since >= self.wait, issued & self.serial)
+        self._while_on("after it", since + first + groups > index, issued & ~self.serial)
+        self._while_on("after a serial one", since + self.since >= self.wait, issued & self.serial)
         self._while_on("pauses of serial ones alone", self.since == 0, ~self.serial)
         self._while_on("not yet", ~issued, ~self.begun)
         self._while_on("passed", (self.row > watched) | (self.row == watched), issued & self.todo)
-        self.cover("right behind each other", here & ~issued & (since == KERNEL_SPACING) & self.dut.valid)
+        self.cover("minimum distance", here & ~issued & (since == KERNEL_SPACING) & self.dut.valid)
 
 
 _ADDED = len(OPERANDS)
@@ -231,7 +231,7 @@ class AddressesBench(OrderBench):
         self, m: Module, name: str, stride: Value, on: Value, back: Value
     ) -> tuple[Signal, Signal]:
         """Return the sum that the iterations of a loop have added, now and after the current micro-operation."""
-        added, following = (Signal(self.width, name=f"{name}{behind}") for behind in ("", "_next"))
+        added, following = (Signal(self.width, name=f"{name}{suffix}") for suffix in ("", "_next"))
         m.d.comb += following.eq(Mux(back, 0, Mux(on, added + stride, added)))
         with m.If(self.starts):
             m.d.sync += added.eq(0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from amaranth.hdl import Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.cuts import CutBench
-from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.pipelines import ago, implies, latch
 from weft.extras.proof.hardware.property import Induction, Property
 from weft.extras.proof.hardware.smallest import KERNEL_SMALLEST
 from weft.hdl.isa import Kernel, Microcode
@@ -48,9 +48,7 @@ class ShareBench(CutBench):
         m.d.sync += due.eq((taken & wanted) | (due & ~ends))
         self.claim("from its start to its end", self.active == due)
         self.claim("busy", implies(due | reader, dut.busy))
-        last = Signal(name="last_was_its")
-        with m.If(taken):
-            m.d.sync += last.eq(wanted)
+        last = latch(m, taken, wanted, 1, "last_was_its")
         self.claim("which was the last one", self.peek("kernel_last", 1) == last)
         mask = Mux(
             last, self.peek("kernel.mask", len(dut.signal)), self.peek("reader.signal", len(dut.signal))

@@ -8,7 +8,7 @@ from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import data
 
 from weft.extras.proof.hardware.cuts import CutBench
-from weft.extras.proof.hardware.pipelines import implies
+from weft.extras.proof.hardware.pipelines import implies, latch
 from weft.extras.proof.hardware.property import Induction, Property
 from weft.extras.proof.hardware.smallest import KERNEL_SMALLEST
 from weft.extras.proof.hardware.streams import Order
@@ -52,9 +52,7 @@ class EngineBench(CutBench):
             "tail": (view(Kernel, payload).tail, self.peek("lanes.tail", 8)),
         }
         for name, (value, register) in fields.items():
-            field = Signal(len(value), name=f"field_{name}")
-            with m.If(taken):
-                m.d.sync += field.eq(value)
+            field = latch(m, taken, value, len(value), f"field_{name}")
             self.claim(name, register == field)
         self.claim("active", dut.active == active)
         self.claim("one at a time", dut.instruction.ready == ~active)

@@ -9,7 +9,7 @@ from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.pipelines import ago, implies, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.hdl.sequential.assembler import CONDITIONS, PORTS, WIDTHS, Condition, Function, Port, Source
 from weft.hdl.sequential.assembler import Out as Target
@@ -136,7 +136,6 @@ class WordsBench(Bench):
         return (word.out != 0) & (word.function != Function.FIELD)
 
     def _changes_nothing(self, word: Any) -> Value:
-        """Return whether a word changes nothing."""
         return (word.function == Function.KEEP) & (word.out == 0) & ~word.write
 
     def _claim_waits(self) -> None:
@@ -229,7 +228,6 @@ class WordsBench(Bench):
         return field
 
     def _claim_results(self, m: Module) -> None:
-        """Claim the result of a word, and its target."""
         dut, word, a, b = self.dut, self.executed, self.accumulator, self.b.as_signed()
         result = self.result
         cases: dict[Function, Any] = {
@@ -254,9 +252,9 @@ class WordsBench(Bench):
         self.claim("what is given", implies(gives != 0, dut.result == due))
         operand = ago(m, word.operand, 1, "operand_given")
         self.claim("with its operand", implies(gives != 0, dut.operand == operand))
-        index = Signal(4, name="index_by_definition")
-        with m.If((word.out == Target.INDEX) & self._has_target(word)):
-            m.d.sync += index.eq(result)
+        index = latch(
+            m, (word.out == Target.INDEX) & self._has_target(word), result, 4, "index_by_definition"
+        )
         self.claim("index register", self.index == index)
         for function in (Function.SUB, Function.MIN, Function.ROUND):
             self.cover(f"{function.name}", self.runs & (word.function == function) & (result == 0xFFFF0001))
@@ -289,7 +287,6 @@ class WordsBench(Bench):
         self.cover("others read", others & (before == 0x12345678))
 
     def _claim_sequence(self, m: Module) -> None:
-        """Claim the next word."""
         dut, jump = self.dut, self.jump
         fetch = dut.words
         pc, back = Signal(3, name="pc_by_definition"), Signal(3, name="back_by_definition")
@@ -322,7 +319,7 @@ class WordsBench(Bench):
         waits = self.takes & ~dut.word_valid | again & self.goes
         self.claim("waiting for memory", dut.waits == waits)
         self.cover("a call returns", self.goes & taken & jump.back & called & (back == 3))
-        self.cover("a jump behind a subtraction", self.goes & taken & (jump.condition == Condition.NEGATIVE))
+        self.cover("a jump after a subtraction", self.goes & taken & (jump.condition == Condition.NEGATIVE))
 
 
 def properties() -> Iterator[Property]:

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.pipelines import ago, implies, latch
 from weft.extras.proof.hardware.property import Invariant, Property
 from weft.extras.proof.hardware.registers import Answers, RunsBench
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_stable, axi_channel
-from weft.hdl.control.control import fault_word
 from weft.hdl.control.counters import SETTLING_CYCLES
 from weft.hdl.isa import BASES
-from weft.hdl.isa.memmap import MAGIC, VERSION, WATCHDOG_BITS, Counter, Reg, Status, counter_register
+from weft.hdl.isa.memmap import WATCHDOG_BITS, Counter, Reg, counter_register
 from weft.hdl.sequential.control import Control
 
 _COUNTED = (Counter.CYCLES, Counter.READ_BEATS)
@@ -93,9 +92,9 @@ class ReadsBench(_RegistersBench):
         )
         self.claim("r okay", dut.s_axi_rresp == 0)
         waits = answers.to("ar", dut.s_axi_arvalid, dut.s_axi_arready, most=1)
-        place = Signal(len(dut.s_axi_araddr) - 2, name="place")
-        with m.If(dut.s_axi_arvalid & dut.s_axi_arready):
-            m.d.sync += place.eq(dut.s_axi_araddr[2:])
+        place = latch(
+            m, dut.s_axi_arvalid & dut.s_axi_arready, dut.s_axi_araddr[2:], len(dut.s_axi_araddr) - 2, "place"
+        )
         is_stored = self.is_stored(place)
         counters = Cat(place >> 1 == counter_register(counter) >> 3 for counter in _COUNTED).any()
         passes = dut.counter_complete & (place == dut.counter + (Reg.COUNTER >> 2))
@@ -116,30 +115,13 @@ class ReadsBench(_RegistersBench):
         with m.Elif(counters):
             m.d.comb += expected.eq(dut.counter_value)
         with m.Else():
-            m.d.comb += expected.eq(self._define_value(m, place))
+            m.d.comb += expected.eq(self.register_at(m, place, {}))
         before = ago(m, expected, 1, "expected")
         self.claim("the register of the cycle before", implies(answers.new, dut.s_axi_rdata == before))
         ready = Mux(is_stored, asked, Mux(counters, counted, waits)) & ~answers.new
         self.claim("an answer as soon as it is there", answers.new == ago(m, ready, 1, "ready", reset=True))
         self.cover("a counter", answers.new & counters & (before != 0))
         self.cover("a register in data memory", answers.new & is_stored & (before != 0))
-
-    def _define_value(self, m: Module, place: Value) -> Signal:
-        """Return the value of a register that is not in data memory."""
-        dut, value = self.dut, Signal(32, name="simple_value")
-        registers = {
-            Reg.MAGIC: MAGIC,
-            Reg.VERSION: VERSION,
-            Reg.CONFIG: SMALLEST.digest,
-            Reg.STATUS: self.peek("state.status", max(Status).bit_length()),
-            Reg.FAULT_ADDRESS: dut.fault.address,
-            Reg.FAULT: fault_word(dut.fault),
-            Reg.WATCHDOG: self.peek("state.limit", WATCHDOG_BITS),
-        }
-        for address, content in registers.items():
-            with m.If(place == address >> 2):
-                m.d.comb += value.eq(content)
-        return value
 
 
 def properties() -> Iterator[Property]:

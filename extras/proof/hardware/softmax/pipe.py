@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, connect_all, implies
+from weft.extras.proof.hardware.pipelines import ago, connect_all, implies, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa.config import Config
@@ -137,15 +137,14 @@ class WayBench(PipeBench):
     ) -> None:
         """Claim the place of the watched vector in a tap, for `cycles` cycles: induction needs it."""
         bits = max(words - 1, 1).bit_length()
-        at, to = Signal(bits, name=f"{tap}_at"), self.peek(f"{tap}.store__addr", bits)
-        with m.If((age == 0) & pushed):
-            m.d.sync += at.eq(to)
-        behind: Value = Const(1)
+        to = self.peek(f"{tap}.store__addr", bits)
+        at = latch(m, (age == 0) & pushed, to, bits, f"{tap}_at")
+        later: Value = Const(1)
         for cycle in range(1, cycles):
-            behind = behind + (self.since[cycle] & (cycle < age))
+            later = later + (self.since[cycle] & (cycle < age))
         there = (age != 0) & (age <= cycles)
         word = Array(self.peek(f"{tap}.ram[{place}]", len(content)) for place in range(1 << bits))[at]
-        self.claim(f"place in {tap}", implies(there, (to - at)[:bits] == behind[:bits]))
+        self.claim(f"place in {tap}", implies(there, (to - at)[:bits] == later[:bits]))
         self.claim(f"word in {tap}", implies(there, word == content))
 
     def _state(self, name: str, width: int) -> Signal:
@@ -162,9 +161,8 @@ class MeetBench(PipeBench):
         pending = self.place if groups > 1 else Const(0)
         words = (self.entry + 1) // groups + 3
         self._claim_level("limits", words, 1, self.entry + 1, pending)
-        content, limit = Signal.like(dut.limit, name="kept"), Signal.like(dut.limit, name="limit_of")
-        with m.If(self.begins):
-            m.d.sync += content.eq(dut.limit)
+        limit = Signal.like(dut.limit, name="limit_of")
+        content = latch(m, self.begins, dut.limit, dut.limit.shape(), "kept")
         m.d.comb += limit.eq(Mux(self.begins, dut.limit, content))
         alone = pending & ~Cat(*since[1 : self.entry + 2]).any()
         self.claim("a limit that waits", implies(alone, self.peek("limits.o", len(limit)) == content))

@@ -54,7 +54,7 @@ class ProbabilitiesBench(Bench):
         self.stages = tree_stages(config)
         self._near = [self.peek(f"near_{lane}", 1) for lane in range(config.lanes)]
         groups, last = config.groups, config.groups - 1
-        # A cycle behind a group: its scores, and its columns within the limit.
+        # A cycle after a group: its scores, and its columns within the limit.
         came = ago(m, dut.valid, 1, "came", reset=True)
         place = Signal(1, name="place")  # of the group that comes next
         m.d.comb += [dut.index.eq(place), dut.last.eq(place == last)]
@@ -125,7 +125,7 @@ class ProbabilitiesBench(Bench):
         """
         dut, groups, stages = self.dut, self.config.groups, self.stages
         self.since = since = self._delay(m, complete)
-        self.found = 2 + stages  # behind a complete vector
+        self.found = 2 + stages  # cycles after a complete vector
         self.exponent = Signal(signed(PEAK_BITS), name="exponent")
         m.d.comb += self.exponent.eq(_largest([_exponent(column) for column in whole]))
         self.claim("found in its cycle", dut.found == since[self.found])
@@ -195,7 +195,7 @@ class SumBench(Bench):
     """Probabilities are the entries that were looked up, or 0 where a column has none. The sum of a vector comes in its
     cycle. Bytes that fill the table reach it.
 
-    The inputs behind the table are free. `ProbabilitiesBench` claims the cycles, and the order of groups.
+    The outputs of the table are free. `ProbabilitiesBench` claims the cycles, and the order of groups.
     """
 
     UNIT = Probabilities
@@ -251,7 +251,7 @@ class TableBench(Bench):
         self.free_inputs(m)
         bits = (config.table_depth - 1).bit_length()
         watched = self.constant(m, bits, "watched")
-        # Entries are filled in their order, from 0 on behind `start`.
+        # Entries are filled in their order, from 0 on after `start`.
         following = Signal(bits, name="following")
         m.d.sync += following.eq(Mux(dut.start, 0, following + dut.fill))
         stored, known = Signal(8, reset_less=True), Signal()
@@ -267,7 +267,7 @@ class TableBench(Bench):
             read = ago(m, reads, _LOOKED_UP, f"read{lane}", reset=True)
             due = ago(m, stored, _LOOKED_UP, f"due{lane}")
             self.claim(f"reads what was written, lane {lane}", implies(read, dut.p[lane] == due))
-            self.cover(f"an entry behind others, lane {lane}", read & (watched == 2) & (due == 9))
+            self.cover(f"a later entry, lane {lane}", read & (watched == 2) & (due == 9))
 
 
 def _exponent(column: Any) -> Value:

@@ -190,7 +190,6 @@ class SequenceBench(Bench):
         self.cover("a vector waits for its state", waits & ready & ~rows.first["ob"])
 
     def _claim_table(self, m: Module) -> None:
-        """Claim that the bytes of TABLE go to the table."""
         dut = self.dut
         table = self.peek("table", 1)
         filled = ago(m, table & dut.byte_valid, 1, "filled", reset=True)

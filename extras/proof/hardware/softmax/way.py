@@ -191,9 +191,8 @@ class DivisionBench(UnitBench):
     def _claim_settings(self, m: Module, load: Value) -> Any:
         layout = settings_layout(self.config)
         settings = self._view(layout, "softmax.settings")
-        payload, known = self.dut.instruction.payload, Signal(name="known")
-        with m.If(load):
-            m.d.sync += known.eq(1)
+        payload = self.dut.instruction.payload
+        known = latch(m, load, 1, 1, "known")
         for kind, names in _SETTINGS.items():
             fields = view(kind, payload)
             for name in names:

@@ -1,4 +1,4 @@
-"""Properties of MM before the issue of its rows: rows of A and C, and words of B, for instructions of any length."""
+"""Properties of MM: rows of A and C, words of B, writes and signals."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago
+from weft.extras.proof.hardware.pipelines import ago, implies, watch_cycle
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import Order
 from weft.extras.proof.hardware.walks import WalkModel, claim_slots, skid_slots, walk_fields
 from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
-from weft.hdl.matrix.mm_rows import ROW_LATENCY, WALK, RowIssuer, WeightLoader
+from weft.hdl.matrix.array import array_latency
+from weft.hdl.matrix.mm import MmUnit
+from weft.hdl.matrix.mm_rows import ROW_LATENCY, WALK, RowIssuer, WeightLoader, destination
 from weft.hdl.matrix.mm_rows import WEIGHTS_WALK as WALK_OF_B
 from weft.hdl.matrix.mm_rows import _row as row_layout
 
@@ -114,7 +116,7 @@ class RowsBench(Bench):
         """Claim that rows are issued in order, with the reads and destinations of their definition."""
         dut, layout = self.dut, row_layout(self.config)
         row = self.peek("row", layout.size)
-        (comes, following), behind = skid_slots(self, layout.size)
+        (comes, following), spare = skid_slots(self, layout.size)
         there = Signal(name="row_there")
         self.there = there
         moves = comes & (~there | dut.issued)
@@ -122,7 +124,7 @@ class RowsBench(Bench):
         self.claim("a row is there", self.peek("skid.o__ready", 1) == (~there | dut.issued))
         self.claim("issued if there", ~dut.issued | there)
         order = Order(m, self, push=step, i=defined.as_value(), pop=dut.issued, o=row, most=3)
-        claim_slots(self, order, ((there, row), (comes, following), behind), "a row on its way")
+        claim_slots(self, order, ((there, row), (comes, following), spare), "a row on its way")
         self.row = row = type(defined)(layout, row)
         self.claim("its row of C", dut.destination.as_value() == row.destination.as_value())
         self.claim("read where it is defined", ~dut.read.valid | (dut.read.address == row.address))
@@ -231,10 +233,59 @@ class WeightsBench(Bench):
             begins = (
                 begins if stage == READ_LATENCY - 1 else ago(m, begins, 1, f"begins{stage + 2}", reset=True)
             )
-        self.claim("the array is told of the first word", dut.latch == begins)
+        self.claim("the array latches the first word", dut.latch == begins)
         self.claim("words go to the array", dut.b == dut.read.data)
         self.cover("a tile is sent while one is used", sends & first & ago(m, dut.swap, 1, "used"))
         self.cover("the last tile", walk.on & walk.ends & ~walk.at_start("kc"))
+
+
+class WrittenBench(Bench):
+    """Each row that is issued, and nothing else, is written to its place as the array's row of C, after a fixed number
+    of cycles. The instruction is signalled when its last row is visible, and at no other time.
+
+    The inputs of the matrix unit are free; nothing is assumed. One cycle, which may be any, is watched, with the row
+    that is issued in it.
+    """
+
+    UNIT = MmUnit
+
+    def watch(self, m: Module) -> None:
+        dut, config = self.dut, self.config
+        self.free_inputs(m)
+        layout = destination(config)
+        issued = self.peek("rows.issued", 1)
+        bound = self.peek("rows.destination", layout.size)
+        leaves = ROW_LATENCY + array_latency(config)
+        visible = leaves + rmw_latency(config)
+        age, (there, row) = watch_cycle(m, self, visible, (issued, 1, "there"), (bound, layout, "row"))
+        out, seen = age == leaves, age == visible
+        self.claim("a row of C leaves for each that was issued", implies(out, dut.c.valid == there))
+        self.claim("its place", implies(out & there, dut.c.address == row.address))
+        self.claim("whether it overwrites", implies(out & there, dut.c.overwrite == row.overwrite))
+        signal = Mux(there & row.last, row.signal, 0)
+        self.claim("signalled when it is visible", implies(seen, dut.signal == signal))
+        width = sum(len(element) for element in dut.c.psums)
+        self.claim("it is what the array made", dut.c.psums.as_value() == self.peek("array.c", width))
+        if config.softmax:
+            late = leaves - READ_LATENCY
+            shift = Signal.like(dut.c.alignment)
+            with m.If(age == leaves - late):
+                m.d.sync += shift.eq(self.peek("rows.alignment", len(shift)))
+            self.claim("its alignment", implies(out, dut.c.alignment == shift))
+        self._lines(leaves)
+        self.cover("an instruction is signalled", seen & (signal != 0))
+        self.cover("consecutive rows", out & there & dut.c.overwrite & issued)
+
+    def _lines(self, leaves: int) -> None:
+        """Claim the distance between the write and read addresses of delay lines: induction would start from others."""
+        lengths = {"destinations": leaves}
+        if self.config.softmax:
+            lengths["alignment_delay"] = leaves - READ_LATENCY
+        for name, cycles in lengths.items():
+            distance = cycles - 2
+            width = distance.bit_length()
+            to, of = (self.peek(f"{name}.{place}", width) for place in ("store__addr", "fetch__addr"))
+            self.claim(f"length of {name}", (to - of)[:width] == distance)
 
 
 def properties() -> Iterator[Property]:
@@ -249,3 +300,12 @@ def properties() -> Iterator[Property]:
             "matrix/mm_rows", f"rows of MM{name}", Induction(4), SMALLEST.replace(**changes), cover=12
         )
     yield WeightsBench.proves("matrix/mm_weights", "tiles of MM", Induction(4), SMALLEST, cover=12)
+    for name, softmax in (("", 0), (", with alignments", 8)):
+        yield WrittenBench.proves(
+            "matrix/mm",
+            f"rows of C{name}",
+            Induction(20),
+            SMALLEST.replace(probability_bits=softmax),
+            cover=22,
+            proven=("array", "rows", "weight_loader"),
+        )
