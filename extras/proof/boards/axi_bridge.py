@@ -134,10 +134,5 @@ class BridgeBench(Bench):
 
 
 def properties() -> Iterator[Property]:
-    yield BridgeBench.proves(
-        "boards/axi_bridge",
-        "bursts",
-        Bounded(_DEPTH),
-        SMALLEST.replace(bus_bytes=PIECE_BYTES // _PIECE_WORDS),
-        pieces=_PIECES,
-    )
+    config = SMALLEST.replace(bus_bytes=PIECE_BYTES // _PIECE_WORDS)
+    yield BridgeBench.proves("boards/axi_bridge", "bursts", Bounded(_DEPTH), config, pieces=_PIECES)

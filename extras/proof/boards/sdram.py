@@ -328,12 +328,13 @@ def properties() -> Iterator[Property]:
         # the properties at other clocks.
         short = megahertz == 25
         for about in _ABOUT if short else ("rules", "units"):
+            cycles = cycles_at(megahertz)
             yield SchedulerBench.proves(
                 "boards/sdram_schedule",
                 f"{about} at {megahertz} MHz",
                 Bounded(_PROGRESS_CYCLES) if about == "progress" else Invariant(),
                 about,
-                cycles_at(megahertz),
+                cycles,
                 claim=_ABOUT[about],
                 cover=180,
                 part=not short,

@@ -103,10 +103,7 @@ class AlongBench(Bench):
 
 
 def properties() -> Iterator[Property]:
+    config = Config(n=_N, lanes=2, bus_bytes=4, probability_bits=7, depthwise_taps=_TAPS)
     yield AlongBench.proves(
-        "matrix/array",
-        "sums of two taps along rows of 4",
-        Induction(12),
-        Config(n=_N, lanes=2, bus_bytes=4, probability_bits=7, depthwise_taps=_TAPS),
-        part=True,
+        "matrix/array", "sums of two taps along rows of 4", Induction(12), config, part=True
     )

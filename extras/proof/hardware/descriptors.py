@@ -244,10 +244,7 @@ class ListBench(Bench):
 
 def properties() -> Iterator[Property]:
     for bus in (4, 64):
+        config = SMALLEST.replace(descriptors=1, bus_bytes=bus)
         yield ListBench.proves(
-            "control/descriptors",
-            f"lists, words of {bus} bytes",
-            Induction(4),
-            SMALLEST.replace(descriptors=1, bus_bytes=bus),
-            cover=48,
+            "control/descriptors", f"lists, words of {bus} bytes", Induction(4), config, cover=48
         )

@@ -325,10 +325,7 @@ def properties() -> Iterator[Property]:
                 part=True,
             )
     for bus_bytes in (4, 8):
+        config = SMALLEST.replace(bus_bytes=bus_bytes)
         yield MoverBench.proves(
-            "sequential/mover",
-            f"hold, {bus_bytes} bytes",
-            Invariant(),
-            SMALLEST.replace(bus_bytes=bus_bytes),
-            part=True,
+            "sequential/mover", f"hold, {bus_bytes} bytes", Invariant(), config, part=True
         )

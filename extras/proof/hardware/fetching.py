@@ -205,12 +205,9 @@ class OrderBench(Bench):
 
 def properties() -> Iterator[Property]:
     for bus in (64, 32):
+        config = SMALLEST.replace(bus_bytes=bus, parity=1)
         yield FetchBench.proves(
-            "control/fetch",
-            f"requests and parts, {bus} bytes",
-            Invariant(),
-            SMALLEST.replace(bus_bytes=bus, parity=1),
-            cover=40,
+            "control/fetch", f"requests and parts, {bus} bytes", Invariant(), config, cover=40
         )
         yield OrderBench.proves(
             "control/fetch", f"order, {bus} bytes", Bounded(12), SMALLEST.replace(bus_bytes=bus), part=True

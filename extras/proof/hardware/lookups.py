@@ -111,9 +111,5 @@ class LookupBench(Bench):
 
 def properties() -> Iterator[Property]:
     for tables, kernel, what in ((1, 16, "one table, with the kernel engine"), (2, 0, "two tables")):
-        yield LookupBench.proves(
-            "vector/vec_lookup",
-            f"entries of {what}",
-            Induction(6),
-            SMALLEST.replace(lanes=2, lookup_tables=tables, kernel=kernel),
-        )
+        config = SMALLEST.replace(lanes=2, lookup_tables=tables, kernel=kernel)
+        yield LookupBench.proves("vector/vec_lookup", f"entries of {what}", Induction(6), config)

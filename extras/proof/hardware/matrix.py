@@ -209,9 +209,7 @@ def properties() -> Iterator[Property]:
             psum,
         )
     for bits in (7, 8):
+        config = Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits)
         yield ArrayBench.proves(
-            "matrix/array",
-            f"product of 2 x 2, probabilities of {bits} bits",
-            Induction(10),
-            Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits),
+            "matrix/array", f"product of 2 x 2, probabilities of {bits} bits", Induction(10), config
         )

@@ -316,9 +316,7 @@ class PackerBench(Bench):
 
 def properties() -> Iterator[Property]:
     for n, bus in ((2, 4), (4, 4)):
+        config = SMALLEST.replace(n=n, bus_bytes=bus)
         yield PackerBench.proves(
-            "store/pack",
-            f"vectors of {n} bytes in words of {bus}",
-            Induction(4),
-            SMALLEST.replace(n=n, bus_bytes=bus),
+            "store/pack", f"vectors of {n} bytes in words of {bus}", Induction(4), config
         )

@@ -202,10 +202,7 @@ def properties() -> Iterator[Property]:
         ("dual", 7, Multipliers("dual", dual=DualModel)),
         ("packed", 8, Multipliers("packed", wide=WideModel)),
     ):
+        config = Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits)
         yield PairArrayBench.proves(
-            "matrix/array",
-            f"product of 2 x 2, {name} pairs",
-            Induction(9),
-            Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits),
-            multipliers,
+            "matrix/array", f"product of 2 x 2, {name} pairs", Induction(9), config, multipliers
         )

@@ -245,11 +245,7 @@ def properties() -> Iterator[Property]:
         yield RoundingBench.proves(
             "vector/requantise", f"rounding, {name}", Induction(10), config, _TAG, part=not whole
         )
+    config = small(n=2, lanes=1, mantissa_bits=_SERIAL_BITS)
     yield SerialBench.proves(
-        "vector/requantise_serial",
-        "results",
-        Bounded(_SERIAL_DEPTH),
-        small(n=2, lanes=1, mantissa_bits=_SERIAL_BITS),
-        _TAG,
-        cover=_SERIAL_DEPTH,
+        "vector/requantise_serial", "results", Bounded(_SERIAL_DEPTH), config, _TAG, cover=_SERIAL_DEPTH
     )

@@ -150,21 +150,23 @@ def properties() -> Iterator[Property]:
     yield WidenBench.proves(
         "load/widen", "values of 4 bits", Invariant(), Config(n=2, lanes=2, bus_bytes=_BYTES, int4=1)
     )
+    config = Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2)
     yield BlocksBench.proves(
         "load/widen",
         "blocks",
         Invariant(),
-        Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2),
+        config,
         claim="The first word of a group is taken where it is wanted and does not pass, and the 32 words of "
         "16 beats do; others pass as without blocks.",
         cover=48,
         values=False,
     )
+    config = Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2)
     yield BlocksBench.proves(
         "load/widen",
         "values of blocks",
         Induction(6),
-        Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2),
+        config,
         claim="Each of a group's words is multiplied by the next of its factors in turn, rounded and "
         "saturated, for all codes and factors.",
         values=True,

@@ -397,28 +397,26 @@ def properties() -> Iterator[Property]:
             "load/load", f"runs of LOAD{name}", Induction(4), SMALLEST.replace(**changes), cover=16
         )
     for name, changes in list(_VARIANTS.items())[:2]:
+        config = SMALLEST.replace(**changes)
         yield PlacesBench.proves(
-            "load/unpack",
-            f"places of vectors{name}",
-            Induction(4),
-            SMALLEST.replace(**changes),
-            cover=16,
-            part=True,
+            "load/unpack", f"places of vectors{name}", Induction(4), config, cover=16, part=True
         )
+    config = SMALLEST.replace(int4=0)
     yield BytesBench.proves(
         "load/unpack",
         "bytes of vectors",
         Bounded(_DEPTH),
-        SMALLEST.replace(int4=0),
+        config,
         claim="Each lane of a vector has the byte of memory that LOAD defines, or the fill byte, for rows of "
         "up to 2 pixels of up to 3 bytes, whether they overlap or not.",
         cover=_DEPTH,
     )
+    config = SMALLEST.replace(int4=1)
     yield BytesBench.proves(
         "load/unpack",
         "bytes of vectors, values of 4 bits",
         Bounded(_DEPTH),
-        SMALLEST.replace(int4=1),
+        config,
         claim="As without values of 4 bits, where words of the bus hold such values, and the widener makes "
         "two words of each.",
         cover=_DEPTH,

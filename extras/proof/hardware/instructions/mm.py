@@ -301,11 +301,12 @@ def properties() -> Iterator[Property]:
         )
     yield WeightsBench.proves("matrix/mm_weights", "tiles of MM", Induction(4), SMALLEST, cover=12)
     for name, softmax in (("", 0), (", with alignments", 8)):
+        config = SMALLEST.replace(probability_bits=softmax)
         yield WrittenBench.proves(
             "matrix/mm",
             f"rows of C{name}",
             Induction(20),
-            SMALLEST.replace(probability_bits=softmax),
+            config,
             cover=22,
             proven=("array", "rows", "weight_loader"),
         )

@@ -267,10 +267,7 @@ class RegistersBench(Bench):
 
 
 def properties() -> Iterator[Property]:
+    config = SMALLEST.replace(loops=1, bus_bytes=WORD_BYTES)
     yield RegistersBench.proves(
-        "control/sequencer",
-        "SET, LOOP, NEXT and READ",
-        Induction(4),
-        SMALLEST.replace(loops=1, bus_bytes=WORD_BYTES),
-        cover=32,
+        "control/sequencer", "SET, LOOP, NEXT and READ", Induction(4), config, cover=32
     )

@@ -225,29 +225,32 @@ class WayBench(Bench):
 
 
 def properties() -> Iterator[Property]:
+    config = _PLAIN.replace(probability_bits=0)
     yield OperandsBench.proves(
         "vector/vec_operands",
         "operands of VEC",
         Induction(4),
-        _PLAIN.replace(probability_bits=0),
+        config,
         claim="For each element requantisation gets what was read of it, or what stands for it out of range, "
         "or its product with the second operand; with the second operand's byte and the parameters of its "
         "column; for all values.",
     )
+    config = _PLAIN.replace(probability_bits=8)
     yield OperandsBench.proves(
         "vector/vec_operands",
         "operands of SOFTMAX, NORMALISE and VEC",
         Induction(4),
-        _PLAIN.replace(probability_bits=8),
+        config,
         claim="As for VEC alone; for NORMALISE, bytes are probabilities that SOFTMAX stored, and parameters "
         "are cleared and replaced by what it has for them; the first element of a row is marked.",
     )
     yield WriterBench.proves("vector/vec_writer", "writes", Induction(4), _PLAIN)
+    config = _PLAIN.replace(mantissa_bits=16)
     yield WayBench.proves(
         "vector/vec",
         "the way of results",
         Induction(17),
-        _PLAIN.replace(mantissa_bits=16),
+        config,
         cover=30,
         proven=("reader", "vec_operands", "requantise", "writer"),
     )

@@ -348,22 +348,24 @@ def _without_ask(request: Any) -> Value:
 
 
 def properties() -> Iterator[Property]:
+    config = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=0)
     yield ReaderBench.proves(
         "vector/vec_reader",
         "reads of VEC",
         Induction(4),
-        SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=0),
+        config,
         claim="For every VEC, of any length and with any fields, the parameter block is read, then elements "
         "in the order of its loops, at their addresses and if they are in range, each after its second "
         "operand. Later stages get the description of an element with its data, and the fields of its "
         "instruction.",
         cover=22,
     )
+    config = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8)
     yield ReaderBench.proves(
         "vector/vec_reader",
         "reads of SOFTMAX, NORMALISE and VEC",
         Induction(2),
-        SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8),
+        config,
         claim="In any mix of these instructions, each reads its parameter block, if it has one, and then all "
         "elements in the order of its loops. The note of a vector and the address of its alignment go with "
         "it. Later stages get the description of an element with its data, the fields of its instruction, and "

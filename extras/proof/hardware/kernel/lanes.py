@@ -345,10 +345,5 @@ def properties() -> Iterator[Property]:
     unit, method = "vector/kernel_lanes", Induction(KERNEL_LATENCY + 2)
     for kind, name in _PARTS.items():
         yield kind.proves(unit, f"{name}, 2 lanes", method, KERNEL_SMALLEST, part=True)
-    yield WholeBench.proves(
-        "vector/kernel_lanes",
-        "micro-operations, 2 lane groups",
-        Induction(KERNEL_LATENCY + 2),
-        KERNEL_SMALLEST.replace(lanes=1),
-        proven=("divide",),
-    )
+    config = KERNEL_SMALLEST.replace(lanes=1)
+    yield WholeBench.proves(unit, "micro-operations, 2 lane groups", method, config, proven=("divide",))

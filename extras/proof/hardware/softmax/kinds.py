@@ -115,10 +115,5 @@ class KindsBench(Bench):
 
 
 def properties() -> Iterator[Property]:
-    yield KindsBench.proves(
-        "vector/vec_kinds",
-        "SOFTMAX and NORMALISE as VEC",
-        Induction(1),
-        SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8),
-        cover=4,
-    )
+    config = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8)
+    yield KindsBench.proves("vector/vec_kinds", "SOFTMAX and NORMALISE as VEC", Induction(1), config, cover=4)

@@ -218,45 +218,27 @@ _PATH_CLAIM = (
 
 
 def properties() -> Iterator[Property]:
-    for lanes, name in ((1, "two lane groups"), (2, "one lane group")):
+    unit, proven = "vector/softmax", ("probabilities", "states")
+    small = SMALLEST.replace(probability_bits=8, table_depth=256)
+    for lanes, groups in ((1, "two lane groups"), (2, "one lane group")):
+        arguments = small.replace(lanes=lanes), _SHORT_ENTRY
+        name = f"the way of vectors of {groups}"
         yield WayBench.proves(
-            "vector/softmax",
-            f"the way of vectors of {name}",
-            Induction(18),
-            SMALLEST.replace(lanes=lanes, probability_bits=8, table_depth=256),
-            _SHORT_ENTRY,
-            claim=_PATH_CLAIM,
-            cover=24,
-            proven=("probabilities", "states"),
+            unit, name, Induction(18), *arguments, claim=_PATH_CLAIM, cover=24, proven=proven
         )
-        yield MeetBench.proves(
-            "vector/softmax",
-            f"what meets vectors of {name}",
-            Induction(16),
-            SMALLEST.replace(lanes=lanes, probability_bits=8, table_depth=256),
-            _SHORT_ENTRY,
-            cover=24,
-            part=True,
-            proven=("probabilities", "states"),
-        )
-        yield ConnectedBench.proves(
-            "vector/softmax",
-            f"parts of {name}",
-            Induction(2),
-            SMALLEST.replace(lanes=lanes, probability_bits=8, table_depth=256),
-            _SHORT_ENTRY,
-            cover=12,
-            part=True,
-            proven=("probabilities", "states"),
-        )
+        name = f"what meets vectors of {groups}"
+        yield MeetBench.proves(unit, name, Induction(16), *arguments, cover=24, part=True, proven=proven)
+        name = f"parts of {groups}"
+        yield ConnectedBench.proves(unit, name, Induction(2), *arguments, cover=12, part=True, proven=proven)
+    # The short entry above detects faults sooner.
     yield WayBench.proves(
-        "vector/softmax",
+        unit,
         "the way of vectors in the unit",
         Induction(28),
-        SMALLEST.replace(lanes=1, probability_bits=8, table_depth=256),
+        small.replace(lanes=1),
         _UNIT_ENTRY,
         claim=f"{_PATH_CLAIM} With as many cycles from a grant to its scores as there are in the vector unit.",
         cover=32,
         part=True,
-        proven=("probabilities", "states"),
+        proven=proven,
     )

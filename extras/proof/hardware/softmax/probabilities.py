@@ -290,25 +290,13 @@ def _largest(values: list[Value]) -> Value:
 
 def properties() -> Iterator[Property]:
     for n, name in ((2, "one lane group"), (4, "two lane groups")):
+        config = SMALLEST.replace(n=n, lanes=2, probability_bits=8, table_depth=256)
         yield ProbabilitiesBench.proves(
-            "vector/probabilities",
-            f"entries of {name}",
-            Induction(12),
-            SMALLEST.replace(n=n, lanes=2, probability_bits=8, table_depth=256),
-            cover=17,
-            proven=("table",),
+            "vector/probabilities", f"entries of {name}", Induction(12), config, cover=17, proven=("table",)
         )
+        config = SMALLEST.replace(n=n, lanes=2, probability_bits=8, table_depth=256)
         yield SumBench.proves(
-            "vector/probabilities",
-            f"sums of {name}",
-            Induction(8),
-            SMALLEST.replace(n=n, lanes=2, probability_bits=8, table_depth=256),
-            cover=17,
-            proven=("table",),
+            "vector/probabilities", f"sums of {name}", Induction(8), config, cover=17, proven=("table",)
         )
-    yield TableBench.proves(
-        "vector/probabilities",
-        "table of 256",
-        Induction(6),
-        SMALLEST.replace(n=4, lanes=4, probability_bits=8, table_depth=256),
-    )
+    config = SMALLEST.replace(n=4, lanes=4, probability_bits=8, table_depth=256)
+    yield TableBench.proves("vector/probabilities", "table of 256", Induction(6), config)

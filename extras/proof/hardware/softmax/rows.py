@@ -210,11 +210,9 @@ def _limited(value: Value) -> Value:
 
 def properties() -> Iterator[Property]:
     for n, loops in ((2, 0), (16, 1)):
+        config = Config(n=n, lanes=2, bus_bytes=max(n, 4), loops=loops)
         yield MaskBench.proves(
-            "vector/mask",
-            f"columns of {n}{', loops' if loops else ''}",
-            Induction(8),
-            Config(n=n, lanes=2, bus_bytes=max(n, 4), loops=loops),
+            "vector/mask", f"columns of {n}{', loops' if loops else ''}", Induction(8), config
         )
     yield UpdateBench.proves("vector/row_states", "update", Induction(9), _CONFIG)
     yield MemoryBench.proves("vector/row_states", "memory of 4", Invariant(), _CONFIG)
