@@ -175,7 +175,8 @@ class ArbiterBench(Bench):
         """Claim that any other port gets at most one turn while a port waits."""
         count = len(asks)
         one, other = (self.constant(m, range(max(count, 2)), name) for name in ("one", "other"))
-        waits, passed = Signal(), Signal()
+        waits = Signal()
+        passed = Signal()
         goes = Array(takes)[other]
         m.d.comb += waits.eq(Array(asks)[one] & ~Array(takes)[one])
         m.d.sync += passed.eq(waits & (passed | goes))
@@ -228,7 +229,8 @@ class GateBench(Bench):
             m, self, "writes_owed", asked=taken & write, answer=memory.written, limit=2 * self.commands
         )
         self.assume((words <= (self.commands - 1) * self.beats) & (writes < self.commands))
-        rests, before = Signal(), Signal()
+        rests = Signal()
+        before = Signal()
         m.d.comb += rests.eq(close & (words == 0) & (writes == 0))
         m.d.sync += before.eq(rests)
         self.claim("idle while it is closed and nothing is owed", self.dut.idle == before)

@@ -77,7 +77,8 @@ class ListBench(Bench):
 
     def _claim_programs(self, m: Module) -> None:
         """Claim when programs run, including the cycle in which a program ends."""
-        dut, fresh = self.dut, Signal()
+        dut = self.dut
+        fresh = Signal()
         m.d.sync += [self.runs.eq(dut.launch | (self.runs & ~dut.idle)), fresh.eq(dut.launch)]
         listed = latch(m, dut.start, dut.listed, 1, "listed")
         self.assume(~(dut.start & (dut.busy | self.runs)))
@@ -136,7 +137,8 @@ class ListBench(Bench):
         self.claim("which word", dut.taken == Mux(mine, place[(owed - 1)[:4]], 0))
         self.claim("no more than one descriptor", owed <= beats)
         self.claim("word", dut.words == beat.payload)
-        marked, complete = Signal(), Signal()  # of the descriptor that was read last
+        marked = Signal()
+        complete = Signal()  # of the descriptor that was read last
         with m.If(mine & (owed == beats)):
             m.d.sync += [marked.eq(beat.payload[1:32] == MARK >> 1), self._last(m).eq(beat.payload[0])]
         m.d.sync += complete.eq(Mux(mine, owed == 1, complete & ~dut.launch & dut.busy))
@@ -187,7 +189,9 @@ class ListBench(Bench):
         return owed
 
     def _define_record(self, m: Module) -> Value:
-        dut, cycles, waited = self.dut, Signal(32), Signal(32)
+        dut = self.dut
+        cycles = Signal(32)
+        waited = Signal(32)
         for name, count in (("cycles", cycles), ("waited", waited)):
             self.claim(f"counts {name}", self.peek(name, 32) == count)
         with m.If(dut.launch):
@@ -199,7 +203,8 @@ class ListBench(Bench):
     def _claim_place(self, m: Module, confirms: Signal) -> None:
         """Claim the current descriptor, the number of programs that are done, and the end of the list."""
         dut, step = self.dut, pitch(self.config)
-        done, ends = Signal.like(dut.done), Signal()
+        done = Signal.like(dut.done)
+        ends = Signal()
         self.claim("at its end", ends == (self.state == _State.ADVANCE))
         m.d.sync += ends.eq(confirms)
         with m.If(dut.start & dut.listed):

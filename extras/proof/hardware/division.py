@@ -45,10 +45,12 @@ class DividerBench(Bench):
         """Model the rows: `current` is ``l`` of the current row, and `divided` that of the last row that was stepped
         past.
         """
-        dut, advance = self.dut, Signal()
+        dut = self.dut
+        advance = Signal()
         self.current = Signal(_SUM, name="current", reset_less=True)
         self.divided = Signal(_SUM, name="divided", reset_less=True)
-        following, there = self.free(_SUM, "following"), Signal()
+        following = self.free(_SUM, "following")
+        there = Signal()
         m.d.comb += advance.eq(dut.start | dut.step)
         m.d.sync += there.eq(dut.row & ~advance)
         self.assume(implies(there, dut.row))
@@ -63,7 +65,9 @@ class DividerBench(Bench):
         was not taken.
         """
         dut = self.dut
-        self.issued, self.age, self.holding = Signal(), Signal(range(LEAD + 1)), Signal()
+        self.issued = Signal()
+        self.age = Signal(range(LEAD + 1))
+        self.holding = Signal()
         self.assume(implies(dut.issue, dut.ready))
         self.assume(implies(dut.take, self.issued & (self.age == LEAD)))
         with m.If(self.issued & (self.age != LEAD)):

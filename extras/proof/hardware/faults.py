@@ -33,7 +33,9 @@ class RunBench(Bench):
         self.free_inputs(m)
         self.assume(~(dut.start & dut.busy))
         self.assume(dut.moves)
-        running, on, done = Signal(), Signal(), Signal()
+        running = Signal()
+        on = Signal()
+        done = Signal()
         settling = Signal(range(SETTLING_CYCLES + 2))
         asked = dut.asked & running & stops
         causes = Signal(4)  # since the start: what came with it counts
@@ -80,10 +82,8 @@ class WatchdogBench(Bench):
         quiet = Signal((unit << WATCHDOG_BITS).bit_length() + 1)
         full = quiet.all()
         m.d.sync += quiet.eq(Mux(dut.start | dut.moves, 0, quiet + ~full))
-        was, before = (
-            Signal(),
-            Signal.like(quiet),
-        )  # what moves in the cycle in which it expires comes too late
+        was = Signal()
+        before = Signal.like(quiet)  # what moves in the cycle in which it expires comes too late
         m.d.sync += [was.eq(expired), before.eq(quiet)]
         new = expired & ~was
         least = dut.limit * unit
@@ -146,8 +146,10 @@ class LogBench(Bench):
     def _claim_first(self, m: Module, failed: dict[str, Signal]) -> None:
         """Claim that the log keeps the first error since the clear."""
         dut = self.dut
-        unit, response = Signal(3), Signal(2)
-        logged_unit, responses = Signal(3), Signal(2)
+        unit = Signal(3)
+        response = Signal(2)
+        logged_unit = Signal(3)
+        responses = Signal(2)
         for name in reversed(self.SOURCES):
             before = Signal(2, name=f"response_{name}")
             m.d.sync += before.eq(getattr(dut, name).response)
@@ -165,14 +167,17 @@ class LogBench(Bench):
         """Follow one burst from its request: its address, and the number of bursts that end before it."""
         dut, port = self.dut, getattr(self.dut, self.source)
         bits = [port.address[bit] for bit in self.bits]
-        watched, ahead, address = Signal(), Signal(range(_OUTSTANDING)), Signal(len(bits))
+        watched = Signal()
+        ahead = Signal(range(_OUTSTANDING))
+        address = Signal(len(bits))
         picks = self.free(1, "picks")
         with m.If(port.asked & picks & ~watched):
             m.d.sync += [watched.eq(1), ahead.eq(under_way - port.ended), address.eq(Cat(bits))]
         with m.Elif(watched & port.ended):
             m.d.sync += [ahead.eq(ahead - 1), watched.eq(ahead != 0)]
         # A cycle later the log has it.
-        its, at = Signal(), Signal(len(bits))
+        its = Signal()
+        at = Signal(len(bits))
         m.d.sync += [its.eq(port.failed & watched & (ahead == 0)), at.eq(address)]
         unit = FaultUnit[self.source.upper()]
         first = its & (dut.fault.unit == 0) & ~dut.clear
@@ -182,7 +187,9 @@ class LogBench(Bench):
             first = first & ~other
         few = Signal()  # since the burst was asked for no more than are kept
         m.d.comb += few.eq(under_way + its < _LOGGED - 1)
-        reported, expected, was_few = Signal(), Signal(len(bits)), Signal()
+        reported = Signal()
+        expected = Signal(len(bits))
+        was_few = Signal()
         m.d.sync += [reported.eq(first), expected.eq(at), was_few.eq(few)]
         shown = Cat(dut.fault.address[bit] for bit in self.bits)
         self.claim(
@@ -210,7 +217,10 @@ class StopBench(Bench):
         available = Signal.like(dut.available, name="available_before")
         m.d.sync += available.eq(dut.available & ~dut.take)
         self.assume(~(available & ~dut.available).any())
-        stopped, was_valid, waited, still = Signal(), Signal(), Signal(), Signal()
+        stopped = Signal()
+        was_valid = Signal()
+        waited = Signal()
+        still = Signal()
         m.d.sync += [
             stopped.eq(dut.stop),
             was_valid.eq(valid),
@@ -238,7 +248,9 @@ class MoverBench(Bench):
     def watch(self, m: Module) -> None:
         dut, axi = self.dut, self.dut.axi
         self.free_inputs(m)
-        owes_read, owes_write, owes_word = Signal(), Signal(), Signal()
+        owes_read = Signal()
+        owes_write = Signal()
+        owes_word = Signal()
         read, write, word = axi.arvalid & axi.arready, axi.awvalid & axi.awready, axi.wvalid & axi.wready
         m.d.sync += [
             owes_read.eq(read | owes_read & ~axi.rvalid),
@@ -247,7 +259,8 @@ class MoverBench(Bench):
         ]
         self.assume(~axi.rvalid | owes_read)
         self.assume(~axi.bvalid | owes_write & owes_word)
-        failed, held = Signal(), Signal()
+        failed = Signal()
+        held = Signal()
         m.d.sync += [
             failed.eq(failed | axi.rvalid & (axi.rresp != 0) | axi.bvalid & (axi.bresp != 0)),
             held.eq(dut.hold),

@@ -177,7 +177,8 @@ class AlignmentsBench(Bench):
         dut = self.dut
         self.free_inputs(m)
         watched = self.constant(m, len(dut.write.address), "watched")
-        content, known = Signal.like(dut.write.data, name="kept", reset_less=True), Signal()
+        content = Signal.like(dut.write.data, name="kept", reset_less=True)
+        known = Signal()
         with m.If(dut.write.valid & (dut.write.address == watched)):
             m.d.sync += [content.eq(dut.write.data), known.eq(1)]
         self.claim("writes are granted", dut.write.ready)

@@ -57,13 +57,17 @@ class ScratchpadBench(Bench):
         dut = self.dut
         width = dut.config.widths.vector
         which = self.constant(m, range(len(dut.read)), "which")
-        known, content, written, data = Signal(), Signal(width), Signal(), Signal(width)
+        known = Signal()
+        content = Signal(width)
+        written = Signal()
+        data = Signal(width)
         for port in dut.write:
             with m.If(port.valid & port.ready & (port.address == address)):
                 m.d.comb += [written.eq(1), data.eq(port.data)]
         with m.If(written):
             m.d.sync += [known.eq(1), content.eq(data)]
-        asked, read = Signal(), Signal(width)
+        asked = Signal()
+        read = Signal(width)
         for index, port in enumerate(dut.read):
             with m.If(which == index):
                 m.d.comb += asked.eq(port.valid & port.ready & (port.address == address))
@@ -95,8 +99,10 @@ class VectorsBench(Bench):
         self.assume(~(dut.write & dut.write_byte))
         address = self.constant(m, len(dut.read_address), "address")
         made = Signal(8 * n, name="expected_made", reset_less=True)
-        content, known = Signal(8 * n), Signal(n)
-        due, seen = Signal(8 * n), Signal(n)
+        content = Signal(8 * n)
+        known = Signal(n)
+        due = Signal(8 * n)
+        seen = Signal(n)
         with m.If(dut.push):
             m.d.sync += made.eq(Cat(made[8:], dut.byte))
         with m.Elif(dut.write_byte):
@@ -137,7 +143,8 @@ class AccumulatorBench(Bench):
             "a read is refused for a row that adds in its bank alone", dut.read.ready == ~(adds & same_bank)
         )
         self.cover("a read beside a row that adds", adds & dut.read.valid & dut.read.ready)
-        known, content = Signal(), Signal(config.widths.row)
+        known = Signal()
+        content = Signal(config.widths.row)
         under_way = self._model_write(m, address, known, content)
         stages = [Signal(name=f"asked{stage}") for stage in range(READ_LATENCY)]
         asked = dut.read.valid & dut.read.ready & (dut.read.address == address) & known & ~under_way
@@ -195,7 +202,8 @@ class AccumulatorBench(Bench):
         for index in range(config.accumulator_banks):
             output = self.peek(f"output{index}", config.widths.row)
             self.claim(f"bank {index} has the old row", ~(adds & (bank == index)) | (output == content))
-        landed, total = Signal(), self.peek("total", config.widths.row)
+        landed = Signal()
+        total = self.peek("total", config.widths.row)
         m.d.sync += landed.eq(stages[-1][0])
         self.claim("the sum is right", ~(landed & known) | (total == content))
         inner, depth = (config.accumulator_depth - 1).bit_length(), config.accumulator_depth

@@ -76,7 +76,8 @@ class PackerBench(Bench):
 
     def _assume_vectors(self, m: Module) -> None:
         vector = self.dut.vector.payload
-        self.first, self.following = Signal(init=1), Signal.like(vector.pointer)
+        self.first = Signal(init=1)
+        self.following = Signal.like(vector.pointer)
         with m.If(self.push):
             m.d.sync += [self.first.eq(vector.last), self.following.eq(vector.pointer + vector.count)]
         self.assume((vector.count != 0) & (vector.count <= self.dut.config.n))
@@ -85,7 +86,8 @@ class PackerBench(Bench):
     def _claim_beats(self, m: Module) -> None:
         """Count and claim the beats that are due: beats that vectors fill, and the last beat of a run."""
         beat = self.dut.beat
-        self.due, more = Signal(range(8)), Signal(2)
+        self.due = Signal(range(8))
+        more = Signal(2)
         m.d.comb += more.eq(self._beats_of(self.dut.vector.payload))
         m.d.sync += self.due.eq(self.due + Mux(self.push, more, 0) - self.pop)
         self.claim("no beat out of nothing", ~beat.valid | (self.due != 0))
@@ -98,9 +100,16 @@ class PackerBench(Bench):
         mark, lane = self.free(1, "mark"), self.free(range(dut.config.n), "lane")
         self.assume(lane < vector.count)
         place = Signal(range(2 * bus))
-        watched, ahead, at, byte = Signal(), Signal.like(self.due), Signal(range(bus)), Signal(8)
-        word, begins, start = Signal(range(PAGE // bus)), Signal(), Signal(range(bus))
-        ends, end, run_on = Signal(), Signal(range(bus + 1)), Signal()
+        watched = Signal()
+        ahead = Signal.like(self.due)
+        at = Signal(range(bus))
+        byte = Signal(8)
+        word = Signal(range(PAGE // bus))
+        begins = Signal()
+        start = Signal(range(bus))
+        ends = Signal()
+        end = Signal(range(bus + 1))
+        run_on = Signal()
         m.d.comb += place.eq(self.offset + lane)
         block = block_beats(dut.config)
         out = watched & self.pop & (ahead == 0)
@@ -205,11 +214,9 @@ class PackerBench(Bench):
         bus, vector, beat = self.bus, self.slots[0], self.dut.beat
         self.first_left = first = Signal(init=1, name="first_left")
         self.next_left = Signal(len(vector.pointer), name="next_left")
-        start, self.flush, end_left = (
-            Signal(range(bus), name="start_left"),
-            Signal(name="flush"),
-            Signal(range(bus)),
-        )
+        start = Signal(range(bus), name="start_left")
+        self.flush = Signal()
+        end_left = Signal(range(bus))
         end = self._end(vector)
         with m.If(self.take):
             m.d.sync += [first.eq(vector.last), self.next_left.eq(vector.pointer + vector.count)]

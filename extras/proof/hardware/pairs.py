@@ -49,10 +49,8 @@ class WideModel(Elaboratable):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        a, b = (
-            Signal(signed(9), name="held_a", reset_less=True),
-            Signal(signed(18), name="held_b", reset_less=True),
-        )
+        a = Signal(signed(9), name="held_a", reset_less=True)
+        b = Signal(signed(18), name="held_b", reset_less=True)
         lower, upper = (Signal(signed(19), name=name, reset_less=True) for name in ("lower", "upper"))
         made = Signal(len(self.product), name="made", reset_less=True)
         high, low = split_packed(b)

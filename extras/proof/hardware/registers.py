@@ -207,7 +207,8 @@ class ReadBench(ControlBench):
             m, dut.s_axi_arvalid & dut.s_axi_arready, dut.s_axi_araddr[2:], len(dut.s_axi_araddr) - 2, "place"
         )
         first = counter_register(Counter(0)) >> 2
-        counters, passes = Signal(), Signal()
+        counters = Signal()
+        passes = Signal()
         m.d.comb += [
             counters.eq((place >= first) & (place < first + WORDS)),
             passes.eq(place == dut.counter + first),
@@ -219,7 +220,8 @@ class ReadBench(ControlBench):
         own = {Reg.PROGRAM.value: dut.program}
         own |= {base_register(index): dut.bases[index] for index in range(BASES)}
         register = self.register_at(m, place, own)
-        passed, before = Signal(), Signal(32)
+        passed = Signal()
+        before = Signal(32)
         m.d.sync += [passed.eq(~counters | passes), before.eq(Mux(counters, dut.counter_value, register))]
         self.claim("r of the cycle before", ~answers.new | (passed & (dut.s_axi_rdata == before)))
         self.cover("a counter is read", answers.new & counters & (before != 0))
@@ -244,7 +246,8 @@ class PassingBench(Bench):
         """Claim the order; return the position of the word that passes, and its cycle."""
         dut = self.dut
         numbers = [2 * counter + half for counter in dut.counted for half in range(2)]
-        at, step = Signal(range(len(numbers))), Signal(range(self.chunks + 1))
+        at = Signal(range(len(numbers)))
+        step = Signal(range(self.chunks + 1))
         ends = step == self.chunks - 1
         m.d.sync += step.eq(Mux(ends | dut.clear, 0, step + 1))
         with m.If(dut.clear):
@@ -270,7 +273,8 @@ class CountersBench(PassingBench):
         self.free_inputs(m)
         at, step = self._claim_order(m)
         counts = Array(self._count_events(m, counter) for counter in dut.counted)
-        previous, frozen = Signal(64), Signal(64)
+        previous = Signal(64)
+        frozen = Signal(64)
         begins = ~at[0] & (step == 0)
         m.d.comb += frozen.eq(Mux(begins, counts[at >> 1], previous))
         m.d.sync += previous.eq(frozen)

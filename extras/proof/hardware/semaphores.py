@@ -154,7 +154,8 @@ class OrderBench(DispatcherBench):
         """Claim where the queue stores the watched bits: induction needs these invariants."""
         depth, dut = self.config.queue_depth, self.dut
         level, width = self.peek("level", depth.bit_length()), exact_log2(depth)
-        read_at, write_at = self.peek("read_at", width), Signal(width)
+        read_at = self.peek("read_at", width)
+        write_at = Signal(width)
         m.d.sync += write_at.eq(write_at + push)
         with m.If(self.drops()):
             m.d.sync += write_at.eq(0)

@@ -37,7 +37,8 @@ class PageBench(Bench):
         m.d.comb += self.address.eq(self.table + (instruction.payload.page << 2))
         stable(m, self, located, "located")
         self.waits = waits = Signal()
-        self.arrives, self.asks = Signal(), Signal()
+        self.arrives = Signal()
+        self.asks = Signal()
         m.d.sync += waits.eq(instruction.valid & ~instruction.ready)
         m.d.comb += [
             self.arrives.eq(instruction.valid & ~waits),
@@ -92,7 +93,8 @@ class PageBench(Bench):
     def _claim_register(self, m: Module) -> None:
         """Claim that the unit holds at most one instruction, and takes one without an entry when it can."""
         dut, instruction, located = self.dut, self.dut.instruction, self.dut.located
-        inside, leaves = Signal(2), located.valid & located.ready
+        inside = Signal(2)
+        leaves = located.valid & located.ready
         m.d.sync += inside.eq(inside + (instruction.valid & instruction.ready) - leaves)
         self.claim("an instruction at most", inside <= 1)
         self.claim("busy with an instruction", dut.busy == (inside != 0))
@@ -110,13 +112,18 @@ class PageBench(Bench):
         dut, instruction, located = self.dut, self.dut.instruction, self.dut.located
         beat, bus = dut.bus.beat, dut.config.bus_bytes
         layout = located.payload.shape()
-        op, entry, entry_next = Signal(layout), Signal(32), Signal(32)
-        has, has_next, place = Signal(), Signal(), Signal(range(bus))
+        op = Signal(layout)
+        entry = Signal(32)
+        entry_next = Signal(32)
+        has = Signal()
+        has_next = Signal()
+        place = Signal(range(bus))
         here = (self.address % bus)[: len(place)]
         first = dut.busy & op.paged & ~has
         accept = instruction.valid & instruction.ready
         words = [beat.payload.word_select(at >> 2, 32) for at in (place, here)]
-        now_has, now = Signal(), Signal(32)
+        now_has = Signal()
+        now = Signal(32)
         m.d.comb += [now_has.eq(has_next | beat.valid & ~first), now.eq(Mux(has_next, entry_next, words[1]))]
         with m.If(beat.valid & first):
             m.d.sync += [has.eq(1), entry.eq(words[0])]

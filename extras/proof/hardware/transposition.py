@@ -64,10 +64,8 @@ class TransposeBench(Bench):
         moves = self.takes & vector.transpose
         self.panel, self.pixel = Signal(range(panels + 1), name="panel"), Signal(range(n), name="pixel")
         self.fresh, self.base = Signal(init=1, name="fresh"), Signal(len(vector.address), name="base")
-        self.following, most = (
-            Signal(len(vector.address), name="base_next"),
-            Signal(range(panels + 1), name="most"),
-        )
+        self.following = Signal(len(vector.address), name="base_next")
+        most = Signal(range(panels + 1))
         fields = Cat(vector.fill, vector.dst_group, vector.dst_pixel, vector.dst_vector)
         before = Signal(len(fields), name="fields_before", reset_less=True)
         starts = (self.panel == 0) & (self.pixel == 0)
@@ -116,10 +114,8 @@ class TransposeBench(Bench):
         plain = self.takes & ~vector.transpose
         self.claim("it waits for all before it", implies(plain, self.due == self.leaves))
         there = Signal(name="plain")
-        word, mask = (
-            Signal(len(Cat(vector.address, vector.data)), name="plain_word"),
-            Signal.like(vector.signal),
-        )
+        word = Signal(len(Cat(vector.address, vector.data)), name="plain_word")
+        mask = Signal.like(vector.signal)
         with m.If(plain):
             m.d.sync += [there.eq(1), word.eq(Cat(vector.address, vector.data)), mask.eq(vector.signal)]
         with m.Elif(self.leaves):
@@ -143,10 +139,8 @@ class TransposeBench(Bench):
             self.constant(m, range(most), name) for name, most in (("p", panels), ("i", n), ("j", n))
         )
         self.on, self.filling = Signal(name="on"), Signal(name="filling")
-        self.ahead, self.column = (
-            Signal(len(self.due), name="ahead"),
-            Signal(range(n * panels + 1), name="column"),
-        )
+        self.ahead = Signal(len(self.due))
+        self.column = Signal(range(n * panels + 1))
         self.byte, self.first = Signal(8, name="watched_byte"), Signal(address, name="watched_base")
         self.jump, self.step = Signal(address, name="jump"), Signal(address, name="step")
         self.last, self.mask = Signal(name="last"), Signal(len(vector.signal), name="mask")

@@ -36,7 +36,8 @@ class WidenBench(Bench):
         self.free_inputs(m)
         beat, wide = dut.beat, dut.wide
         second = Signal()  # the first half has left
-        before, holds = Signal(), Signal()
+        before = Signal()
+        holds = Signal()
         m.d.sync += [before.eq(dut.narrow), holds.eq(beat.valid & ~beat.ready)]
         assume_stable(m, self, beat, "beat")
         self.assume(implies(holds, dut.narrow == before))
@@ -72,7 +73,8 @@ class BlocksBench(Bench):
         self.free_inputs(m)
         beat, wide = dut.beat, dut.wide
         word = Signal(range(GROUP_WORDS))  # of the group: words that have left
-        inside, second = Signal(), Signal()
+        inside = Signal()
+        second = Signal()
         factors = Signal(8 * _BYTES, reset_less=True)
         self._assume(m, inside, second)
         heading = dut.blocks & ~inside
@@ -113,7 +115,8 @@ class BlocksBench(Bench):
 
     def _assume(self, m: Module, inside: Value, second: Value) -> None:
         dut, beat = self.dut, self.dut.beat
-        before, holds = Signal(2), Signal()
+        before = Signal(2)
+        holds = Signal()
         m.d.sync += [before.eq(Cat(dut.narrow, dut.blocks)), holds.eq(beat.valid & ~beat.ready)]
         assume_stable(m, self, beat, "beat")
         self.assume(implies(holds, Cat(dut.narrow, dut.blocks) == before))
@@ -123,7 +126,8 @@ class BlocksBench(Bench):
 
     def _claim_registers(self, m: Module, inside: Value, second: Value, word: Value, factors: Value) -> None:
         """Claim the unit's registers: the next factor, number ``word mod N``, is in the lowest byte."""
-        beat, waits = self.dut.beat, Signal()
+        beat = self.dut.beat
+        waits = Signal()
         m.d.sync += waits.eq(beat.valid & ~beat.ready)
         self.claim("a beat waits for its second half", implies(second, waits))
         rotated = Mux(word[0], factors.rotate_right(8), factors)

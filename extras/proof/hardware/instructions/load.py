@@ -374,11 +374,9 @@ class BytesBench(Bench):
     def _claim_order(self, m: Module, written: Value, vector: Any) -> None:
         """Claim that vectors leave unchanged and in order; the watched vector may be any."""
         out, watched = self.dut.vector, self.constant(m, 3, "watched")
-        came, gone, word = (
-            Signal(3, name="vectors_came"),
-            Signal(3, name="vectors_gone"),
-            Signal(len(vector.as_value())),
-        )
+        came = Signal(3, name="vectors_came")
+        gone = Signal(3, name="vectors_gone")
+        word = Signal(len(vector.as_value()))
         with m.If(written):
             m.d.sync += came.eq(came + 1)
             with m.If(came == watched):

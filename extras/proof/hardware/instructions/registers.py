@@ -157,11 +157,9 @@ class RegistersBench(Bench):
         """Count the words of SET, NEXT and READ that were processed."""
         dut, read = self.dut, ReadRegisters.layout()(self.part)
         self.word, self.number = Signal(4, name="word"), Signal(4, name="number")
-        self.half, self.read_to, count = (
-            Signal(name="half"),
-            Signal(_BITS, name="read_to"),
-            Signal(4, name="words"),
-        )
+        self.half = Signal()
+        self.read_to = Signal(_BITS)
+        count = Signal(4, name="words")
         self.taken = Signal(name="taken")
         m.d.comb += self.taken.eq(dut.parts.valid & dut.parts.ready)
         with m.If(self.taken | dut.jump | dut.start):

@@ -74,11 +74,9 @@ class RequestsBench(Bench):
     def _claim_runs(self, m: Module, walk: WalkModel, load: Value, merged: Value) -> None:
         """Claim the runs: the bytes of a pixel, or of a whole row where pixels follow each other without a gap."""
         op, run = self.dut.instruction.payload, self.dut.run
-        length, factor, mask = (
-            Signal(16, name="length"),
-            Signal(16, name="factor_kept"),
-            Signal.like(op.signal, name="mask"),
-        )
+        length = Signal(16)
+        factor = Signal(16, name="factor_kept")
+        mask = Signal.like(op.signal)
         place = Signal(range(17), name="place")
         with m.If(load):
             m.d.sync += [

@@ -138,10 +138,8 @@ class CourseBench(CutBench):
         """
         dut, config = self.dut, self.config
         self.least = kernel_min_cycles(config.groups)
-        self.row, self.group = (
-            Signal(range(STRIP_ROWS), name="row"),
-            Signal(range(max(config.groups, 2)), name="group"),
-        )
+        self.row = Signal(range(STRIP_ROWS))
+        self.group = Signal(range(max(config.groups, 2)))
         self.todo, self.steps, self.real = (Signal(name=name) for name in ("todo", "steps", "issues"))
         self.serial, self.uniform = Signal(name="serial"), Signal(name="uniform")
         waits = {

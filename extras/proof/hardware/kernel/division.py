@@ -61,7 +61,8 @@ class DivideBench(Bench):
         """Count the steps of each element, and the writes of results, like the unit."""
         dut, config = self.dut, self.config
         steps = KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES
-        self.index, self.step = Signal(range(max(config.lanes, 2))), Signal(range(steps))
+        self.index = Signal(range(max(config.lanes, 2)))
+        self.step = Signal(range(steps))
         self.works = Signal()
         writes = Signal(range(config.groups + 1))
         self.last = Signal(name="last_step")
@@ -204,7 +205,8 @@ class DivideBench(Bench):
             self.claim(f"result {lane}", implies(dut.write, words == result))
             self.cover(f"a root {lane}", dut.write & self.root & (words[:16] == 0xB504) & ~self.uniform)
         place = Signal(range(STRIP_ROWS * REGISTERS), name="place")
-        group, turn = Signal(range(config.groups + 1), name="first_group"), Signal(range(config.groups + 1))
+        group = Signal(range(config.groups + 1), name="first_group")
+        turn = Signal(range(config.groups + 1))
         with m.If(dut.valid):
             m.d.sync += [place.eq(Cat(dut.issue.entry.row, dut.issue.op.d)), group.eq(dut.issue.entry.group)]
         m.d.sync += turn.eq(Mux(self.writes.any(), turn + 1, 0))

@@ -31,10 +31,8 @@ class MicrocodeBench(CutBench):
         code = view(Microcode, dut.payload)
         loads = Signal(name="loads")
         m.d.comb += loads.eq(dut.load & is_kind(Microcode, dut.payload))
-        fields, written = (
-            Signal(Microcode.layout(), name="fields"),
-            Signal(range(MICRO_OPS + 1), name="written"),
-        )
+        fields = Signal(Microcode.layout())
+        written = Signal(range(MICRO_OPS + 1))
         on, last = Signal(name="on"), Signal(name="last_word")
         self.assume(~loads | ((code.count >= 1) & (code.count <= MICRO_OPS)))
         self.assume(~(on & dut.load))

@@ -29,7 +29,8 @@ class _AnyWords(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        fresh, register = Signal(), Signal(len(self.word), reset_less=True)
+        fresh = Signal()
+        register = Signal(len(self.word), reset_less=True)
         m.d.sync += [fresh.eq(self.en), register.eq(self.data)]
         m.d.comb += self.data.eq(Mux(fresh, self.word, register))
         return m

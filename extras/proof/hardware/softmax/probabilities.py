@@ -254,7 +254,8 @@ class TableBench(Bench):
         # Entries are filled in their order, from 0 on after `start`.
         following = Signal(bits, name="following")
         m.d.sync += following.eq(Mux(dut.start, 0, following + dut.fill))
-        stored, known = Signal(8, reset_less=True), Signal()
+        stored = Signal(8, reset_less=True)
+        known = Signal()
         with m.If(dut.fill & (following == watched)):
             m.d.sync += [stored.eq(dut.byte), known.eq(1)]
         # Contents of entries: without them, induction starts from unreachable states.

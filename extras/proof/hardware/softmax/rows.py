@@ -33,7 +33,8 @@ class MaskBench(Bench):
         dut, n = self.dut, self.dut.n
         self._connect(m)
         self.started = started = Signal()
-        row, group = Signal(_COUNT_BITS), Signal(_COUNT_BITS)  # ox, ob
+        row = Signal(_COUNT_BITS)
+        group = Signal(_COUNT_BITS)  # ox, ob
         with m.If(dut.step):
             m.d.sync += row.eq(Mux(dut.last_ox, 0, row + 1))
             with m.If(dut.last_ox & dut.last_oy):
@@ -186,7 +187,8 @@ class MemoryBench(Bench):
         self.free_inputs(m)
         watched = self.constant(m, len(dut.address), "watched")
         word, old = (self.peek(name, PEAK_BITS + 32) for name in ("store__data", "old"))
-        content, known = Signal(PEAK_BITS + 32, reset_less=True), Signal()
+        content = Signal(PEAK_BITS + 32, reset_less=True)
+        known = Signal()
         writes = self.peek("store__en", 1) & (self.peek("store__addr", len(dut.address)) == watched)
         with m.If(writes):
             m.d.sync += [content.eq(word), known.eq(1)]
