@@ -107,7 +107,7 @@ class RunsBench(Bench):
             Reg.WATCHDOG: self.peek("state.limit", WATCHDOG_BITS),
         }
         with m.Switch(place):
-            for address, content in (registers | more).items():
+            for address, content in {**registers, **more}.items():
                 with m.Case(address >> 2):
                     m.d.comb += value.eq(content)
         return value
