@@ -31,15 +31,17 @@ _DEPTH = 10
 
 
 class BridgeBench(Bench):
-    """A bridge for pieces of two words, between a core and a memory that are unconstrained.
+    """Bursts go to memory in pieces that end at blocks. Words of reads come in order, with the ID of their burst and a
+    mark on its last one, and there is room for all that are asked for. A write goes to memory when its words are here,
+    and a burst is answered when memory has reported all of it.
+
+    A bridge for pieces of two words, between a core and a memory that are unconstrained.
 
     Assumed: bursts consist of 1 to 4 whole words and lie in a page. Memory gives only words that were read, and reports
     a write only when it has all its words. One bit of each word is compared.
     """
 
-    def __init__(self) -> None:
-        self.config = SMALLEST.replace(bus_bytes=PIECE_BYTES // _PIECE_WORDS)
-        super().__init__(AxiBridge(self.config, pieces=_PIECES))
+    UNIT = AxiBridge
 
     def watch(self, m: Module) -> None:
         dut, axi = self.dut, self.dut.axi
@@ -132,12 +134,5 @@ class BridgeBench(Bench):
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "boards/axi_bridge",
-        "bursts",
-        "Bursts go to memory in pieces that end at blocks. Words of reads come in order, with the ID of their burst "
-        "and a mark on its last one, and there is room for all that are asked for. A write goes to memory when its "
-        "words are here, and a burst is answered when memory has reported all of it.",
-        BridgeBench,
-        Bounded(_DEPTH),
-    )
+    config = SMALLEST.replace(bus_bytes=PIECE_BYTES // _PIECE_WORDS)
+    yield BridgeBench.proves("boards/axi_bridge", "bursts", Bounded(_DEPTH), config, pieces=_PIECES)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Module, Mux, Signal, Value
 
 from weft.boards.bus.axi import AxiGate
-from weft.extras.proof.hardware.property import Bench, Property
+from weft.extras.proof.hardware.property import Bench, Invariant, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import (
     assume_answers,
@@ -19,6 +18,7 @@ from weft.extras.proof.hardware.streams import (
     transfer,
 )
 
+_OUTSTANDING = 4
 _FROM_MANAGER = ("ar", "aw", "w")
 
 
@@ -28,6 +28,8 @@ class _GateBench(Bench):
     Assumed: a gate stays closed until it is idle. The manager keeps what it offers until it is taken, but for a reset,
     which may come in any cycle in which the gate is closed and idle.
     """
+
+    UNIT = AxiGate
 
     def assume_manager(self, m: Module) -> Signal:
         """State the assumptions; return whether the gate was closed in the cycle before."""
@@ -42,15 +44,15 @@ class _GateBench(Bench):
 
 
 class AxiGateBench(_GateBench):
-    """A gate that is closed at any time, with few bursts under way, of at most four words.
+    """Whenever the gate is closed and the manager is reset, memory sees whole bursts: its inputs are stable, each write
+    has all its words, the last of them marked, and no new burst begins. The closed gate is idle exactly when nothing is
+    owed on either side.
+
+    A gate that is closed at any time, with few bursts under way, of at most four words.
 
     Assumed: memory answers only requests, and a write when it has its words. Nothing is assumed of the number of the
     manager's words.
     """
-
-    def __init__(self, writes: int, outstanding: int) -> None:
-        self.outstanding = outstanding
-        super().__init__(AxiGate(SMALLEST, writes=writes, outstanding=outstanding))
 
     def watch(self, m: Module) -> None:
         dut, memory = self.dut, self.dut.memory
@@ -70,7 +72,7 @@ class AxiGateBench(_GateBench):
         self.claim("idle where closed and nothing is owed", dut.idle == (closed & quiet))
         filled = Signal()
         m.d.sync += filled.eq(dut.close & memory.wvalid & ~dut.port.wvalid | filled & ~dut.idle)
-        self.cover("idle behind words of its own", dut.idle & filled)
+        self.cover("idle after words of its own", dut.idle & filled)
 
     def _reads(self, m: Module) -> Signal:
         """Return the number of bursts whose words memory owes."""
@@ -83,14 +85,14 @@ class AxiGateBench(_GateBench):
             asked=asked,
             answer=memory.rvalid,
             taken=answered & memory.rlast,
-            limit=2 * self.outstanding,
+            limit=2 * _OUTSTANDING,
         )
-        self.claim("reads bounded", owed < self.outstanding)
+        self.claim("reads bounded", owed < _OUTSTANDING)
         return owed
 
     def _writes(self, m: Module) -> tuple[Signal, Signal]:
         """Return the number of words that memory waits for, and of writes that it has to answer."""
-        memory, limit = self.dut.memory, 8 * self.outstanding
+        memory, limit = self.dut.memory, 8 * _OUTSTANDING
         first = Signal(name="aw_first")
         stood = Signal(name="aw_stood")
         m.d.sync += stood.eq(memory.awvalid & ~memory.awready)
@@ -103,15 +105,16 @@ class AxiGateBench(_GateBench):
         self.claim("no word without a burst", ~memory.wvalid | words.any())
         self.claim("the last word of each burst", words.any() == bursts.any())
         self.claim("a word for each burst at least", words >= bursts)
-        self.claim("writes bounded", writes < self.outstanding)
+        self.claim("writes bounded", writes < _OUTSTANDING)
         return words, writes
 
 
 class AxiGatePassing(_GateBench):
-    """A gate that is closed and opened at any time, with an unconstrained memory."""
+    """A transfer on one side is in the same cycle a transfer on the other side, with an equal payload. A closed gate
+    adds words without bytes to writes whose words it does not wait for, and takes answers itself.
 
-    def __init__(self) -> None:
-        super().__init__(AxiGate(SMALLEST, writes=2, outstanding=4))
+    A gate that is closed and opened at any time, with an unconstrained memory.
+    """
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -140,19 +143,9 @@ class AxiGatePassing(_GateBench):
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "boards/axi_gate",
-        "closing",
-        "Whenever the gate is closed and the manager is reset, memory sees whole bursts: its inputs are stable, each "
-        "write has all its words, the last of them marked, and no new burst begins. The closed gate is idle exactly "
-        "when nothing is owed on either side.",
-        partial(AxiGateBench, 2, 4),
-        cover=16,
+    yield AxiGateBench.proves(
+        "boards/axi_gate", "closing", Invariant(), SMALLEST, cover=16, writes=2, outstanding=_OUTSTANDING
     )
-    yield Property(
-        "boards/axi_gate",
-        "passing on",
-        "A transfer on one side is in the same cycle a transfer on the other side, with an equal payload. A closed "
-        "gate adds words without bytes to writes whose words it does not wait for, and takes answers itself.",
-        AxiGatePassing,
+    yield AxiGatePassing.proves(
+        "boards/axi_gate", "passing on", Invariant(), SMALLEST, writes=2, outstanding=_OUTSTANDING
     )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
 from weft.boards.bus.port import MAX_BEATS, Arbiter, Command, Gate
-from weft.extras.proof.hardware.property import Bench, Property
+from weft.extras.proof.hardware.property import Bench, Invariant, Property
 from weft.extras.proof.hardware.streams import (
     Order,
     WatchedItem,
@@ -76,14 +75,19 @@ class Bursts(WatchedItem):
 
 
 class ArbiterBench(Bench):
-    """An arbiter with `ports` ports for `commands` commands.
+    """Commands come to the memory in the order in which they are taken, one a cycle while there is room; while a port
+    waits no other one goes twice; all words and reports are those of the port whose command it is.
+
+    An arbiter with `ports` ports for `commands` commands.
 
     Ports keep what they offer until it is taken, and ask for 1 to `MAX_BEATS` words; a port that asks need not have its
     words. Memory keeps the word that it offers, and reports no more writes than it was asked for.
     """
 
+    UNIT = Arbiter
+
     def __init__(self, ports: int, commands: int) -> None:
-        super().__init__(Arbiter(1, ports, commands=commands))
+        super().__init__(1, ports, commands=commands)
         self.commands = commands
 
     def watch(self, m: Module) -> None:
@@ -123,7 +127,7 @@ class ArbiterBench(Bench):
         self._turns(m, asks, takes)
 
     def _words(self, m: Module, command: Any, taken: Value, port: Value) -> tuple[Value, Value]:
-        """Words of reads and of writes; returns how many commands have not all of theirs."""
+        """Claim the words of reads and writes; return the numbers of commands whose words are incomplete."""
         inside = []
         for kind, write in (("read", 0), ("write", 1)):
             channels = [getattr(port, kind) for port in self.dut.port]
@@ -150,27 +154,28 @@ class ArbiterBench(Bench):
         return inside[0], inside[1]
 
     def _reports(self, m: Module, write: Value, port: Value) -> Value:
-        """Reports go to the ports that wrote, in order; returns how many are still to come."""
-        told, written = self.dut.memory.written, [port.written for port in self.dut.port]
+        """Claim that reports go to the ports that wrote, in order; return how many are due."""
+        reported, written = self.dut.memory.written, [port.written for port in self.dut.port]
         reports = Order(
             m,
             self,
             push=write,
             i=port + 1,
-            pop=told,
+            pop=reported,
             o=(number_of(written) + 1),
             most=self.commands,
             name="report",
         )
-        self.assume(~told | (reports.inside != 0))
-        self.claim("a report to one port", (Cat(*written).any() == told) & at_most_one(written))
+        self.assume(~reported | (reports.inside != 0))
+        self.claim("a report to one port", (Cat(*written).any() == reported) & at_most_one(written))
         return reports.inside
 
     def _turns(self, m: Module, asks: list[Value], takes: list[Value]) -> None:
-        """While one port waits, any other goes once at most."""
+        """Claim that any other port gets at most one turn while a port waits."""
         count = len(asks)
         one, other = (self.constant(m, range(max(count, 2)), name) for name in ("one", "other"))
-        waits, passed = Signal(), Signal()
+        waits = Signal()
+        passed = Signal()
         goes = Array(takes)[other]
         m.d.comb += waits.eq(Array(asks)[one] & ~Array(takes)[one])
         m.d.sync += passed.eq(waits & (passed | goes))
@@ -181,14 +186,18 @@ class ArbiterBench(Bench):
 
 
 class GateBench(Bench):
-    """A gate for fewer than `commands` commands of at most `beats` words.
+    """Open, a gate passes all; closed, it passes no command, and tells that it is idle when nothing is owed.
+
+    A gate for fewer than `commands` commands of at most `beats` words.
 
     Assumed: memory gives no more words, and reports no more writes, than were requested.
     """
 
+    UNIT = Gate
+
     def __init__(self, commands: int, beats: int) -> None:
         self.commands, self.beats = commands, beats
-        super().__init__(Gate(1, commands, beats))
+        super().__init__(1, commands, beats)
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m)
@@ -219,28 +228,20 @@ class GateBench(Bench):
             m, self, "writes_owed", asked=taken & write, answer=memory.written, limit=2 * self.commands
         )
         self.assume((words <= (self.commands - 1) * self.beats) & (writes < self.commands))
-        rests, before = Signal(), Signal()
+        rests = Signal()
+        before = Signal()
         m.d.comb += rests.eq(close & (words == 0) & (writes == 0))
         m.d.sync += before.eq(rests)
         self.claim("idle while it is closed and nothing is owed", self.dut.idle == before)
         worked = Signal(name="has_read")
         m.d.sync += worked.eq(worked | transfer(memory.read))
-        self.cover("idle behind a read", self.dut.idle & worked)
+        self.cover("idle after a read", self.dut.idle & worked)
         self.cover("as many writes as there may be", writes == self.commands - 1)
 
 
 def properties() -> Iterator[Property]:
-    claim = (
-        "Commands come to the memory in the order in which they are taken, one a cycle while there is room; while a "
-        "port waits no other one goes twice; all words and reports are those of the port whose command it is."
-    )
     for ports, commands in ((1, 2), (2, 2), (3, 2)):
-        yield Property(
-            "boards/arbiter", f"order and turns of {ports}", claim, partial(ArbiterBench, ports, commands)
+        yield ArbiterBench.proves(
+            "boards/arbiter", f"order and turns of {ports}", Invariant(), ports, commands
         )
-    yield Property(
-        "boards/gate",
-        "closing",
-        "Open, a gate passes all; closed, it passes no command, and tells that it is idle when nothing is owed.",
-        partial(GateBench, 4, 3),
-    )
+    yield GateBench.proves("boards/gate", "closing", Invariant(), 4, 3)

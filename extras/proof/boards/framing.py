@@ -19,7 +19,7 @@ from weft.boards.link.frames import (
 from weft.boards.link.framing import Deframer, Framer, _Phase
 from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.streams import assume_stable, stable, within
 
 _BUFFER = 1024
@@ -30,11 +30,14 @@ _OPERATION, _SIZE = 1, 2
 
 
 class FramerBench(Bench):
-    """A framer whose line is ready or not as it likes.
+    """A frame has an end on both sides. Between them are the bytes of the body and four more, in order. Bytes that mean
+    an end or an escape are escaped, and no others.
 
-    Assumed: a byte of a body is kept until it is taken. Nothing is claimed of the value of the CRC: tests compare it
-    with `zlib`'s.
+    The line is unconstrained. Assumed: a byte of a body is kept until it is taken. Nothing is claimed of the value of
+    the CRC: tests compare it with `zlib`'s.
     """
+
+    UNIT = Framer
 
     def watch(self, m: Module) -> None:
         line, byte = self.dut.line, self.dut.byte
@@ -45,10 +48,7 @@ class FramerBench(Bench):
         is_end, is_escape = line.payload == END, line.payload == ESC
         escaped, inside = Signal(name="escaped"), Signal(name="inside")
         whole = goes & ~is_end & ~is_escape
-        m.d.sync += [
-            escaped.eq(Mux(goes, is_escape, escaped)),
-            inside.eq(inside ^ (goes & is_end)),
-        ]
+        m.d.sync += [escaped.eq(Mux(goes, is_escape, escaped)), inside.eq(inside ^ (goes & is_end))]
         shown = line.payload ^ Mux(escaped, FLIP, 0)
         special = (shown == END) | (shown == ESC)
         self.claim("escapes are followed by what they stand for", implies(escaped & line.valid, special))
@@ -67,7 +67,7 @@ class FramerBench(Bench):
             "bytes of the body, once and in order", implies(coming & (left == 0), owed & (shown == held))
         )
         ends = line.valid & inside & is_end
-        self.claim("an end behind four bytes", implies(ends, last & ~owed & (left == 0) & ~escaped))
+        self.claim("an end after four bytes", implies(ends, last & ~owed & (left == 0) & ~escaped))
         self.claim("something comes", left <= CRC_BYTES)
         waits = ~line.valid & (inside & (owed | last) | byte.valid)
         within(m, self, waits, 11, "goes on")
@@ -75,13 +75,14 @@ class FramerBench(Bench):
 
 
 class DeframerBench(CutBench):
-    """A deframer, whose buffer returns any bytes. Beside it are the bytes of the request that comes, counted.
+    """Bytes of requests are stored without escapes, and come out after their request ends undamaged, as many as its
+    header says; all others are dropped.
 
-    Assumed: at most a byte comes in `_BYTE_CYCLES` cycles.
+    The buffer returns any bytes. The bench counts the bytes of the current request. Assumed: at most one byte comes in
+    `_BYTE_CYCLES` cycles.
     """
 
-    def __init__(self) -> None:
-        super().__init__(Deframer(_BUFFER))
+    UNIT = Deframer
 
     def watch(self, m: Module) -> None:
         dut, line = self.dut, self.dut.line
@@ -165,20 +166,5 @@ class DeframerBench(CutBench):
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "boards/framing",
-        "frames",
-        "A frame has an end on both sides, and between them the bytes of the body and four more, in order, where those "
-        "that mean an end or an escape are escaped, and no others.",
-        lambda: FramerBench(Framer()),
-        cover=60,
-    )
-    yield Property(
-        "boards/framing",
-        "requests",
-        "Bytes of requests are stored as they were before they were escaped, and come out when their request ends and "
-        "is undamaged, with as many bytes as its header tells; all others are dropped.",
-        DeframerBench,
-        Induction(2),
-        cover=60,
-    )
+    yield FramerBench.proves("boards/framing", "frames", Invariant(), cover=60)
+    yield DeframerBench.proves("boards/framing", "requests", Induction(2), _BUFFER, cover=60)

@@ -1,14 +1,14 @@
-"""All properties of the room."""
+"""Registry of the properties of `weft.boards`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.extras.proof.boards import axi_bridge, axi_gate, bus, framing, sdram
+from weft.extras.proof import boards
 from weft.extras.proof.hardware.property import Property
+from weft.extras.proof.hardware.registry import collect
 
 
 def properties() -> Iterator[Property]:
-    """All properties of units of `weft.boards`."""
-    for module in (axi_bridge, axi_gate, bus, framing, sdram):
-        yield from module.properties()
+    """Yield all properties of units of `weft.boards`."""
+    return collect(boards)

@@ -8,35 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Array, Module, Mux, Signal, Value
 
 from weft.boards.sdram.chip import BANKS, SdramCycles, SdramTiming
 from weft.boards.sdram.schedule import Scheduler
+from weft.extras.proof.hardware.pipelines import latch
 from weft.extras.proof.hardware.property import Bench, Bounded, Invariant, Property
 from weft.extras.proof.hardware.streams import WatchedItem, assume_stable, transfer, within
 
 NOP, ACTIVATE, READ, REFRESH, STOP, PRECHARGE, WRITE, MODE = range(8)
 """Commands by the pads that are low: 1 for RAS, 2 for CAS, 4 for WE."""
 _PROGRESS_CYCLES = 80
-"""So far it is looked whether there is progress: the chip is initialised within 33 cycles, and a unit comes within 30
-behind that."""
+"""Length of the proof of progress: the chip is initialised within 33 cycles, and a unit follows within 30."""
 REFRESHES = 8
 """Refreshes that a chip needs before its mode register is set; some data sheets are content with 2."""
 
 
 def since(m: Module, event: Value, most: int, name: str) -> Signal:
-    """Cycles since `event` was 1 last, `most` if there are more. A reset counts as an event: what the chip got
-    before it is not known."""
+    """Return the number of cycles since `event`, at most `most`.
+
+    A reset counts as an event, because earlier commands to the chip are unknown.
+    """
     count = Signal(range(most + 1), name=f"since_{name}")
     m.d.sync += count.eq(Mux(event, 1, count + (count != most)))
     return count
 
 
 class Chip:
-    """What one bank, any one, of a chip sees, and the rules that it wants to be kept.
+    """One bank of a chip, which may be any, and the rules of its data sheet.
 
     After a reset of the controller the bank may be open, and its last command may have been in the cycle before.
 
@@ -105,7 +106,7 @@ class Chip:
         # let go of them.
         claim("data pads are driven from one side", ~(operation == WRITE) | (reads >= cas_latency + 3))
         self.bench.cover("write after read", (operation == WRITE) & (reads == cas_latency + 3))
-        self.bench.cover("burst behind burst", (operation == READ) & (columns == 2))
+        self.bench.cover("consecutive bursts", (operation == READ) & (columns == 2))
 
     def _initialisation(self, bank: Value, cas_latency: int, forget: Value) -> None:
         m, claim, cycles, operation = self.m, self.bench.claim, self.cycles, self.operation
@@ -174,9 +175,9 @@ class SchedulerBench(Bench):
         if "units" in self.about:
             self._segments(m)
         if "refreshes" in self.about:
-            self._refreshes(m)
+            self._claim_refreshes(m)
         if "progress" in self.about:
-            self._progress(m)
+            self._claim_progress(m)
 
     def _chip(self, m: Module) -> Chip:
         dut = self.dut
@@ -208,27 +209,29 @@ class SchedulerBench(Bench):
         self.claim("there is room for a word that is read", ~dut.reserve | dut.room)
         self.claim("not both", ~(dut.read & dut.write))
         self.cover("three units of a segment", current & ends & (item.unit == 2) & item.write)
-        self._places(m, item, current & issue, ends)
-        self._where(item, segments)
+        self._claim_commands(m, item, current & issue, ends)
+        self._claim_registers(item, segments)
 
-    def _places(self, m: Module, item: Any, issue: Value, ends: Value) -> None:
-        """The command in the cycle after a unit of `item` is read or written."""
+    def _claim_commands(self, m: Module, item: Any, issue: Value, ends: Value) -> None:
+        """Claim the command in the cycle after a unit of `item` is read or written."""
         dut, operation = self.dut, Value.cast(self.dut.operation)
-        told, last = Signal(name="told"), Signal(name="told_last")
+        follows, last = Signal(name="follows"), Signal(name="follows_last")
         wanted = Signal(dut.layout, name="wanted")
         unit = Signal(name="any_unit")
-        m.d.sync += [told.eq(issue), wanted.eq(item), last.eq(ends), unit.eq(dut.read | dut.write)]
+        m.d.sync += [follows.eq(issue), wanted.eq(item), last.eq(ends), unit.eq(dut.read | dut.write)]
         column = Signal(12, name="wanted_column")
         m.d.comb += column.eq(wanted.unit << 1)
         self.claim("commands for units", unit == ((operation == READ) | (operation == WRITE)))
-        self.claim("command", ~told | (operation == Mux(wanted.write, WRITE, READ)))
-        self.claim("bank", ~told | (dut.bank == wanted.bank))
-        self._rows(m, told, wanted)
-        self.claim("column", ~told | ((dut.address[:10] == column[:10]) & (dut.address[11:] == column[10:])))
-        self.claim("written", ~told | (dut.written == (wanted.write & wanted.last & last)))
+        self.claim("command", ~follows | (operation == Mux(wanted.write, WRITE, READ)))
+        self.claim("bank", ~follows | (dut.bank == wanted.bank))
+        self._claim_row(m, follows, wanted)
+        self.claim(
+            "column", ~follows | ((dut.address[:10] == column[:10]) & (dut.address[11:] == column[10:]))
+        )
+        self.claim("written", ~follows | (dut.written == (wanted.write & wanted.last & last)))
         self.claim("written is a write", ~dut.written | (operation == WRITE))
 
-    def _where(self, item: Any, segments: WatchedItem) -> None:
+    def _claim_registers(self, item: Any, segments: WatchedItem) -> None:
         """Claim that the segment is in one of two registers: the proof needs this invariant."""
         watched, ahead = segments.watched, segments.ahead
         width = self.dut.layout.size
@@ -240,15 +243,15 @@ class SchedulerBench(Bench):
         second = next_valid & (ahead == now_valid) & (Value.cast(item) == following)
         self.claim("the second", ~watched | first | second)
 
-    def _rows(self, m: Module, told: Value, wanted: Any) -> None:
-        """The row that is read or written is that of the segment, in one bank, any one."""
+    def _claim_row(self, m: Module, follows: Value, wanted: Any) -> None:
+        """Claim that the row that is read or written in one bank, which may be any, is the segment's."""
         dut = self.dut
         number = self.constant(m, range(BANKS), "watched_bank")
         row, before = Signal(13, name="bank_row"), Signal(13, name="bank_row_before")
         activated = (Value.cast(dut.operation) == ACTIVATE) & (dut.bank == number)
         m.d.comb += row.eq(Mux(activated, dut.address, before))
         m.d.sync += before.eq(row)
-        self.claim("row", ~(told & (dut.bank == number)) | (row == wanted.row))
+        self.claim("row", ~(follows & (dut.bank == number)) | (row == wanted.row))
         # Help for the proof: the unit knows the row, and opens that of its segment before it reads or writes.
         rows = Array(self.peek(f"row{bank}", self.dut.row_bits) for bank in range(BANKS))
         is_open = Array(self.peek(f"open{bank}", 1) for bank in range(BANKS))
@@ -261,18 +264,17 @@ class SchedulerBench(Bench):
         self.claim("row of the segment", ~now_valid | (rows[bank] == now))
         self.claim("bank of the segment", ~(now_valid & self.peek("run", 1)) | is_open[bank])
 
-    def _refreshes(self, m: Module) -> None:
-        """In each interval between refreshes there is one, in its beginning: so they are as many as are wanted, and no
-        two are further apart than an interval and that part of it."""
+    def _claim_refreshes(self, m: Module) -> None:
+        """Claim a refresh at the beginning of each interval.
+
+        So there are as many refreshes as required, and two are never further apart than an interval and that part of
+        it.
+        """
         cycles, operation = self.cycles, Value.cast(self.dut.operation)
-        awake = Signal(name="chip_is_awake")
-        with m.If(operation == MODE):
-            m.d.sync += awake.eq(1)
-        at, done, counts = (
-            Signal(range(cycles.refresh), name="at"),
-            Signal(name="refreshed"),
-            Signal(name="counts"),
-        )
+        awake = latch(m, operation == MODE, 1, 1, "chip_is_awake")
+        at = Signal(range(cycles.refresh))
+        done = Signal(name="refreshed")
+        counts = Signal()
         # Help for the proof: the unit's timer runs as this one does.
         interval = self.peek("interval", (cycles.refresh - 1).bit_length())
         self.claim("timer", at + interval == cycles.refresh - 1)
@@ -287,17 +289,16 @@ class SchedulerBench(Bench):
         self.claim("a refresh in time", ~counts | done | (at < self.refreshed_within))
         self.cover("a refresh later", counts & done)
 
-    def _progress(self, m: Module) -> None:
-        """With data and room at hand a segment is not left waiting."""
+    def _claim_progress(self, m: Module) -> None:
+        """Claim that a segment does not wait while data and room are available."""
         dut, inside, operation = self.dut, Signal(range(4), name="inside"), Value.cast(self.dut.operation)
-        awake, issue = Signal(name="chip_is_awake"), dut.read | dut.write
+        issue = dut.read | dut.write
         m.d.sync += inside.eq(
             inside
             + (dut.segment.valid & dut.segment.ready)
             - (issue & (self.peek("now.more", len(dut.segment.payload.more)) == 0))
         )
-        with m.If(operation == MODE):
-            m.d.sync += awake.eq(1)
+        awake = latch(m, operation == MODE, 1, 1, "chip_is_awake")
         within(m, self, (inside != 0) & awake & dut.have & dut.room & ~issue, self.slowest, "a unit")
         within(m, self, ~awake & ~dut.restart, self.starting, "the mode")
         self.cover("a unit of a segment", issue)
@@ -325,16 +326,16 @@ def properties() -> Iterator[Property]:
         # the properties at other clocks.
         short = megahertz == 25
         for about in _ABOUT if short else ("rules", "units"):
-            yield Property(
+            cycles = cycles_at(megahertz)
+            yield SchedulerBench.proves(
                 "boards/sdram_schedule",
                 f"{about} at {megahertz} MHz",
-                _ABOUT[about],
-                partial(_scheduler, about, megahertz, cas_latency, word_units),
                 Bounded(_PROGRESS_CYCLES) if about == "progress" else Invariant(),
+                about,
+                cycles,
+                claim=_ABOUT[about],
                 cover=180,
                 part=not short,
+                cas_latency=cas_latency,
+                word_units=word_units,
             )
-
-
-def _scheduler(about: str, megahertz: float, cas_latency: int, word_units: int) -> Bench:
-    return SchedulerBench(about, cycles_at(megahertz), cas_latency=cas_latency, word_units=word_units)

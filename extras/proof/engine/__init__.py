@@ -1,1 +1,1 @@
-"""Proves the properties of `weft.extras.proof.hardware` with Yosys and ABC, which come in pyosys' wheel."""
+"""Proof engine for the properties of `weft.extras.proof.hardware`: Yosys and ABC, which are in pyosys' wheel."""

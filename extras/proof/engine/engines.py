@@ -1,4 +1,4 @@
-"""The engines: property directed reachability and bounded search in ABC, temporal induction in Yosys."""
+"""Proof engines: property directed reachability and bounded model checking in ABC, k-induction in Yosys."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from weft.hdl.errors import WeftError
 from weft.hdl.verilog import yosys_command
 
 NO_INDUCTION = "no induction over"
-"""What `Verdict.how` begins with if induction does not close, however much time there is."""
+"""Prefix of `Verdict.how` if the step of induction fails, whatever the time limit."""
 _READ = "read_aiger {}; fold; strash"
 _ASSERTED = re.compile(r"was asserted in frame\s+(\d+)")
 
 
 class EngineError(WeftError, RuntimeError):
-    """An engine that is missing, or that ended without an answer; the message is the end of its log."""
+    """Engine that is missing, or that ended without an answer; the message is the end of its log."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an engine found.
+    """Result of an engine.
 
     Attributes
     ----------
     holds : bool or None
-        None if the time was up.
+        None if time was up.
     how : str
         The proof in a few words.
     frame : int or None
-        The cycle, from 0, in which a claim does not hold.
+        Cycle, from 0, in which a claim fails.
     """
 
     holds: bool | None
@@ -48,78 +48,79 @@ class Verdict:
 
 
 def decide(method: Method, folder: Path, seconds: float) -> Verdict:
-    """Find out by `method` whether what the netlist in `folder` claims holds, in about `seconds`.
+    """Check the claims of the netlist in `folder` by `method`, in about `seconds`.
 
     Raises `EngineError`.
     """
     begin = time.monotonic()
     if isinstance(method, Invariant):
         return _invariant(folder, seconds)
-    found = _bounded(folder, method.depth, seconds)
-    if isinstance(method, Bounded) or not found.holds:
-        return found
+    verdict = _bounded(folder, method.depth, seconds)
+    if isinstance(method, Bounded) or not verdict.holds:
+        return verdict
     return _induction(folder, method, seconds - (time.monotonic() - begin))
 
 
 def _invariant(folder: Path, seconds: float) -> Verdict:
-    said = _abc(folder, f"orpos; pdr -T {max(int(seconds), 1)}", seconds)
-    if (frame := _ASSERTED.search(said)) is not None:
+    output = _abc(folder, f"orpos; pdr -T {max(int(seconds), 1)}", seconds)
+    if (frame := _ASSERTED.search(output)) is not None:
         return Verdict(False, frame=int(frame[1]))
-    if "Property proved" not in said:
-        return _unless_out_of_time(said)
-    clauses = re.search(r"Verification of invariant with (\d+) clauses was successful", said)
+    if "Property proved" not in output:
+        return _timeout_or_error(output)
+    clauses = re.search(r"Verification of invariant with (\d+) clauses was successful", output)
     size = f"an invariant of {int(clauses[1]):,} clauses" if clauses else "combinational logic alone"
     return Verdict(True, size)
 
 
 def _bounded(folder: Path, depth: int, seconds: float) -> Verdict:
-    """The cycles from 0 to `depth`, not included."""
-    said = _abc(folder, f"orpos; bmc3 -F {depth} -T {max(int(seconds), 1)}", seconds)
-    if (frame := _ASSERTED.search(said)) is not None:
+    """Check the cycles from 0 up to, but not including, `depth`."""
+    output = _abc(folder, f"orpos; bmc3 -F {depth} -T {max(int(seconds), 1)}", seconds)
+    if (frame := _ASSERTED.search(output)) is not None:
         return Verdict(False, frame=int(frame[1]))
-    done = re.search(rf"No output asserted in {depth} frames|Property proved|does not depend on", said)
-    return Verdict(True, f"all {depth} first cycles") if done else _unless_out_of_time(said)
+    done = re.search(rf"No output asserted in {depth} frames|Property proved|does not depend on", output)
+    return Verdict(True, f"all {depth} first cycles") if done else _timeout_or_error(output)
 
 
 def _induction(folder: Path, method: Induction, seconds: float) -> Verdict:
-    """The step of induction; that the first cycles hold is known."""
-    said = _yosys(
+    """Prove the step of induction; the first cycles are proven before."""
+    output = _yosys(
         folder,
         f"read_rtlil {FLAT}",
         f"sat -tempinduct-inductonly -prove-asserts -set-assumes -seq 1 -maxsteps {method.depth} "
         f"-timeout {max(int(seconds), 1)}",
         seconds=seconds,
     )
-    if "Induction step proven: SUCCESS!" in said:
-        steps = said.count("Induction step failed") + 1
+    if "Induction step proven: SUCCESS!" in output:
+        steps = output.count("Induction step failed") + 1
         return Verdict(True, f"induction over {steps} {'cycle' if steps == 1 else 'cycles'}")
-    if "TIMEOUT" in said or not said.strip():
+    if "TIMEOUT" in output or not output.strip():
         return Verdict(None, "out of time")
     return Verdict(None, f"{NO_INDUCTION} {method.depth} cycles")
 
 
-def reached(folder: Path, depth: int, seconds: float) -> dict[str, int | None]:
-    """By the name of an output of the netlist in `folder` the first cycle in which it can be 1; None if that is behind
-    the first `depth` cycles, or took over `seconds` to find."""
+def find_covers(folder: Path, depth: int, seconds: float) -> dict[str, int | None]:
+    """Return, by output of the netlist in `folder`, the first cycle in which it can be 1.
+
+    It is None if that is not in the first `depth` cycles, or the search takes over `seconds`.
+    """
     outputs = re.findall(r"^output (\d+) 0 (\S+)$", (folder / MAP).read_text(), re.MULTILINE)
     raw = (folder / AIG).read_bytes()
     frames: dict[str, int | None] = {}
     for index, name in outputs:
-        # One at a time: ABC's search for several outputs at once ends with a signal where inputs are assumed.
+        # One at a time: with assumptions, ABC's search for several outputs crashes.
         file = f"cover{index}.aig"
-        (folder / file).write_bytes(of_one_output(raw, int(index)))
-        said = _abc(folder, f"bmc3 -F {depth} -T {max(int(seconds), 1)}", seconds, file)
-        found = _ASSERTED.search(said)
-        frames[name] = int(found[1]) if found else None
+        (folder / file).write_bytes(select_output(raw, int(index)))
+        output = _abc(folder, f"bmc3 -F {depth} -T {max(int(seconds), 1)}", seconds, file)
+        verdict = _ASSERTED.search(output)
+        frames[name] = int(verdict[1]) if verdict else None
     return frames
 
 
-def simplified(folder: Path, file: str, result: str, seconds: float) -> list[int]:
-    """Merge signals of a netlist without assumptions that are equal in all cycles, by ABC's `scorr`, and write it as
-    the file `result`; as it was if that takes much longer than `seconds`. Returns the literals of its outputs: 0 is
-    false for ever, 1 true.
+def simplify(folder: Path, file: str, result: str, seconds: float) -> list[int]:
+    """Merge signals that are equal in all cycles, by ABC's `scorr`, and write the netlist as the file `result`.
 
-    Raises `EngineError`.
+    The netlist has no assumptions. It is copied if ABC takes much longer than `seconds`. Returns the literals of its
+    outputs: 0 is constant false, 1 constant true. Raises `EngineError`.
     """
     _abc(folder, f"scorr; write_aiger {result}", seconds, file)
     if not (folder / result).exists():
@@ -130,20 +131,21 @@ def simplified(folder: Path, file: str, result: str, seconds: float) -> list[int
     return [int(line) for line in rest.split(b"\n", latches + outputs)[latches:-1]]
 
 
-def never(folder: Path, file: str, index: int, seconds: float) -> bool:
-    """Whether it is proven in about `seconds` that an output of a netlist without assumptions, by its number, is never
-    1, by property directed reachability.
+def is_never_1(folder: Path, file: str, index: int, seconds: float) -> bool:
+    """Return whether property directed reachability proves that an output, by its number, is never 1.
 
-    Raises `EngineError`.
+    The netlist has no assumptions. The search takes about `seconds`. Raises `EngineError`.
     """
     one = folder / "one.aig"
-    one.write_bytes(of_one_output((folder / file).read_bytes(), index))
+    one.write_bytes(select_output((folder / file).read_bytes(), index))
     return "Property proved" in _abc(folder, f"scorr; pdr -T {max(int(seconds), 1)}", seconds, one.name)
 
 
-def of_one_output(raw: bytes, index: int) -> bytes:
-    """An and-inverter graph in the binary AIGER format 1.9 (Biere, Heljanko and Wieringa, 2011) with only that output,
-    and all its constraints."""
+def select_output(raw: bytes, index: int) -> bytes:
+    """Return an and-inverter graph with only one output, and all constraints.
+
+    The format is binary AIGER 1.9 (Biere, Heljanko and Wieringa, 2011).
+    """
     head, rest = raw.split(b"\n", 1)
     counts = head.split()
     latches, outputs = int(counts[3]), int(counts[4])
@@ -152,47 +154,45 @@ def of_one_output(raw: bytes, index: int) -> bytes:
     return b"\n".join([b" ".join(counts), *lines[:latches], lines[latches + index], lines[-1]])
 
 
-def _unless_out_of_time(said: str) -> Verdict:
-    if re.search(r"imeout|UNDECIDED|ime limit|out of time|[Rr]each", said) or not said.strip():
+def _timeout_or_error(output: str) -> Verdict:
+    if re.search(r"imeout|UNDECIDED|ime limit|out of time|[Rr]each", output) or not output.strip():
         return Verdict(None, "out of time")
-    raise EngineError("ABC gave no answer: " + "\n".join(said.strip().splitlines()[-4:]))
+    raise EngineError("ABC gave no answer: " + "\n".join(output.strip().splitlines()[-4:]))
 
 
 def _abc(folder: Path, command: str, seconds: float, file: str = AIG) -> str:
-    found = find_spec("pyosys")
+    verdict = find_spec("pyosys")
     if (
-        found is None
-        or found.origin is None
-        or not (path := Path(found.origin).with_name("yosys-abc")).exists()
+        verdict is None
+        or verdict.origin is None
+        or not (path := Path(verdict.origin).with_name("yosys-abc")).exists()
     ):
-        raise EngineError("there is no yosys-abc beside pyosys: install the version of requirements/demo.txt")
-    return _logged(folder, [str(path), "-c", f"{_READ.format(file)}; {command}"], seconds)
+        raise EngineError("pyosys has no yosys-abc: install the version of requirements/demo.txt")
+    return _run_logged(folder, [str(path), "-c", f"{_READ.format(file)}; {command}"], seconds)
 
 
 def _yosys(folder: Path, *commands: str, seconds: float) -> str:
-    return _logged(folder, yosys_command(*commands), seconds)
+    return _run_logged(folder, yosys_command(*commands), seconds)
 
 
-def _logged(folder: Path, command: list[str], seconds: float) -> str:
-    """Run a command in `folder`; what it says, nothing if it was ended after a while longer than `seconds`.
+def _run_logged(folder: Path, command: list[str], seconds: float) -> str:
+    """Run a command in `folder`, with its temporary files there, and return its output.
 
-    Temporary files are in `folder`, for whoever removes that one.
-
-    Raises `EngineError` if it was ended by a signal of its own.
+    The output is empty if the command was killed after a timeout. Raises `EngineError` if a signal ended it.
     """
     try:
         process = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, check=False, timeout=seconds * 1.5 + 10,
             env=os.environ | {"TMPDIR": str(folder.absolute())},
         )  # fmt: skip
-        said, code = process.stdout + process.stderr, process.returncode
+        output, code = process.stdout + process.stderr, process.returncode
     except subprocess.TimeoutExpired:
-        said, code = "", 0
+        output, code = "", 0
     with (folder / LOG).open("a") as log:
-        log.write(said)
+        log.write(output)
     if code < 0:
         raise EngineError(f"{Path(command[0]).name} was ended by signal {-code}: {' '.join(command[-1:])}")
-    return said
+    return output
 
 
 def trace(folder: Path, frame: int) -> Path:
@@ -200,7 +200,7 @@ def trace(folder: Path, frame: int) -> Path:
 
     Raises `EngineError`.
     """
-    said = _yosys(
+    output = _yosys(
         folder,
         f"read_rtlil {FLAT}",
         f"sat -prove-asserts -set-assumes -seq {frame + 1} -show-public -dump_vcd trace.vcd",
@@ -208,12 +208,14 @@ def trace(folder: Path, frame: int) -> Path:
     )
     path = folder / "trace.vcd"
     if not path.exists():
-        raise EngineError("Yosys found no counterexample where ABC did: " + "\n".join(said.splitlines()[-4:]))
+        raise EngineError(
+            "Yosys found no counterexample where ABC did: " + "\n".join(output.splitlines()[-4:])
+        )
     return path
 
 
-def failing(path: Path) -> list[str]:
-    """The claims that do not hold in the last cycle of the waveform at `path`."""
+def failing_claims(path: Path) -> list[str]:
+    """Return the claims that fail in the last cycle of the waveform at `path`."""
     names: dict[str, str] = {}
     values: dict[str, str] = {}
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""A property's bench as a flat netlist, for Yosys' SAT solver and as an and-inverter graph for ABC."""
+"""Bench of a property as a flat netlist, for Yosys' SAT solver, and as an and-inverter graph for ABC."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from amaranth.hdl import Const, Fragment, Value
 from amaranth.lib.wiring import Out
 
 from weft.extras.proof.engine.names import Names, NetlistError
-from weft.extras.proof.hardware.property import OPENED, Bench
+from weft.extras.proof.hardware.property import Bench
 from weft.hdl.verilog import drop_zero_init
 from weft.sim.yosys_process import error_message, run_task
 
@@ -27,7 +27,7 @@ _PREPARE = (
     "opt_merge",
     "opt_clean",
     "dffunmap",
-    "setundef -anyseq",  # what optimisation found to be of no matter
+    "setundef -anyseq",  # bits that optimisation made undefined
     "opt_clean",
     f"write_rtlil {FLAT}",
     "techmap",
@@ -46,9 +46,9 @@ class Source:
     ----------
     text : str
     peeks : dict
-        For inputs that stand for signals inside of the bench, these.
+        By input, the path of the signal inside the bench that it is connected to.
     outputs : tuple of str
-        The unit's, also those that the bench does not look at.
+        Outputs of the unit, including those that the bench does not use.
     """
 
     text: str
@@ -57,8 +57,7 @@ class Source:
 
 
 def source(bench: Bench, *, covering: bool = False) -> Source:
-    """Elaborate a bench that was not elaborated before; with `covering` its outputs are its covers, and it claims
-    nothing."""
+    """Elaborate a new bench. With `covering`, its outputs are its covers, and it claims nothing."""
     bench.covering = covering
     fragment = Fragment.get(bench, None)
     outputs = bench.covers.values() if covering else ()
@@ -77,73 +76,78 @@ def source(bench: Bench, *, covering: bool = False) -> Source:
     )
 
 
-def logic(found: Source) -> str:
-    """The cells of the unit and how they are connected: two benches with the same can be given the same mutations.
+def logic(source: Source) -> str:
+    """Return the cells of the unit and their connections, which are equal for benches that share mutants.
 
-    Wires are left out, and the order of connections, as both differ by what a bench looks at.
+    The result has no wires and no order of connections, because these depend on the bench.
     """
     modules = re.findall(
-        rf"^module \\{TOP}\.{Bench.DUT}(?:\.\S+)?$.*?^end$", found.text, re.MULTILINE | re.DOTALL
+        rf"^module \\{TOP}\.{Bench.DUT}(?:\.\S+)?$.*?^end$", source.text, re.MULTILINE | re.DOTALL
     )
-    return "\n".join(line for module in modules for line in _logic_of(module.splitlines()))
+    return "\n".join(line for module in modules for line in _logic_lines(module.splitlines()))
 
 
-def _logic_of(lines: list[str]) -> list[str]:
-    """The lines of a module but its wires, without the numbers of what has no name; those of a cell are sorted, and a
-    stable sort puts the module's own connections, which are not indented, last."""
-    found: list[str] = []
+def _logic_lines(lines: list[str]) -> list[str]:
+    """Return the lines of a module without its wires and the numbers of unnamed signals.
+
+    The lines of a cell are sorted, and the module's own connections, which are not indented, come last.
+    """
+    result: list[str] = []
     cell: list[str] | None = None
     for line in (re.sub(r"\\port\$\d+", r"\\port", line) for line in lines if line):
         if line.startswith("  cell "):
-            found.append(line)
+            result.append(line)
             cell = []
         elif cell is not None and line == "  end":
-            found += [*sorted(cell), line]
+            result += [*sorted(cell), line]
             cell = None
         elif cell is not None:
             cell.append(line)
         elif not line.startswith(("  wire ", "  attribute ")):
-            found.append(line)
-    return sorted(found, key=lambda line: line if line.startswith("connect ") else "")
+            result.append(line)
+    return sorted(result, key=lambda line: line if line.startswith("connect ") else "")
 
 
-def prepare(found: Source, folder: Path, mutation: str | None = None) -> None:
-    """Write `FLAT` and `AIG` into `folder`, perhaps after a `mutation`, a command of Yosys.
+def prepare(source: Source, folder: Path, mutation: str | None = None) -> None:
+    """Write `FLAT` and `AIG` into `folder`, after `mutation`, a command of Yosys, if there is one.
 
     Raises `NetlistError`.
     """
-    (folder / "bench.il").write_text(found.text)
-    _run(folder, {"peeks": found.peeks, "mutation": mutation})
+    (folder / "bench.il").write_text(source.text)
+    _run(folder, {"peeks": source.peeks, "mutation": mutation})
 
 
-def mutations(found: Source, folder: Path, count: int, seed: int, but: Iterable[str] = ()) -> list[str]:
-    """Commands of Yosys, each of which changes one bit inside the unit: inverts it, ties it, or makes it depend on
-    another. Submodules that `but` names are left out, and what shows memories to a bench."""
-    (folder / "bench.il").write_text(found.text)
+def mutations(source: Source, folder: Path, count: int, seed: int, but: Iterable[str] = ()) -> list[str]:
+    """Return commands of Yosys, each of which changes one bit inside the unit: invert it, tie it, or combine it with
+    another.
+
+    Submodules in `but` are not changed.
+    """
+    (folder / "bench.il").write_text(source.text)
     _run(folder, {"peeks": {}, "mutations": count, "seed": seed, "but": list(but)})
     lines = (folder / "mutations.txt").read_text().splitlines()
-    return [line for line in lines if line.startswith("mutate ") and f"-wire {OPENED}" not in line]
+    return [line for line in lines if line.startswith("mutate ")]
 
 
-def changes_nothing(found: Source, folder: Path, mutation: str) -> bool:
-    """Whether the unit after `mutation` is proven to compute the same: with the same in all registers and at the inputs
-    all that comes out of the unit and goes into registers is the same, also where the bench does not look at it.
-    Registers that nothing reads do not count, unless the bench does, nor do clocks, as a bench has one.
+def changes_nothing(source: Source, folder: Path, mutation: str) -> bool:
+    """Return whether the unit after `mutation` is proven equivalent.
 
-    False where no proof is found, too.
+    With equal contents of registers and equal inputs, all outputs and all next contents must be equal, even if the
+    bench does not use them. Registers without readers are ignored, unless the bench reads them, and so are clocks,
+    because a bench has one. False also means that no proof was found.
     """
-    (folder / "bench.il").write_text(found.text)
-    looked_at = [path.removeprefix(f"{Bench.DUT}.") for path in found.peeks.values()]
-    _run(folder, {"peeks": {}, "same_after": mutation, "kept": [*found.outputs, *looked_at]})
+    (folder / "bench.il").write_text(source.text)
+    observed = [path.removeprefix(f"{Bench.DUT}.") for path in source.peeks.values()]
+    _run(folder, {"peeks": {}, "same_after": mutation, "kept": [*source.outputs, *observed]})
     return "Equivalence successfully proven!" in (folder / LOG).read_text()
 
 
 def _run(folder: Path, job: dict[str, Any]) -> None:
-    well, said = run_task(_work, folder, job)
+    succeeded, output = run_task(_run_job, folder, job)
     with (folder / LOG).open("a") as log:
-        log.write(said)
-    if not well:
-        raise NetlistError(error_message(said))
+        log.write(output)
+    if not succeeded:
+        raise NetlistError(error_message(output))
 
 
 def _modules(design: Any, paths: Iterable[str]) -> list[str]:
@@ -156,7 +160,7 @@ def _modules(design: Any, paths: Iterable[str]) -> list[str]:
 
 
 def _connect(design: Any, path: str, port: str) -> None:
-    """Let the input `port` be the signal at `path`."""
+    """Connect the input `port` to the signal at `path`."""
     module = design.top_module()
     inside = {str(name)[1:]: wire for name, wire in module.wires_.items()}
     if path not in inside:
@@ -171,8 +175,8 @@ def _connect(design: Any, path: str, port: str) -> None:
     module.connect(libyosys.SigSpec(wire), libyosys.SigSpec(signal))
 
 
-def _without_unread(design: Any, kept: Iterable[str]) -> None:
-    """Leave out what nothing reads, bit by bit, but the signals that are `kept`, and what they depend on."""
+def _remove_unread(design: Any, kept: Iterable[str]) -> None:
+    """Remove bits without readers, except for the signals in `kept` and their drivers."""
     from pyosys import libyosys
 
     inside = {str(name)[1:]: wire for name, wire in design.top_module().wires_.items()}
@@ -183,7 +187,7 @@ def _without_unread(design: Any, kept: Iterable[str]) -> None:
         libyosys.run_pass(command, design)
 
 
-def _work(job: dict[str, Any]) -> None:
+def _run_job(job: dict[str, Any]) -> None:
     from pyosys import libyosys
 
     design = libyosys.Design()
@@ -203,9 +207,9 @@ def _work(job: dict[str, Any]) -> None:
         whole = ("flatten", "memory_map", "async2sync")
         gold, gate = f"{TOP}.{Bench.DUT}", "gate"
         run(f"hierarchy -top {gold}", "design -save before", *whole)
-        _without_unread(design, job["kept"])
+        _remove_unread(design, job["kept"])
         run("design -stash gold", "design -load before", job["same_after"], *whole)
-        _without_unread(design, job["kept"])
+        _remove_unread(design, job["kept"])
         run(f"rename {gold} {gate}")
         run(
             f"design -copy-from gold -as gold {gold}", f"equiv_make gold {gate} equiv", "hierarchy -top equiv"

@@ -1,4 +1,4 @@
-"""Proves properties, reaches their covers, and keeps what was found by the content that it depends on."""
+"""Proofs of properties and searches for covers, with a cache by content."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ class Outcome(enum.StrEnum):
     BOUNDED = "bounded"
     FAILED = "failed"
     VACUOUS = "vacuous"
-    """The claims hold, but a cover is never reached."""
+    """The claims hold, but a cover is not reached."""
     UNDECIDED = "not proven"
-    """Its time was up, or induction does not close."""
+    """Time was up, or the step of induction fails."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a property.
+    """Result of a proof.
 
     Attributes
     ----------
     title, claim : str
-        Those of the property.
+        Title and claim of the property.
     outcome : Outcome
     how : str
-        The proof in a few words, or what is lacking.
+        The proof in a few words, or the reason of its failure.
     claims : list of str
-        What is claimed.
+        Names of the claims.
     covers : dict
-        By the name of a cover the cycle, from 0, in which it can be reached first, or None if it was not.
+        By cover the first cycle, from 0, in which it can be reached; None if it was not.
     seconds : float
-        Time that it took when it was found.
+        Duration of the proof.
     folder : str
-        Where netlists, logs and traces are; empty if they were not kept.
+        Folder of netlists, logs and traces; empty if they were not kept.
     """
 
     title: str
@@ -67,13 +67,13 @@ class Result:
 
 
 def prove(item: Property, seconds: float = 120.0) -> Result:
-    """The result of one property, from the cache if it was found before.
+    """Prove one property, or return its result from the cache.
 
     Parameters
     ----------
     item : Property
     seconds : float
-        After about this time it is `Outcome.UNDECIDED`, which is not kept.
+        Time limit, approximately. After it the outcome is `Outcome.UNDECIDED`, which is not cached.
 
     Raises
     ------
@@ -81,56 +81,64 @@ def prove(item: Property, seconds: float = 120.0) -> Result:
         If a tool fails.
     """
     bench = item.bench()
-    found = netlist.source(bench)
-    named = f"proof-{digest(item, found)}"
-    there = cache_root() / named
-    if is_whole(there):
-        return _read(there)
+    source = netlist.source(bench)
+    key = f"proof-{digest(item, source)}"
+    folder = cache_root() / key
+    if is_whole(folder):
+        return _read_result(folder)
     with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
         folder = Path(temporary)
-        result = _decide(item, found, sorted(bench.claims), folder, seconds)
+        result = _decide(item, source, sorted(bench.claims), folder, seconds)
         if result.outcome is Outcome.UNDECIDED:
             return result
         (folder / RESULT).write_text(json.dumps(asdict(result), indent=1))
-        return _read(entry(named, lambda target: _copy(folder, target)))
+        return _read_result(entry(key, lambda target: _copy(folder, target)))
 
 
 def prove_all(
-    items: Iterable[Property], seconds: float, jobs: int, told: Callable[[Result], None] = lambda result: None
+    items: Iterable[Property],
+    seconds: float,
+    jobs: int,
+    report: Callable[[Result], None] = lambda result: None,
 ) -> Iterator[Result]:
-    """The results of many properties, `jobs` at once, in their order; `told` hears of each as soon as it is there."""
+    """Yield the results of properties in their order, with `jobs` proofs in parallel.
 
-    def one(item: Property) -> Result:
+    `report` is called with each result at once.
+    """
+
+    def prove_one(item: Property) -> Result:
         result = prove(item, seconds)
-        told(result)
+        report(result)
         return result
 
     with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(one, items)
+        yield from pool.map(prove_one, items)
 
 
 def _copy(source: Path, target: Path) -> None:
     shutil.copytree(source, target, dirs_exist_ok=True)
 
 
-def _read(folder: Path) -> Result:
+def _read_result(folder: Path) -> Result:
     stored = json.loads((folder / RESULT).read_text())
     return Result(**stored | {"outcome": Outcome(stored["outcome"]), "folder": str(folder)})
 
 
-def digest(item: Property, found: netlist.Source) -> str:
-    """A hash of what is proven, how, and with what."""
-    made = hashlib.sha256(
-        f"{version('pyosys')} {item.title} {item.claim} {item.method} {item.cover} {found}".encode()
+def digest(item: Property, source: netlist.Source) -> str:
+    """Return a hash of the property, its bench, its method and the proof engine."""
+    state = hashlib.sha256(
+        f"{version('pyosys')} {item.title} {item.claim} {item.method} {item.cover} {source}".encode()
     )
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        made.update(path.read_bytes())
-    return made.hexdigest()[:24]
+        state.update(path.read_bytes())
+    return state.hexdigest()[:24]
 
 
-def _decide(item: Property, found: netlist.Source, claims: list[str], folder: Path, seconds: float) -> Result:
+def _decide(
+    item: Property, source: netlist.Source, claims: list[str], folder: Path, seconds: float
+) -> Result:
     begin = time.monotonic()
-    netlist.prepare(found, folder)
+    netlist.prepare(source, folder)
     verdict = engines.decide(item.method, folder, seconds)
     outcome = Outcome.BOUNDED if isinstance(item.method, Bounded) else Outcome.PROVEN
     how, covers = verdict.how, {}
@@ -139,24 +147,24 @@ def _decide(item: Property, found: netlist.Source, claims: list[str], folder: Pa
     elif verdict.holds is False:
         assert verdict.frame is not None
         outcome = Outcome.FAILED
-        names = engines.failing(engines.trace(folder, verdict.frame))
+        names = engines.failing_claims(engines.trace(folder, verdict.frame))
         how = f"{' and '.join(names)} in cycle {verdict.frame}, see trace.vcd"
     else:
-        covers = _covers(item, folder, seconds)
+        covers = _reach_covers(item, folder, seconds)
         missed = [name for name, frame in covers.items() if frame is None]
         if missed:
             outcome, how = Outcome.VACUOUS, f"not reached in {item.cover} cycles: {', '.join(missed)}"
     return Result(item.title, item.claim, outcome, how, claims, covers, round(time.monotonic() - begin, 2))
 
 
-def _covers(item: Property, folder: Path, seconds: float) -> dict[str, int | None]:
-    """When each cover is reached first."""
-    inside = folder / "covers"
-    inside.mkdir()
+def _reach_covers(item: Property, folder: Path, seconds: float) -> dict[str, int | None]:
+    """Return the first cycle in which each cover is reached."""
+    folder_of_covers = folder / "covers"
+    folder_of_covers.mkdir()
     bench = item.bench()
-    found = netlist.source(bench, covering=True)
+    source = netlist.source(bench, covering=True)
     if not bench.covers:
         return {}
-    netlist.prepare(found, inside)
-    frames = engines.reached(inside, item.cover, seconds)
+    netlist.prepare(source, folder_of_covers)
+    frames = engines.find_covers(folder_of_covers, item.cover, seconds)
     return {name: frames[signal.name] for name, signal in bench.covers.items()}

@@ -1,4 +1,4 @@
-"""Properties of `weft.hdl.matrix.array`: sums along the rows of the array, as depthwise convolutions have them."""
+"""Properties of `weft.hdl.matrix.array`: sums along the rows of the array, for depthwise convolutions."""
 
 from __future__ import annotations
 
@@ -6,52 +6,57 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 
-from weft.extras.proof.hardware.matrix import Entry, weights
-from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.matrix import Entry, claim_product
+from weft.extras.proof.hardware.pipelines import ago, implies, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.hdl.isa.config import Config
 from weft.hdl.matrix.array import Array
 
 _N, _TAPS = 4, 2
 _COLUMNS = tuple(_N - 2 * (_TAPS - tap) for tap in range(_TAPS))
-"""Of the array, those of the taps."""
+"""Columns of the array that the taps use."""
 _PRODUCT = 2
-"""Cycles from an activation's entry into its row to the product in column 0; each other column is one behind."""
+"""Cycles from an activation's entry into its row to the product in column 0; each later column takes one more."""
 
 
 class AlongBench(Bench):
-    """An array of 4 x 4 with sums of two taps, in free inputs, cut at its registers as
-    `weft.extras.proof.hardware.matrix` does.
+    """Element k of the row of C is the sum of products of element k of this row of A and the one before, for those
+    since the start of the line, with the words of B for their taps, exactly and for all operands, in the cycle in which
+    products of the array come.
 
-    Nothing is assumed: rows of both kinds, and cycles without one, follow each other as they like. Claimed is what a
-    row for this path is made of, behind another one for it or at the start of a line. Row k of the array holds the
-    sum of the first tap for the row of A before in a register, `before`, from which induction starts.
+    The inputs of an array of 4 x 4 with two taps are free, and nothing is assumed: rows of both kinds, and cycles
+    without a row, follow in any order. The proof is cut at the registers, as in `weft.extras.proof.hardware.matrix`.
+    Claims are about depthwise rows after another depthwise row or at the start of a line. A register of row k holds the
+    first tap's sum for the previous row of A; induction starts from it.
     """
 
-    def __init__(self) -> None:
-        sizes = {"n": _N, "lanes": 2, "bus_bytes": 4, "probability_bits": 7}
-        super().__init__(Array(Config(**sizes, depthwise_taps=_TAPS)))
+    UNIT = Array
 
     def watch(self, m: Module) -> None:
         array = self.dut
         self.free_inputs(m)
-        kept = self.peek("flags", 27)
+        shown = self.peek("flags", 27)
         flags = Cat(array.valid, array.depthwise, array.start)
         for age in range(1, 10):
             due = ago(m, flags, age, f"flags{age}")
-            self.claim(f"flags of {age} cycles ago", kept[3 * age - 3 : 3 * age] == due)
+            self.claim(f"flags of {age} cycles ago", shown[3 * age - 3 : 3 * age] == due)
         for r in range(_N):
-            self._row(m, r)
+            self._claim_row(m, r)
 
     def _flag(self, m: Module, name: str, cycles: int, r: int) -> Value:
         return ago(m, getattr(self.dut, name), cycles, f"{name}{cycles}_{r}")
 
-    def _row(self, m: Module, r: int) -> None:
+    def _claim_row(self, m: Module, r: int) -> None:
         array = self.dut
-        products, known = zip(*(self._product(m, r, column) for column in _COLUMNS), strict=True)
+        entry = Entry(
+            array.a.word_select(r, 8).as_signed(), array.b.word_select(r, 8), array.latch, array.swap
+        )
+        products, known = zip(
+            *(claim_product(m, self, entry, f"row{r}.", c, r + c, 8, _N) for c in _COLUMNS), strict=True
+        )
         psum = array.config.widths.psum
-        here = r + _COLUMNS[1] + _PRODUCT  # behind the entry: the product of the second tap is there
-        self._flags(m, r)
+        here = r + _COLUMNS[1] + _PRODUCT  # cycles from the entry to the product of the second tap
+        self._claim_flags(m, r)
         first = self.peek(f"row{r}.psum{_COLUMNS[0]}", psum).as_signed()
         along = self._flag(m, "depthwise", here - 1, r)
         made = ago(m, products[0], 1, f"first{r}").as_signed()
@@ -59,7 +64,7 @@ class AlongBench(Bench):
 
         valid, start = (self._flag(m, name, here, r) for name in ("valid", "start"))
         before = Signal(signed(psum), name=f"before{r}", reset_less=True)
-        of_this_path = Signal(name=f"of_this_path{r}")  # and there was one
+        of_this_path = Signal(name=f"of_this_path{r}")  # the previous row was depthwise
         own, depthwise = ago(m, first, 1, f"own{r}").as_signed(), ago(m, along, 1, f"along_of{r}")
         earlier = ago(m, products[0], _COLUMNS[1] - _COLUMNS[0], f"earlier{r}")
         with m.If(valid):
@@ -69,16 +74,16 @@ class AlongBench(Bench):
         self.claim(f"its own {r}", implies(valid, stages[0] == own))
 
         # The product of the first tap for the row of A before, since the last reset.
-        last = Signal(16, name=f"last{r}", reset_less=True)
-        with m.If(valid):
-            m.d.sync += last.eq(earlier)
+        last = latch(m, valid, earlier, 16, f"last{r}", reset=False)
         self.claim(f"the sum before is its product {r}", implies(of_this_path, before == last.as_signed()))
         total = products[1] + Mux(start, 0, last.as_signed())
         claimed = valid & depthwise & (start | of_this_path)
-        self._leaves(m, r, here, total, claimed, known[0] & known[1])
+        self._claim_sum(
+            m, r, here, total, claimed, ago(m, known[0] & known[1], 1, f"known_products{r}", reset=True)
+        )
 
-    def _leaves(self, m: Module, r: int, here: int, total: Value, claimed: Value, known: Value) -> None:
-        """The sum is element `r` of the row of C."""
+    def _claim_sum(self, m: Module, r: int, here: int, total: Value, claimed: Value, known: Value) -> None:
+        """Claim that the sum is element `r` of the row of C."""
         array = self.dut
         late = array.latency - here
         comes = ago(m, claimed, late, f"comes{r}", reset=True)
@@ -87,8 +92,7 @@ class AlongBench(Bench):
         there = comes & ago(m, known, late, f"known{r}", reset=True)
         self.cover(f"a negative element {r}", there & (array.c[r] < -20000))
 
-    def _flags(self, m: Module, r: int) -> None:
-        """What the row keeps of the flags of rows of A that are near."""
+    def _claim_flags(self, m: Module, r: int) -> None:
         flags = Cat(self.dut.valid, self.dut.depthwise, self.dut.start)
         least = r + _COLUMNS[0] + _PRODUCT
         near, along = self.peek(f"near{r}", 3), self.peek(f"along{r}", 12)
@@ -97,31 +101,9 @@ class AlongBench(Bench):
             due = ago(m, flags, least + 1 + age, f"along{r}_{age}")
             self.claim(f"along {r} {age}", along.word_select(age, 3) == due)
 
-    def _product(self, m: Module, r: int, column: int) -> tuple[Value, Value]:
-        """The register with the product of a column, and whether that is of a known weight."""
-        array, late = self.dut, r + column
-        path = f"row{r}."
-        activations = self.peek(f"{path}a_stages", 8 * _N)
-        entering = array.a.word_select(r, 8).as_signed()
-        a = activations.word_select(column, 8).as_signed()
-        self.claim(f"activation {r} {column}", a == ago(m, entering, late + 1, f"a{r}_{column}"))
-        row = Entry(entering, array.b.word_select(r, 8), array.latch, array.swap)
-        shadow, active = (self.peek(f"{path}{name}{column}", 8) for name in ("shadow", "active"))
-        known = weights(m, self, row, column, shadow, active, late, f"{r}_{column}")
-        product = self.peek(f"{path}product{column}", 16).as_signed()
-        made = ago(m, a * active.as_signed(), 1, f"made{r}_{column}")
-        self.claim(f"product {r} {column}", product == made)
-        return product, ago(m, known, 1, f"known{r}_{column}", reset=True)
-
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "matrix/array",
-        "sums of two taps along rows of 4",
-        "Element k of the row of C is the sum of products of element k of this row of A and the one before, for those "
-        "since the start of the line, with the words of B for their taps, exactly and for all operands, in the cycle "
-        "in which products of the array come.",
-        AlongBench,
-        Induction(12),
-        part=True,
+    config = Config(n=_N, lanes=2, bus_bytes=4, probability_bits=7, depthwise_taps=_TAPS)
+    yield AlongBench.proves(
+        "matrix/array", "sums of two taps along rows of 4", Induction(12), config, part=True
     )

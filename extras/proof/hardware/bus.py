@@ -1,15 +1,14 @@
-"""Properties of `weft.hdl.bus`: the AXI4 manager, and bursts."""
+"""Properties of `weft.hdl.bus`: the AXI4 manager and the burst splitter."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import (
     Channel,
@@ -22,17 +21,20 @@ from weft.extras.proof.hardware.streams import (
     within,
 )
 from weft.hdl.bus.axi import OKAY, PAGE, AxiManager, BurstSplitter, reader_ids
-from weft.hdl.isa.config import Config
 
 _INCR = 1
 """AXI4's code of a burst over consecutive addresses."""
 
 
 class AxiBench(Bench):
-    """The manager between readers, a writer and a memory that are unconstrained.
+    """AR, AW and W are stable, and pass requests and words on in order, once and unchanged, the first reader's requests
+    first. Beats go to the reader with their ID. Errors and beats are flagged in the next cycle.
 
-    Assumed: requests have 1 to 256 beats, and memory answers with IDs of readers.
+    Readers, writer and memory are unconstrained, but requests have 1 to 256 beats, and memory answers with IDs of
+    readers.
     """
+
+    UNIT = AxiManager
 
     def watch(self, m: Module) -> None:
         dut, axi = self.dut, self.dut.axi
@@ -132,11 +134,15 @@ class _Stage:
 
 
 class SplitterBench(Bench):
-    """The splitter with a bus that is unconstrained. Runs may wrap around from the last address to 0.
+    """Bursts cover each run exactly, in order and with its tag, one a cycle. They end at blocks and at the run's end,
+    and cross no block and no page. The splitter is idle while it has no run.
 
-    Assumed: a run has at least one byte. One run, which may be any, is watched on its way through the unit. Claims of
-    `_inside` say where it is in the unit: without them induction starts from unreachable states.
+    The bus is unconstrained. Runs may wrap around from the last address to 0. Assumed: a run has at least one byte. One
+    run, which may be any, is watched on its way through the unit; `_claim_places` says where it is, because induction
+    would start from unreachable states otherwise.
     """
+
+    UNIT = BurstSplitter
 
     MOST = 5
     """Runs inside the unit: two in front of the one that is cut, and two whose bursts wait."""
@@ -154,7 +160,7 @@ class SplitterBench(Bench):
         self.claim(
             "no burst goes on into the next page", ~request.valid | (first % PAGE + beats * bus <= PAGE)
         )
-        self._inside()
+        self._claim_places()
         self.cover("a burst of the whole block", request.valid & (beats == block))
         self.cover("a run in three bursts", self.ours & dut.last & (self.bursts == 2))
 
@@ -185,7 +191,7 @@ class SplitterBench(Bench):
         yield self.peek(f"{name}.o__valid", 1), self.peek(f"{name}.o__payload", width)
         yield ~self.peek(f"{name}.i__ready", 1), self.peek(f"{name}.kept", width)
 
-    def _inside(self) -> None:
+    def _claim_places(self) -> None:
         """Claim that the places hold all words of the watched run that have not left."""
         stages, runs = list(self._stages()), self.runs
         ended: Value = Const(0, 3)
@@ -207,7 +213,7 @@ class SplitterBench(Bench):
         self.claim("runs are where they are counted", runs.inside == ended)
         self.claim("the watched run is there", ~runs.watched | (runs.ahead < runs.inside))
         for first, second in ((0, 1), (3, 4)):
-            self.claim(f"stage {second} fills up behind {first}", stages[first].valid | ~stages[second].valid)
+            self.claim(f"stage {second} fills up after {first}", stages[first].valid | ~stages[second].valid)
 
     def _burst(self, name: str, stage: _Stage) -> None:
         end = stage.word % self.dut.block + stage.words
@@ -256,26 +262,12 @@ class SplitterBench(Bench):
         self.claim("a burst a cycle", ~(self.runs.watched & begun) | request.valid)
 
 
-def _manager(config: Config) -> Bench:
-    return AxiBench(AxiManager(config))
-
-
-def _splitter(bus: int, beats: int) -> Bench:
-    return SplitterBench(BurstSplitter(SMALLEST.replace(bus_bytes=bus), beats=beats, tag=3))
-
-
 def properties() -> Iterator[Property]:
-    claim = (
-        "AR, AW and W are stable, and pass requests and words on in order, once and unchanged, the first reader's "
-        "first; beats go to the reader with their ID; errors and beats are flagged in the next cycle."
-    )
     for bits, name in ((0, "two readers"), (7, "three readers")):
         config = SMALLEST.replace(probability_bits=bits)
-        yield Property("bus/axi", name, claim, partial(_manager, config), proven=("log",))
-    claim = (
-        "Bursts cover each run exactly, in order and with its tag, one a cycle; they end at blocks and at the run's "
-        "end, and cross no block and no page. The splitter is idle while it has no run."
-    )
+        yield AxiBench.proves("bus/axi", name, Invariant(), config, proven=("log",))
     for bus, beats in ((4, 64), (16, 256), (128, 256)):
         name = f"bursts of {beats} words of {bus} bytes"
-        yield Property("bus/burst", name, claim, partial(_splitter, bus, beats), Induction(4))
+        yield SplitterBench.proves(
+            "bus/burst", name, Induction(4), SMALLEST.replace(bus_bytes=bus), beats=beats, tag=3
+        )

@@ -1,9 +1,8 @@
-"""Properties of `busy`, which every unit has: see `weft.hdl.lib.ports.unit`."""
+"""Properties of the output `busy` of units, see `weft.hdl.lib.ports.unit`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Module, Mux
@@ -19,11 +18,14 @@ from weft.hdl.vector.vec import VecUnit
 
 _CONFIG = SMALLEST.replace(queue_depth=1)
 _COUNTS = ("rows", "line", "pixels", "length", "run", "nt", "ob", "oy", "ox", "ky", "kx", "kc", "ry", "rx")
-"""Fields of instructions that must not be 0."""
+"""Fields of instructions that are at least 1."""
 
 
 class BusyBench(Bench):
-    """A whole unit with free inputs.
+    """The unit is busy from the cycle after it takes an instruction to the signal of the last one, and signals no
+    other.
+
+    A whole unit with free inputs.
 
     Assumed: every instruction signals something, so that its end is visible; counts are at least 1; memory only answers
     requests.
@@ -66,13 +68,4 @@ def properties() -> Iterator[Property]:
         ("vector/vec", VecUnit, 26),
     )
     for unit, kind, depth in units:
-        yield Property(
-            unit,
-            "busy",
-            "The unit is busy from the cycle after it takes an instruction to the signal of the last one, and signals "
-            "no other.",
-            partial(BusyBench, kind),
-            Bounded(depth),
-            cover=depth + 4,
-            part=True,
-        )
+        yield BusyBench.proves(unit, "busy", Bounded(depth), kind, cover=depth + 4, part=True)

@@ -1,4 +1,4 @@
-"""Memories as their ports: proofs of what is around a memory do not need what it holds."""
+"""Benches without the contents of memories: reads return any value."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from weft.extras.proof.hardware.property import Bench
 
 
 class CutMemories:
-    """A platform of Amaranth on which a read of a memory returns any value in every cycle.
+    """Amaranth platform on which a read of a memory returns any value in every cycle.
 
-    What is proven of a unit on it holds whatever its memories hold. That a read returns what was written last is a
-    property of Amaranth's memories then, and not proven.
+    Properties that are proven with it hold for any contents of memories. They do not cover that a read returns the word
+    that was written last, which is a property of Amaranth's memories.
     """
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self.cut: list[Memory] = []
-        """The memories, in the order in which the unit is elaborated: their ports are to be looked at."""
+        """The memories, in the order of elaboration. Benches use their ports."""
 
     def get_memory(self, memory: Memory) -> Module:
-        """Called by `Memory` when it is elaborated."""
+        """Return the replacement of a memory; `Memory` calls this when it is elaborated."""
         m = Module()
         self.cut.append(memory)
         for port in memory.read_ports:
@@ -33,10 +33,9 @@ class CutMemories:
 
 
 class CutBench(Bench):
-    """A bench of a unit whose memories are cut.
+    """Bench of a unit whose memories are cut.
 
-    All outputs of the unit are connected, whichever of them are claimed anything of, so that benches have the same
-    netlist of it: each is shown the faults that others do not see.
+    All outputs of the unit are connected, so all benches have an equal netlist of it, and share mutants.
     """
 
     def middle(self) -> Elaboratable | Fragment:

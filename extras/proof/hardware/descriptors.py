@@ -1,28 +1,27 @@
-"""Properties of what walks lists of programs."""
+"""Properties of the unit that runs lists of programs."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.pipelines import ago, implies, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_stable, stable, within
 from weft.hdl.control.descriptors import Descriptors
 from weft.hdl.isa.program_lists import MARK, RECORD_BYTES, RECORD_READ_BYTES, pitch
 
-_LINGERS = 3
-"""Cycles at most in which it neither asks for anything nor waits for anybody."""
-_MOST = 15
-"""More than memory owes at a time, to the list or to programs."""
+_MAX_PAUSE = 3
+"""Maximum number of consecutive cycles without a request or a wait."""
+_MAX_OWED = 15
+"""More words or bursts than memory owes at a time, to the list or to programs."""
 
 
 class _State(enum.IntEnum):
-    """Of the unit, in the order of its source."""
+    """States of the unit, in the order of its source."""
 
     REST = 0
     ASK = 1
@@ -38,16 +37,16 @@ class _State(enum.IntEnum):
 
 
 class ListBench(Bench):
-    """The unit between memory, fetch and STORE. What memory owes is counted here.
+    """One program of a list runs at a time. It starts when its descriptor has come, carries the mark, and nothing stops
+    the run. After it, its record is written with the cycles that it took, and then the next descriptor is read.
+    Requests of fetch and STORE are passed on, and answers go back to them.
 
-    Assumed: nothing starts while anything runs; a program is not at its end in the cycle behind its start, nor while
-    memory owes it something; its users ask for nothing without a program, keep what they ask for, and are not owed
-    more than can be counted; memory answers only what was asked for.
+    The bench counts the words that memory owes. Assumed: nothing starts while anything runs; a program does not end in
+    the cycle after its start, nor while memory owes it something; users request nothing without a program, keep their
+    requests, and are owed no more than can be counted; memory answers only requests.
     """
 
-    def __init__(self, bus: int) -> None:
-        self.config = SMALLEST.replace(descriptors=1, bus_bytes=bus)
-        super().__init__(Descriptors(self.config))
+    UNIT = Descriptors
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -55,13 +54,13 @@ class ListBench(Bench):
         self.runs, self.own, self.at = Signal(name="runs"), Signal(name="own"), Signal(32, name="at")
         self.state = self.peek("fsm_state", 4)
         m.d.comb += self.own.eq(dut.busy & ~self.runs)  # what is asked of memory is for the list
-        self._programs(m)
-        self._users(m)
+        self._claim_programs(m)
+        self._assume_users(m)
         confirms = Signal()
-        reads, writes = self._reads(m), self._writes(m, confirms)
+        reads, writes = self._claim_reads(m), self._claim_writes(m, confirms)
         owed = reads.any() | writes.any()
-        self._inside(reads, writes)
-        self._place(m, confirms)
+        self._claim_state(reads, writes)
+        self._claim_place(m, confirms)
         for name, port in (
             ("read", dut.read.request),
             ("write", dut.write.request),
@@ -74,14 +73,14 @@ class ListBench(Bench):
             stopped = ago(m, dut.stop & dut.busy, 1, f"{name}_stopped", reset=True)
             self.claim(f"nothing is {name} that is to end", implies(begins, ~stopped))
         asks = Cat(dut.read.request.valid, dut.write.request.valid, dut.write.beat.valid).any()
-        within(m, self, self.own & ~owed & ~asks, _LINGERS, "lingers")
+        within(m, self, self.own & ~owed & ~asks, _MAX_PAUSE, "lingers")
 
-    def _programs(self, m: Module) -> None:
-        """When programs run: in the cycle in which one is at its end, too."""
-        dut, fresh, listed = self.dut, Signal(), Signal()
+    def _claim_programs(self, m: Module) -> None:
+        """Claim when programs run, including the cycle in which a program ends."""
+        dut = self.dut
+        fresh = Signal()
         m.d.sync += [self.runs.eq(dut.launch | (self.runs & ~dut.idle)), fresh.eq(dut.launch)]
-        with m.If(dut.start):
-            m.d.sync += listed.eq(dut.listed)
+        listed = latch(m, dut.start, dut.listed, 1, "listed")
         self.assume(~(dut.start & (dut.busy | self.runs)))
         self.assume(~(dut.idle & fresh))
         self.claim("one program at a time", ~(dut.launch & self.runs))
@@ -92,33 +91,35 @@ class ListBench(Bench):
         self.cover("a second program", dut.launch & dut.busy & (dut.done == 1))
         self.cover("stopped", ago(m, dut.busy & dut.stop, 1, "stopping", reset=True) & ~dut.busy)
 
-    def _users(self, m: Module) -> None:
+    def _assume_users(self, m: Module) -> None:
         fetch, store = self.dut.fetch, self.dut.store
         for name, port in (("fetch", fetch.request), ("store", store.request), ("beat", store.beat)):
             assume_stable(m, self, port, f"of_{name}")
             self.assume(~port.valid | (self.runs & ~self.dut.idle))
         self.assume(fetch.beat.ready)
 
-    def _owed(self, m: Module, name: str, more: Value, less: Value) -> Signal:
-        """Count what memory owes the list, and beside it what it owes a program."""
-        own, theirs = (Signal(range(_MOST + 1), name=f"{name}_{who}") for who in ("own", "theirs"))
+    def _count_owed(self, m: Module, name: str, more: Value, less: Value) -> Signal:
+        """Count the words or bursts that memory owes the list, and those that it owes a program."""
+        own, theirs = (Signal(range(_MAX_OWED + 1), name=f"{name}_{who}") for who in ("own", "theirs"))
         for count, mine in ((own, self.own), (theirs, ~self.own)):
             m.d.sync += count.eq(count + Mux(mine, more, 0) - (less & (own.any() == (count is own))))
-        self.assume(theirs + Mux(self.own, 0, more) <= _MOST)
+        self.assume(theirs + Mux(self.own, 0, more) <= _MAX_OWED)
         self.assume(~less | own.any() | theirs.any())
         self.assume(~self.dut.idle | ~theirs.any())
         self.claim(f"{name} of one at a time", implies(~self.runs, theirs == 0))
         return own
 
-    def _reads(self, m: Module) -> Signal:
-        """Descriptors are read as they are to be, and told of word after word; fetch gets all others. Returns whether
-        the list is owed something."""
+    def _claim_reads(self, m: Module) -> Signal:
+        """Claim the reads of descriptors, and that fetch gets all other words.
+
+        Returns the number of words that the list is owed.
+        """
         dut, bus = self.dut, self.config.bus_bytes
         beats = -(-RECORD_READ_BYTES // bus)
         request, beat = dut.read.request, dut.read.beat
         asked = request.valid & request.ready
         self.assume(~(asked & ~self.own) | (dut.fetch.request.payload.beats <= 4))
-        owed = self._owed(m, "beats", Mux(asked, request.payload.beats[:4], 0), beat.valid)
+        owed = self._count_owed(m, "beats", Mux(asked, request.payload.beats[:4], 0), beat.valid)
         mine = beat.valid & owed.any()
         self.claim("takes what comes", ~beat.valid | beat.ready)
         self.claim(
@@ -126,67 +127,71 @@ class ListBench(Bench):
             implies(~self.own, request.payload.as_value() == dut.fetch.request.payload.as_value()),
         )
         self.claim("whether fetch asks", implies(~self.own, request.valid == dut.fetch.request.valid))
-        self.claim("fetch is told", dut.fetch.beat.valid == (beat.valid & ~owed.any()))
+        self.claim("beats for fetch", dut.fetch.beat.valid == (beat.valid & ~owed.any()))
         self.claim("fetch may ask", dut.fetch.request.ready == (request.ready & ~(self.own & request.valid)))
         address = request.payload.address == self.at
         self.claim(
             "where it reads", implies(self.own & request.valid, address & (request.payload.beats == beats))
         )
-        place = Array(1 << beats - 1 - left if left < beats else 0 for left in range(_MOST + 1))
+        place = Array(1 << beats - 1 - left if left < beats else 0 for left in range(_MAX_OWED + 1))
         self.claim("which word", dut.taken == Mux(mine, place[(owed - 1)[:4]], 0))
         self.claim("no more than one descriptor", owed <= beats)
         self.claim("word", dut.words == beat.payload)
-        marked, known = Signal(), Signal()  # of the descriptor that was read last
+        marked = Signal()
+        complete = Signal()  # of the descriptor that was read last
         with m.If(mine & (owed == beats)):
             m.d.sync += [marked.eq(beat.payload[1:32] == MARK >> 1), self._last(m).eq(beat.payload[0])]
-        m.d.sync += known.eq(Mux(mine, owed == 1, known & ~dut.launch & dut.busy))
-        self.claim("only what is a descriptor", implies(dut.launch & dut.busy, known & marked))
-        self.claim("an error tells that it is none", implies(dut.error, known & ~marked))
+        m.d.sync += complete.eq(Mux(mine, owed == 1, complete & ~dut.launch & dut.busy))
+        self.claim("only what is a descriptor", implies(dut.launch & dut.busy, complete & marked))
+        self.claim("an error tells that it is none", implies(dut.error, complete & ~marked))
         self.cover("error", dut.error)
-        self.marked, self.known = marked, known
+        self.marked, self.complete = marked, complete
         return owed
 
     def _last(self, m: Module) -> Signal:
-        """Whether the descriptor that was read last is the last one of its list."""
+        """Return whether the last descriptor that was read is the last one of its list."""
         self.last = Signal(name="last_one")
         return self.last
 
-    def _writes(self, m: Module, confirms: Signal) -> Signal:
-        """Records are written as they are to be; STORE is told of its own confirmations. Returns whether the list is
-        owed something."""
+    def _claim_writes(self, m: Module, confirms: Signal) -> Signal:
+        """Claim the writes of records, and that STORE gets its own confirmations.
+
+        Returns the number of bursts that the list is owed.
+        """
         dut, bus = self.dut, self.config.bus_bytes
         beats, at = max(RECORD_BYTES // bus, 1), RECORD_READ_BYTES % bus
         request, beat = dut.write.request, dut.write.beat
         sent = beat.valid & beat.ready & beat.payload.last
-        owed = self._owed(m, "bursts", sent, dut.write.confirmed)
+        owed = self._count_owed(m, "bursts", sent, dut.write.confirmed)
         m.d.comb += confirms.eq(dut.write.confirmed & owed.any())
-        self.claim("STORE is told", dut.store.confirmed == (dut.write.confirmed & ~owed.any()))
+        self.claim("confirmations for STORE", dut.store.confirmed == (dut.write.confirmed & ~owed.any()))
         for port, user in ((request, dut.store.request), (beat, dut.store.beat)):
             name = "asks" if port is request else "sends"
             payload = Value.cast(port.payload) == Value.cast(user.payload)
             self.claim(f"STORE {name}", implies(~self.own, (port.valid == user.valid) & payload))
             self.claim(f"STORE {name} as it may", user.ready == (port.ready & ~(self.own & port.valid)))
         first = self.at + RECORD_READ_BYTES // bus * bus
-        known = (request.payload.address == first) & (request.payload.beats == beats)
-        self.claim("where it writes", implies(self.own & request.valid, known))
+        complete = (request.payload.address == first) & (request.payload.beats == beats)
+        self.claim("where it writes", implies(self.own & request.valid, complete))
         index = Signal(range(beats + 1))
         with m.If(self.own & request.valid):
             m.d.sync += index.eq(0)
         with m.Elif(self.own & beat.valid & beat.ready):
             m.d.sync += index.eq(index + 1)
-        record = self._record(m)
+        record = self._define_record(m)
         parts = [record[8 * bus * part :][: 8 * bus] for part in range(beats)]
         data = Array(parts)[index] << 8 * at if beats > 1 else parts[0] << 8 * at
-        known = (beat.payload.data == data[: 8 * bus]) & (beat.payload.last == (index == beats - 1))
+        complete = (beat.payload.data == data[: 8 * bus]) & (beat.payload.last == (index == beats - 1))
         strobe = beat.payload.strobe == ((1 << min(RECORD_BYTES, bus)) - 1) << at
-        self.claim("what it writes", implies(self.own & beat.valid, known & strobe & (index < beats)))
+        self.claim("what it writes", implies(self.own & beat.valid, complete & strobe & (index < beats)))
         self.cover("a record", self.own & beat.valid & beat.payload.last)
         self.index = index
         return owed
 
-    def _record(self, m: Module) -> Value:
-        """What the record is to be."""
-        dut, cycles, waited = self.dut, Signal(32), Signal(32)
+    def _define_record(self, m: Module) -> Value:
+        dut = self.dut
+        cycles = Signal(32)
+        waited = Signal(32)
         for name, count in (("cycles", cycles), ("waited", waited)):
             self.claim(f"counts {name}", self.peek(name, 32) == count)
         with m.If(dut.launch):
@@ -195,10 +200,11 @@ class ListBench(Bench):
             m.d.sync += [cycles.eq(cycles + 1), waited.eq(waited + dut.waits)]
         return Cat(Const(1, 32), cycles, waited, Const(0, 32))
 
-    def _place(self, m: Module, confirms: Signal) -> None:
-        """Which descriptor it is at, how many are done, and when the list ends."""
+    def _claim_place(self, m: Module, confirms: Signal) -> None:
+        """Claim the current descriptor, the number of programs that are done, and the end of the list."""
         dut, step = self.dut, pitch(self.config)
-        done, ends = Signal.like(dut.done), Signal()
+        done = Signal.like(dut.done)
+        ends = Signal()
         self.claim("at its end", ends == (self.state == _State.ADVANCE))
         m.d.sync += ends.eq(confirms)
         with m.If(dut.start & dut.listed):
@@ -211,8 +217,8 @@ class ListBench(Bench):
         self.claim("goes on", implies(ended, dut.busy == goes_on))
         self.claim("between programs", implies(dut.busy & self.runs, ~dut.reads))
 
-    def _inside(self, reads: Signal, writes: Signal) -> None:
-        """How its state follows from what it has done: not promised to users."""
+    def _claim_state(self, reads: Signal, writes: Signal) -> None:
+        """Claim how the state follows from earlier events: induction needs these invariants."""
         dut, state = self.dut, self.state
         beats, records = (
             -(-RECORD_READ_BYTES // self.config.bus_bytes),
@@ -229,7 +235,7 @@ class ListBench(Bench):
         self.claim("marked", implies(begun, self.peek("marked", 1) == self.marked))
         self.claim("last", implies(begun, self.peek("last", 1) == self.last))
         looks = (state == _State.LOOK) | (state == _State.LAUNCH)
-        self.claim("known", implies(looks, self.known))
+        self.claim("known", implies(looks, self.complete))
         self.claim("confirming", writes == (state == _State.CONFIRM))
         align = (pitch(self.config) - 1).bit_length()
         self.claim(
@@ -241,19 +247,9 @@ class ListBench(Bench):
         )
 
 
-def _lists(bus: int) -> Bench:
-    return ListBench(bus)
-
-
 def properties() -> Iterator[Property]:
     for bus in (4, 64):
-        yield Property(
-            "control/descriptors",
-            f"lists, words of {bus} bytes",
-            "One program of a list runs at a time, started when its descriptor has come, bears the mark, and nothing "
-            "stops the run; its record is written behind it with the cycles that it took, and then the next descriptor "
-            "is read; what fetch and STORE ask for passes, and the answers to it are theirs.",
-            partial(_lists, bus),
-            Induction(4),
-            cover=48,
+        config = SMALLEST.replace(descriptors=1, bus_bytes=bus)
+        yield ListBench.proves(
+            "control/descriptors", f"lists, words of {bus} bytes", Induction(4), config, cover=48
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.pipelines import ago, implies, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.hdl.isa.operands import DIVISION_LATENCY
 from weft.hdl.lib.arithmetic import LEAD, QUOTIENT_BITS, Divider
@@ -16,36 +16,41 @@ _FIELDS = {"scale": QUOTIENT_BITS, "exponent": 7, "v_zero": 8}
 
 
 class DividerBench(Bench):
-    """The divider and what its users do.
+    """The divider and the behaviour of its users.
 
-    Fields change with `start` only. There is a current row from the cycle after `start` or `step` on, or any later one,
+    Fields change with `start` only. There is a current row from the cycle after `start` or `step`, or a later cycle,
     until the next of these; `sum` is that of two cycles ago. A row is issued when the divider is ready, and taken once,
-    `LEAD` cycles later or still later.
+    at least `LEAD` cycles later.
     """
+
+    UNIT = Divider
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m, "sum", *_FIELDS)
         for name, width in _FIELDS.items():
             self._field(m, name, width)
-        self._rows(m)
-        self._protocol(m)
+        self._model_rows(m)
+        self._model_protocol(m)
         self._watch(m)
 
     def _watch(self, m: Module) -> None:
         raise NotImplementedError
 
     def _field(self, m: Module, name: str, width: int) -> None:
-        field, value = Signal(width, name=f"field_{name}", reset_less=True), self.free(width, f"new_{name}")
-        with m.If(self.dut.start):
-            m.d.sync += field.eq(value)
+        value = self.free(width, f"new_{name}")
+        field = latch(m, self.dut.start, value, width, f"field_{name}", reset=False)
         m.d.comb += getattr(self.dut, name).eq(field)
 
-    def _rows(self, m: Module) -> None:
-        """`current` is ``l`` of the current row, if there is one; `divided` that of the row stepped past last."""
-        dut, advance = self.dut, Signal()
+    def _model_rows(self, m: Module) -> None:
+        """Model the rows: `current` is ``l`` of the current row, and `divided` that of the last row that was stepped
+        past.
+        """
+        dut = self.dut
+        advance = Signal()
         self.current = Signal(_SUM, name="current", reset_less=True)
         self.divided = Signal(_SUM, name="divided", reset_less=True)
-        following, there = self.free(_SUM, "following"), Signal()
+        following = self.free(_SUM, "following")
+        there = Signal()
         m.d.comb += advance.eq(dut.start | dut.step)
         m.d.sync += there.eq(dut.row & ~advance)
         self.assume(implies(there, dut.row))
@@ -55,10 +60,14 @@ class DividerBench(Bench):
             m.d.sync += self.divided.eq(self.current)
         m.d.comb += dut.sum.eq(ago(m, self.current, 2, "sum"))
 
-    def _protocol(self, m: Module) -> None:
-        """`age` counts cycles since a row was issued, up to `LEAD`; `holding`: a row is there that was not taken."""
+    def _model_protocol(self, m: Module) -> None:
+        """Model the protocol: `age` counts cycles since the issue of a row, up to `LEAD`; `holding` marks a row that
+        was not taken.
+        """
         dut = self.dut
-        self.issued, self.age, self.holding = Signal(), Signal(range(LEAD + 1)), Signal()
+        self.issued = Signal()
+        self.age = Signal(range(LEAD + 1))
+        self.holding = Signal()
         self.assume(implies(dut.issue, dut.ready))
         self.assume(implies(dut.take, self.issued & (self.age == LEAD)))
         with m.If(self.issued & (self.age != LEAD)):
@@ -74,7 +83,9 @@ class DividerBench(Bench):
 
 
 class OrderBench(DividerBench):
-    """When rows are stepped past, and are ready."""
+    """Each row is stepped past once; one result is there at a time until it is taken, and it is complete then; rows are
+    normalised and ready within a bounded time.
+    """
 
     def _watch(self, m: Module) -> None:
         dut = self.dut
@@ -101,34 +112,34 @@ class OrderBench(DividerBench):
 
 
 class QuotientBench(DividerBench):
-    """What the results are, of any row, in all steps of the way to them.
+    """Quotient, shift and bias of a row follow from its sum and the fields by their definition, for all values.
 
-    Of a long division and of a long multiplication what is claimed is each of their 8 steps, in terms of the one
-    before, as no solver looks through all of them: of the division in base 4, that four times the rest is digit times t
-    plus the next rest, which is less than t; of the multiplication, that it doubles what is there and takes away the
-    factor if the next bit is set (the first one, of the sign, adds it). It follows that the digits make up the quotient
-    of ``scale * 4**8`` and t, rounded down, and that the sum is ``-v_zero * rsh(l, 8)``.
+    No solver proves a whole long division or multiplication, so each of their 8 steps is claimed in terms of the step
+    before. For the division in base 4, four times the rest is digit times t plus the next rest, which is less than t. A
+    step of the multiplication doubles the sum and subtracts the factor if the next bit is set; the first step, of the
+    sign, adds it. It follows that the digits form the quotient of ``scale * 4**8`` and t, rounded down, and that the
+    sum is ``-v_zero * rsh(l, 8)``.
     """
 
     def _watch(self, m: Module) -> None:
         dut = self.dut
-        size, top = self._size(m, self.current, "current")
-        self._normalised(m, size, top)
-        size, top = self._size(m, self.divided, "divided")
+        size, top = self._measure(m, self.current, "current")
+        self._claim_normalisation(m, size, top)
+        size, top = self._measure(m, self.divided, "divided")
         divided = self.holding
         self.claim("shift", implies(divided, dut.result.shift == size + dut.exponent))
         left = self.peek("left", 4)
-        self.begun = ago(m, dut.step, 1, "begun", reset=True) & divided
-        self.moved = ago(m, left.any() & ~dut.step & ~dut.start, 1, "moved", reset=True) & divided
+        self.first_step = ago(m, dut.step, 1, "begun", reset=True) & divided
+        self.next_step = ago(m, left.any() & ~dut.step & ~dut.start, 1, "moved", reset=True) & divided
         self.claim("steps", left <= DIVISION_LATENCY)
-        self.claim("first step", implies(self.begun, left == DIVISION_LATENCY))
-        self.claim("next step", implies(self.moved, left == ago(m, left, 1, "left") - 1))
-        self.claim("no step", implies(divided & ~self.moved & ~self.begun, left == 0))
-        self._quotient(m, divided, top, left)
-        self._bias(m, divided, left)
+        self.claim("first step", implies(self.first_step, left == DIVISION_LATENCY))
+        self.claim("next step", implies(self.next_step, left == ago(m, left, 1, "left") - 1))
+        self.claim("no step", implies(divided & ~self.next_step & ~self.first_step, left == 0))
+        self._claim_quotient(m, divided, top, left)
+        self._claim_bias(m, divided, left)
 
-    def _size(self, m: Module, value: Signal, name: str) -> tuple[Signal, Signal]:
-        """E and t of a sum."""
+    def _measure(self, m: Module, value: Signal, name: str) -> tuple[Signal, Signal]:
+        """Return E and t of a sum."""
         size, top = Signal(6, name=f"{name}_size"), Signal(_TOP, name=f"{name}_top")
         for bit in range(_SUM):
             with m.If(value[bit]):
@@ -136,8 +147,8 @@ class QuotientBench(DividerBench):
                 m.d.comb += [size.eq(bit + 1), top.eq(value >> shift if shift > 0 else value << -shift)]
         return size, top
 
-    def _normalised(self, m: Module, size: Signal, top: Signal) -> None:
-        """The sum of the current row is shifted until its top bit is set, and its bits are counted."""
+    def _claim_normalisation(self, m: Module, size: Signal, top: Signal) -> None:
+        """Claim that the current row's sum is shifted until its top bit is set, and that its bits are counted."""
         dut = self.dut
         operand, counted = self.peek("operand", _SUM), self.peek("size", 6)
         fetched, normal = self.peek("fetched", 1), self.peek("normal", 1)
@@ -159,7 +170,7 @@ class QuotientBench(DividerBench):
             self.claim(f"row stays {cycles}", implies(waits >= cycles, value == self.current))
         self.claim("step is normal", implies(dut.step, normal & (operand[-_TOP:] == top)))
 
-    def _quotient(self, m: Module, divided: Value, top: Signal, left: Value) -> None:
+    def _claim_quotient(self, m: Module, divided: Value, top: Signal, left: Value) -> None:
         dut = self.dut
         rest, divisor = self.peek("rest", _TOP), self.peek("top", _TOP)
         triple = self.peek("triple", _TOP + 2)
@@ -168,18 +179,18 @@ class QuotientBench(DividerBench):
         self.claim("a top bit", implies(divided, some == self.divided.any()))
         quotient = dut.result.mantissa
         digit, before = quotient[:2], ago(m, rest, 1, "rest")
-        self.claim("no digits", implies(self.begun, rest == dut.scale))
+        self.claim("no digits", implies(self.first_step, rest == dut.scale))
         times = Mux(digit[1], divisor << 1, 0) + Mux(digit[0], divisor, 0)
-        self.claim("digit", implies(self.moved & some, (before << 2) == times + rest))
-        self.claim("digit of nothing", implies(self.moved & ~some, digit == 0))
+        self.claim("digit", implies(self.next_step & some, (before << 2) == times + rest))
+        self.claim("digit of nothing", implies(self.next_step & ~some, digit == 0))
         self.claim("rest", implies(divided & some, rest < divisor))
-        behind = ago(m, quotient, 1, "quotient")
-        stays = divided & ~self.moved & ~self.begun
-        self.claim("digits move up", implies(self.moved, quotient[2:] == behind[:-2]))
-        self.claim("digits stay", implies(stays, quotient == behind))
+        quotient_before = ago(m, quotient, 1, "quotient")
+        stays = divided & ~self.next_step & ~self.first_step
+        self.claim("digits move up", implies(self.next_step, quotient[2:] == quotient_before[:-2]))
+        self.claim("digits stay", implies(stays, quotient == quotient_before))
         self.cover("a quotient", stays & quotient[-1])
 
-    def _bias(self, m: Module, divided: Value, left: Value) -> None:
+    def _claim_bias(self, m: Module, divided: Value, left: Value) -> None:
         dut = self.dut
         factor, zero = self.peek("factor", _SUM - 7), self.peek("zero", 8)
         rounded = ((self.divided + Const(128)) >> 8)[: _SUM - 7]
@@ -190,28 +201,13 @@ class QuotientBench(DividerBench):
         bit = dut.v_zero.as_unsigned().bit_select(left[:3], 1)  # of the step that was
         term = Mux(bit, factor, 0)
         step = Mux(left == DIVISION_LATENCY - 1, term, (before << 1) - term)[:_SUM]
-        self.claim("bits", implies(self.moved, bias == step))
-        self.claim("no bits", implies(self.begun, bias == 0))
-        stays = divided & ~self.moved & ~self.begun
+        self.claim("bits", implies(self.next_step, bias == step))
+        self.claim("no bits", implies(self.first_step, bias == 0))
+        stays = divided & ~self.next_step & ~self.first_step
         self.claim("bits stay", implies(stays, bias == before))
         self.cover("a bias", stays & bias[0])
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "lib/divide",
-        "order",
-        "Each row is stepped past once; one result is there at a time until it is taken, and it is complete then; rows "
-        "are normalised and ready within a bounded time.",
-        lambda: OrderBench(Divider()),
-        Invariant(),
-        cover=48,
-    )
-    yield Property(
-        "lib/divide",
-        "results",
-        "Quotient, shift and bias of a row follow from its sum and the fields by their definition, for all values.",
-        lambda: QuotientBench(Divider()),
-        Induction(6),
-        cover=16,
-    )
+    yield OrderBench.proves("lib/divide", "order", Invariant(), cover=48)
+    yield QuotientBench.proves("lib/divide", "results", Induction(6), cover=16)

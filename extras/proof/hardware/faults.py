@@ -1,42 +1,41 @@
-"""Properties of what happens at errors: how runs are stopped, the watchdog, and which burst failed."""
+"""Properties of error handling: stops of runs, the watchdog, and the burst that failed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.bus.axi import FaultLog
 from weft.hdl.control.control import RunState
 from weft.hdl.control.counters import SETTLING_CYCLES
 from weft.hdl.control.semaphores import Dispatcher
 from weft.hdl.isa import Queue, kinds_of
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import WATCHDOG_BITS, WATCHDOG_CYCLES, FaultUnit, Status
 from weft.hdl.sequential.mover import Mover
 
-_KEPT, _OUTSTANDING = 4, 8
-"""As `LOGGED_ADDRESSES` and `MAX_OUTSTANDING` of `weft.hdl.bus.axi`, to shorten the proof."""
+_LOGGED, _OUTSTANDING = 4, 8
+"""Small values of `LOGGED_ADDRESSES` and `MAX_OUTSTANDING` of `weft.hdl.bus.axi`, to shorten the proof."""
 
 
 class RunBench(Bench):
     """The state of a run, without its watchdog.
 
-    Assumed: no run starts while one is on; there is progress in every cycle.
+    Assumed: no run starts while another runs; there is progress in every cycle.
     """
 
-    def __init__(self, stops: bool) -> None:
-        super().__init__(RunState(stops=stops, unit=4))
+    UNIT = RunState
 
     def watch(self, m: Module) -> None:
         dut, stops = self.dut, self.dut.stops
         self.free_inputs(m)
         self.assume(~(dut.start & dut.busy))
         self.assume(dut.moves)
-        running, on, done = Signal(), Signal(), Signal()
+        running = Signal()
+        on = Signal()
+        done = Signal()
         settling = Signal(range(SETTLING_CYCLES + 2))
         asked = dut.asked & running & stops
         causes = Signal(4)  # since the start: what came with it counts
@@ -61,21 +60,21 @@ class RunBench(Bench):
 
 
 class WatchdogBench(Bench):
-    """The watchdog, with a limit that stands.
+    """The watchdog with a constant limit.
 
-    Assumed: no run starts while one is on, and what else stops runs does not come.
+    Assumed: no run starts while another runs, and there are no other reasons to stop.
     """
 
-    def __init__(self, unit: int, limit: int | None) -> None:
-        super().__init__(RunState(unit=unit))
-        self.unit, self.most = unit, limit
+    UNIT = RunState
+
+    def __init__(self, unit: int) -> None:
+        super().__init__(unit=unit)
+        self.unit = unit
 
     def watch(self, m: Module) -> None:
         dut, unit = self.dut, self.unit
         self.free_inputs(m, "limit")
         m.d.comb += dut.limit.eq(self.constant(m, WATCHDOG_BITS, "limit"))
-        if self.most is not None:
-            self.assume(dut.limit <= self.most)
         self.assume(~(dut.start & dut.busy))
         self.assume(~(dut.bus_error | dut.opcode_error | dut.parity_error | dut.asked))
         expired = dut.status[Status.WATCHDOG.bit_length() - 1]
@@ -83,10 +82,8 @@ class WatchdogBench(Bench):
         quiet = Signal((unit << WATCHDOG_BITS).bit_length() + 1)
         full = quiet.all()
         m.d.sync += quiet.eq(Mux(dut.start | dut.moves, 0, quiet + ~full))
-        was, before = (
-            Signal(),
-            Signal.like(quiet),
-        )  # what moves in the cycle in which it expires comes too late
+        was = Signal()
+        before = Signal.like(quiet)  # what moves in the cycle in which it expires comes too late
         m.d.sync += [was.eq(expired), before.eq(quiet)]
         new = expired & ~was
         least = dut.limit * unit
@@ -94,16 +91,16 @@ class WatchdogBench(Bench):
         running = dut.running & dut.limit.any()
         self.claim("not too late", ~running | expired | (quiet <= least + unit + 2))
         self.claim("stops", ~(expired & dut.running) | dut.stop)
-        self.claim("tells", ~expired | dut.irq)
+        self.claim("interrupts", ~expired | dut.irq)
         self.claim("busy", ~dut.running | dut.busy)
-        self._count(m, quiet)
+        self._claim_count(m, quiet)
         if unit <= 4:
             self.cover("expired", new & (dut.limit == 2))
             self.cover("done", expired & dut.status[Status.DONE.bit_length() - 1])
         self.cover("runs", dut.running & (quiet == 3))
 
-    def _count(self, m: Module, quiet: Signal) -> None:
-        """What is left of the limit, by the cycles without progress: not promised to users."""
+    def _claim_count(self, m: Module, quiet: Signal) -> None:
+        """Claim the rest of the limit in terms of the cycles without progress: induction needs it."""
         dut, unit = self.dut, self.unit
         left = self.peek("left", WATCHDOG_BITS + 1)
         cycle, moved = self.peek("cycle", (unit - 1).bit_length()), self.peek("moved", 1)
@@ -118,16 +115,16 @@ class WatchdogBench(Bench):
 
 
 class LogBench(Bench):
-    """Addresses of bursts of two sources, of which any one burst is watched, and of its address some bits.
+    """Addresses of bursts of two sources. One burst, which may be any, is watched, with some bits of its address.
 
-    Assumed: a burst ends that was asked for before, and fewer of a source than it counts are on their way; an answer
-    comes while its burst is.
+    Assumed: a burst ends only after its request, and fewer than `_OUTSTANDING` bursts of a source are under way; an
+    answer comes while its burst is under way.
     """
 
     SOURCES = ("load", "store")
 
     def __init__(self, source: str, bits: tuple[int, ...]) -> None:
-        super().__init__(FaultLog(SMALLEST, self.SOURCES, kept=_KEPT, outstanding=_OUTSTANDING))
+        super().__init__(FaultLog(SMALLEST, self.SOURCES, kept=_LOGGED, outstanding=_OUTSTANDING))
         self.source, self.bits = source, bits
 
     def watch(self, m: Module) -> None:
@@ -143,39 +140,44 @@ class LogBench(Bench):
             failed[name] = Signal(name=f"failed_{name}")
             m.d.sync += failed[name].eq(port.failed)
         self.claim("error", dut.error == Cat(failed.values()).any())
-        self._first(m, failed)
-        self._address(m, under_way[self.source])
+        self._claim_first(m, failed)
+        self._claim_address(m, under_way[self.source])
 
-    def _first(self, m: Module, failed: dict[str, Signal]) -> None:
-        """The first error since the clear, and only that."""
+    def _claim_first(self, m: Module, failed: dict[str, Signal]) -> None:
+        """Claim that the log keeps the first error since the clear."""
         dut = self.dut
-        unit, response = Signal(3), Signal(2)
-        kept, responses = Signal(3), Signal(2)
+        unit = Signal(3)
+        response = Signal(2)
+        logged_unit = Signal(3)
+        responses = Signal(2)
         for name in reversed(self.SOURCES):
             before = Signal(2, name=f"response_{name}")
             m.d.sync += before.eq(getattr(dut, name).response)
             with m.If(failed[name]):
                 m.d.comb += [unit.eq(FaultUnit[name.upper()]), response.eq(before)]
         with m.If(dut.clear):
-            m.d.sync += [kept.eq(0), responses.eq(0)]
-        with m.Elif((unit != 0) & (kept == 0)):
-            m.d.sync += [kept.eq(unit), responses.eq(response)]
-        self.claim("unit", dut.fault.unit == kept)
+            m.d.sync += [logged_unit.eq(0), responses.eq(0)]
+        with m.Elif((unit != 0) & (logged_unit == 0)):
+            m.d.sync += [logged_unit.eq(unit), responses.eq(response)]
+        self.claim("unit", dut.fault.unit == logged_unit)
         self.claim("response", dut.fault.response == responses)
-        self.cover("store fails", kept == FaultUnit.STORE)
+        self.cover("store fails", logged_unit == FaultUnit.STORE)
 
-    def _address(self, m: Module, under_way: Signal) -> None:
-        """One burst, from when it is asked for: its address, and how many end before it."""
+    def _claim_address(self, m: Module, under_way: Signal) -> None:
+        """Follow one burst from its request: its address, and the number of bursts that end before it."""
         dut, port = self.dut, getattr(self.dut, self.source)
         bits = [port.address[bit] for bit in self.bits]
-        watched, ahead, address = Signal(), Signal(range(_OUTSTANDING)), Signal(len(bits))
+        watched = Signal()
+        ahead = Signal(range(_OUTSTANDING))
+        address = Signal(len(bits))
         picks = self.free(1, "picks")
         with m.If(port.asked & picks & ~watched):
             m.d.sync += [watched.eq(1), ahead.eq(under_way - port.ended), address.eq(Cat(bits))]
         with m.Elif(watched & port.ended):
             m.d.sync += [ahead.eq(ahead - 1), watched.eq(ahead != 0)]
         # A cycle later the log has it.
-        its, at = Signal(), Signal(len(bits))
+        its = Signal()
+        at = Signal(len(bits))
         m.d.sync += [its.eq(port.failed & watched & (ahead == 0)), at.eq(address)]
         unit = FaultUnit[self.source.upper()]
         first = its & (dut.fault.unit == 0) & ~dut.clear
@@ -184,25 +186,29 @@ class LogBench(Bench):
             m.d.sync += other.eq(getattr(dut, self.SOURCES[0]).failed)
             first = first & ~other
         few = Signal()  # since the burst was asked for no more than are kept
-        m.d.comb += few.eq(under_way + its < _KEPT - 1)
-        told, expected, was_few = Signal(), Signal(len(bits)), Signal()
-        m.d.sync += [told.eq(first), expected.eq(at), was_few.eq(few)]
+        m.d.comb += few.eq(under_way + its < _LOGGED - 1)
+        reported = Signal()
+        expected = Signal(len(bits))
+        was_few = Signal()
+        m.d.sync += [reported.eq(first), expected.eq(at), was_few.eq(few)]
         shown = Cat(dut.fault.address[bit] for bit in self.bits)
-        self.claim("address", ~(told & dut.fault.known) | ((shown == expected) & (dut.fault.unit == unit)))
-        self.claim("known", ~(told & was_few) | dut.fault.known)
+        self.claim(
+            "address", ~(reported & dut.fault.known) | ((shown == expected) & (dut.fault.unit == unit))
+        )
+        self.claim("known", ~(reported & was_few) | dut.fault.known)
         self.claim("aligned", ~dut.fault.address[: (SMALLEST.bus_bytes - 1).bit_length()].any())
-        self.cover("third", told & dut.fault.known & (expected != 0))
-        self.cover("unknown", told & ~dut.fault.known)
+        self.cover("third", reported & dut.fault.known & (expected != 0))
+        self.cover("unknown", reported & ~dut.fault.known)
 
 
 class StopBench(Bench):
-    """A queue of instructions that is stopped at any time.
+    """Once a queue is stopped, no instruction becomes valid, one that is valid stays until it is taken, and the others
+    are dropped.
 
-    Assumed: what is available stays so until it is taken, as no other queue takes it.
+    Assumed: a semaphore stays available until it is taken, because no other queue takes it.
     """
 
-    def __init__(self, config: Config, queue: Queue) -> None:
-        super().__init__(Dispatcher(config, kinds_of(queue, config)))
+    UNIT = Dispatcher
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -211,7 +217,10 @@ class StopBench(Bench):
         available = Signal.like(dut.available, name="available_before")
         m.d.sync += available.eq(dut.available & ~dut.take)
         self.assume(~(available & ~dut.available).any())
-        stopped, was_valid, waited, still = Signal(), Signal(), Signal(), Signal()
+        stopped = Signal()
+        was_valid = Signal()
+        waited = Signal()
+        still = Signal()
         m.d.sync += [
             stopped.eq(dut.stop),
             was_valid.eq(valid),
@@ -228,18 +237,20 @@ class StopBench(Bench):
 
 
 class MoverBench(Bench):
-    """The memory unit of the sequential core around an error.
+    """From an error on, the sequential core requests nothing more from memory. Earlier requests stay until they are
+    taken, and it is quiet only when nothing is owed.
 
-    Assumed: memory answers what it was asked for, a read or a write; `hold` comes with an error, and stays.
+    Assumed: memory answers only requests; `hold` comes with an error, and stays.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(Mover(config))
+    UNIT = Mover
 
     def watch(self, m: Module) -> None:
         dut, axi = self.dut, self.dut.axi
         self.free_inputs(m)
-        owes_read, owes_write, owes_word = Signal(), Signal(), Signal()
+        owes_read = Signal()
+        owes_write = Signal()
+        owes_word = Signal()
         read, write, word = axi.arvalid & axi.arready, axi.awvalid & axi.awready, axi.wvalid & axi.wready
         m.d.sync += [
             owes_read.eq(read | owes_read & ~axi.rvalid),
@@ -248,7 +259,8 @@ class MoverBench(Bench):
         ]
         self.assume(~axi.rvalid | owes_read)
         self.assume(~axi.bvalid | owes_write & owes_word)
-        failed, held = Signal(), Signal()
+        failed = Signal()
+        held = Signal()
         m.d.sync += [
             failed.eq(failed | axi.rvalid & (axi.rresp != 0) | axi.bvalid & (axi.bresp != 0)),
             held.eq(dut.hold),
@@ -264,68 +276,69 @@ class MoverBench(Bench):
             self.cover(f"{name} is asked for", valid & ~signal)
         owes: Value = owes_read | owes_write | owes_word
         self.claim("quiet", ~dut.quiet | ~(owes | axi.arvalid | axi.awvalid | axi.wvalid))
-        self.claim("an error is told", ~(failed & ~held) | dut.error)
+        self.claim("an error is reported", ~(failed & ~held) | dut.error)
         self.cover("error", failed & dut.quiet)
 
 
 def properties() -> Iterator[Property]:
     for stops in (True, False):
-        yield Property(
+        yield RunBench.proves(
             "control/run_state",
             "states" if stops else "states, without stops",
-            "A run is on from its start until counters have settled behind its end; its status has what stopped it"
+            Invariant(),
+            claim="A run lasts from its start until counters have settled after its end; its status has what stopped it"
             + (
-                ", and nothing may begin from the cycle of a bus error on, and behind any other."
+                ", and nothing may begin from the cycle of a bus error on, and after any other reason to stop."
                 if stops
                 else "."
             ),
-            partial(RunBench, stops),
             cover=2 * SETTLING_CYCLES + 8,
+            stops=stops,
+            unit=4,
         )
     claim = (
         "The watchdog stops a run of {} at the earliest when nothing has moved for as many units as its limit, at the "
         "latest a unit and three cycles later, and never with a limit of 0."
     )
-    yield Property(
+    yield WatchdogBench.proves(
         "control/run_state",
         "watchdog",
-        claim.format(f"units of {WATCHDOG_CYCLES} cycles"),
-        partial(WatchdogBench, WATCHDOG_CYCLES, None),
         Induction(4),
+        WATCHDOG_CYCLES,
+        claim=claim.format(f"units of {WATCHDOG_CYCLES} cycles"),
     )
-    yield Property(
+    yield WatchdogBench.proves(
         "control/run_state",
         "watchdog of 4 cycles",
-        claim.format("units of 4 cycles"),
-        partial(WatchdogBench, 4, None),
         Induction(4),
+        4,
+        claim=claim.format("units of 4 cycles"),
         cover=80,
     )
     for source in LogBench.SOURCES:
-        yield Property(
+        yield LogBench.proves(
             "bus/faults",
             f"first error, {source}",
-            "The first error since the clear is kept, with its unit and response, and with the address of its burst if "
-            f"fewer than {_KEPT} are on their way; some bits of it are watched.",
-            partial(LogBench, source, (2, 31)),
-            cover=_KEPT + 8,
+            Invariant(),
+            source,
+            (2, 31),
+            claim="The log keeps the first error since the clear: its unit, its response, and the address of "
+            f"its burst if fewer than {_LOGGED} are on their way; some bits of it are watched.",
+            cover=_LOGGED + 8,
         )
     for queue in (Queue.LOAD, Queue.VEC):
         for depth in (1, 4):
-            yield Property(
+            config = SMALLEST.replace(queue_depth=depth)
+            yield StopBench.proves(
                 "control/semaphores",
                 f"stop of {queue.name} with {depth}",
-                "Once a queue is stopped, no instruction becomes valid, one that is valid stays until it is taken, "
-                "and the others are dropped.",
-                partial(StopBench, SMALLEST.replace(queue_depth=depth), queue),
+                Invariant(),
+                config,
+                kinds_of(queue, config),
                 part=True,
             )
     for bus_bytes in (4, 8):
-        yield Property(
-            "sequential/mover",
-            f"hold, {bus_bytes} bytes",
-            "From an error on, the sequential core asks memory for nothing more; what it asked for before stays until "
-            "it is taken, and it is quiet only when nothing is owed.",
-            partial(MoverBench, SMALLEST.replace(bus_bytes=bus_bytes)),
-            part=True,
+        config = SMALLEST.replace(bus_bytes=bus_bytes)
+        yield MoverBench.proves(
+            "sequential/mover", f"hold, {bus_bytes} bytes", Invariant(), config, part=True
         )

@@ -1,15 +1,14 @@
-"""Properties of `weft.hdl.vector.vec_lookup`: the effect of LOOKUP, and what results of VEC are looked up."""
+"""Properties of `weft.hdl.vector.vec_lookup`: the effect of LOOKUP, and look-ups of VEC."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import OPENED, Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa import Lookup
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
@@ -17,60 +16,60 @@ from weft.hdl.isa.operands import LOOKUP_LATENCY
 from weft.hdl.vector.vec_lookup import VecLookup
 from weft.hdl.vector.vec_streams import is_kind, results_layout, view
 
-_AHEAD = LOOKUP_LATENCY + 1
-"""Cycles in which fields of an instruction come here."""
+_FIELDS_AHEAD = LOOKUP_LATENCY + 1
+"""Cycles that the fields of an instruction take to this stage."""
 
 
 class _OpenLookup(VecLookup):
-    """The stage with one more port for its table, by which `shown` has what stands at `place`. Two lanes share it."""
+    """The stage with one more port for its table, which shows the byte at `place`.
+
+    `Bench.peek_word` would be slow: the table has hundreds of words.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.place = Signal(range(LOOKUP_ENTRIES * config.lookup_tables))
-        self.shown = Signal(8, name=f"{OPENED}table")
+        self.shown = Signal(8)
 
     def elaborate(self, platform: object) -> Module:
         m = super().elaborate(platform)
-        port = m.submodules.copy_0.read_port(domain="comb")
+        port = m.submodules.copy_0.read_port(domain="comb")  # two lanes share it
         m.d.comb += [port.addr.eq(self.place), self.shown.eq(port.data)]
         return m
 
 
 class LookupBench(Bench):
-    """The stage of look-up tables in free inputs.
+    """Each byte of a LOOKUP is written to its entry, once. A result is the byte that was last written to the entry that
+    it names, two cycles later, or passes unchanged if its instruction does not look up. Its description passes with it.
 
-    Assumed is what the reader keeps: no byte of a LOOKUP comes in the cycle in which the next instruction is loaded,
-    as that begins when nothing of it is under way.
-
-    One entry, any one, is watched with the byte that LOOKUP has written there since the reset by its definition: the
-    first byte goes to the entry that the instruction names, each other one to that behind the last. A result that is
-    looked up there, in a cycle in which nothing is written, is that byte two cycles later.
+    The inputs are free. Assumed, as the reader guarantees: no byte of a LOOKUP comes in the cycle in which the next
+    instruction is loaded. One entry, which may be any, is watched, with the byte that LOOKUP has written to it since
+    the reset: the first byte goes to the entry that the instruction names, each other byte to the next entry. A result
+    that is looked up there, in a cycle without a write, is that byte two cycles later.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(_OpenLookup(config))
-        self.config = config
-        self.depth = LOOKUP_ENTRIES * config.lookup_tables
+    UNIT = _OpenLookup
 
     def watch(self, m: Module) -> None:
         dut = self.dut
+        self.depth = LOOKUP_ENTRIES * self.config.lookup_tables
         self.free_inputs(m)
         self.entry = self.constant(m, range(self.depth), "entry")
         self.known, self.content = Signal(name="known"), Signal(8, name="content", reset_less=True)
-        self._filled(m)
+        self._model_table(m)
         m.d.comb += dut.place.eq(self.entry)
         self.claim("the table", implies(self.known, dut.shown == self.content))
-        self.looks = ago(m, dut.looks_up, _AHEAD, "looks", reset=True)
-        chosen = ago(m, dut.chosen, _AHEAD, "chosen", reset=True)
+        self.looks = ago(m, dut.looks_up, _FIELDS_AHEAD, "looks", reset=True)
+        chosen = ago(m, dut.chosen, _FIELDS_AHEAD, "chosen", reset=True)
         self.table = chosen[: (self.config.lookup_tables - 1).bit_length()]
         before = results_layout(self.config)(ago(m, dut.i.as_value(), LOOKUP_LATENCY, "before", reset=True))
         for name in ("write", "end", "index", "dst"):
             self.claim(f"{name} passes", Value.cast(dut.o[name]) == Value.cast(before[name]))
         for lane in range(self.config.lanes):
-            self._lane(m, lane, Value.cast(before.bytes[lane]))
+            self._claim_lane(m, lane, Value.cast(before.bytes[lane]))
 
-    def _lane(self, m: Module, lane: int, before: Value) -> None:
-        """A result, which was there as `before`, leaves as it came, or as what stands at its entry."""
+    def _claim_lane(self, m: Module, lane: int, before: Value) -> None:
+        """Claim that a result leaves unchanged, or as the content of its entry."""
         dut, place = self.dut, Signal(range(self.depth), name=f"place{lane}")
         m.d.comb += place.eq(Cat((dut.i.bytes[lane].as_signed() + 128)[:8], self.table))
         if self.config.kernel:
@@ -86,8 +85,7 @@ class LookupBench(Bench):
         if self.config.kernel:
             self.claim(f"entry of lane {lane}", implies(found, Value.cast(dut.entries[lane]) == due))
 
-    def _filled(self, m: Module) -> None:
-        """What LOOKUP writes, by its definition."""
+    def _model_table(self, m: Module) -> None:
         dut = self.dut
         op: Any = view(Lookup, dut.payload)
         on, following = Signal(name="on"), Signal(range(self.depth), name="next_entry")
@@ -111,18 +109,7 @@ class LookupBench(Bench):
         self.claim("the byte", self.peek("table_byte", 8) == byte)
 
 
-def _bench(tables: int, kernel: int) -> Bench:
-    return LookupBench(SMALLEST.replace(lanes=2, lookup_tables=tables, kernel=kernel))
-
-
 def properties() -> Iterator[Property]:
     for tables, kernel, what in ((1, 16, "one table, with the kernel engine"), (2, 0, "two tables")):
-        yield Property(
-            "vector/vec_lookup",
-            f"entries of {what}",
-            "Each byte of a LOOKUP is written to its entry, once; a result is what was last written to the entry that "
-            "it names, two cycles later, or passes unchanged if its instruction looks nothing up; what goes with it "
-            "passes.",
-            partial(_bench, tables, kernel),
-            Induction(6),
-        )
+        config = SMALLEST.replace(lanes=2, lookup_tables=tables, kernel=kernel)
+        yield LookupBench.proves("vector/vec_lookup", f"entries of {what}", Induction(6), config)

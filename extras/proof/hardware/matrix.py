@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.matrix.array import Array
@@ -19,17 +18,18 @@ from weft.hdl.matrix.pe import PeRow
 
 
 class Weight:
-    """The weight of one column of a row, as `weft.hdl.matrix.pe.PeRow` documents it, without the time that anything
-    takes to get to the column: in the cycle in which an activation enters the row, `value` is the weight for it.
+    """Model of the weight of one column of a row, as `weft.hdl.matrix.pe.PeRow` documents it, without delays to the
+    column: `value` is the weight for an activation in the cycle in which that enters the row.
 
-    Column c takes the word of B that follows `latch` by c cycles, and `swap` takes what was sent in the cycles before.
+    Column c takes the word of B that comes c cycles after `latch`; `swap` activates the word that was sent last before
+    it.
 
     Attributes
     ----------
     value, known : value
         The weight, and whether one was sent and swapped since the last reset.
     sent, sent_known : Signal
-        The same for the weight that was sent last.
+        The weight that was sent last, and whether one was sent since the last reset.
     """
 
     def __init__(self, m: Module, latch: Value, swap: Value, b: Value, column: int, name: str) -> None:
@@ -45,43 +45,41 @@ class Weight:
 
 
 class RowBench(Bench):
-    """A row of processing elements in free inputs; activations of 9 bits are -255 at least, as its users promise.
+    """Column c adds activation times weight to the sum from above in the documented cycle, for all operands; the weight
+    is word c of the last tile that was sent before the last swap.
 
-    The claims are a chain that is cut at the unit's registers, as no solver proves two products equal whose operands it
-    has to prove equal as well: a column's activation is that of the documented cycle, its active weight is the one that
-    is documented, the product is that of the two, the sum is that of what comes from above and the product.
+    The inputs are free; activations of 9 bits are at least -255, as users guarantee. The claims form a chain that is
+    cut at the unit's registers, because solvers prove products equal only if their operands are: a column's activation,
+    its active weight, their product, and the sum of the product and the value from above.
     """
+
+    UNIT = PeRow
 
     def watch(self, m: Module) -> None:
         row, columns = self.dut, self.dut.groups
         self.free_inputs(m)
         if row.activation_width == 9:
             self.assume(row.a >= -255)
-        for name in ("latch", "swap"):
-            pulse = getattr(row, name)
-            self.claim(f"{name} below", getattr(row, f"{name}_below") == ago(m, pulse, 1, name, reset=True))
-        activations = self.peek("a_stages", row.activation_width * columns)
+        claim_pulses(m, self)
         for c in range(columns):
-            a = activations.word_select(c, row.activation_width).as_signed()
-            self.claim(f"activation {c}", a == ago(m, row.a, c + 1, f"a{c}"))
-            self._column(m, c, a)
+            product, known = claim_product(m, self, row, "", c, c, row.activation_width, columns)
+            total = Signal(signed(row.psum_width), name=f"total{c}")
+            m.d.comb += total.eq(row.above[c] + product)
+            self.claim(f"sum of column {c}", row.below[c] == ago(m, total, 1, f"sum{c}"))
+            there = ago(m, known, 2, f"known_sum{c}", reset=True)
+            self.cover(f"sum of column {c}", there & (row.below[c] != 0))
 
-    def _column(self, m: Module, c: int, a: Value) -> None:
-        row = self.dut
-        active = self.peek(f"active{c}", 8).as_signed()
-        product = self.peek(f"product{c}", 16).as_signed()
-        known = weights(m, self, row, c, self.peek(f"shadow{c}", 8), active, c, str(c))
-        self.claim(f"product {c}", product == ago(m, a * active, 1, f"made{c}"))
-        total = Signal(signed(row.psum_width), name=f"total{c}")
-        m.d.comb += total.eq(row.above[c] + product)
-        below = ago(m, total, 1, f"sum{c}")
-        self.claim(f"sum of column {c}", row.below[c] == below)
-        self.cover(f"sum of column {c}", ago(m, known, 2, f"known_sum{c}", reset=True) & (row.below[c] != 0))
+
+def claim_pulses(m: Module, bench: Bench) -> None:
+    """Claim that a row passes `latch` and `swap` on to the row below, a cycle later."""
+    for name in ("latch", "swap"):
+        below = getattr(bench.dut, f"{name}_below")
+        bench.claim(f"{name} below", below == ago(m, getattr(bench.dut, name), 1, name, reset=True))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What enters a row."""
+    """Inputs of a row."""
 
     a: Value
     b: Value
@@ -89,11 +87,14 @@ class Entry:
     swap: Value
 
 
-def weights(
+def claim_weights(
     m: Module, bench: Bench, row: Any, column: int, shadow: Value, active: Value, late: int, name: str
 ) -> Value:
-    """Claim that the registers `shadow` and `active` of a column hold its weights, `late` cycles after their entry as
-    part of `row`. Returns whether `active` is known."""
+    """Claim that the registers `shadow` and `active` of a column hold its weights, `late` cycles after their entry in
+    `row`.
+
+    Returns whether `active` is known.
+    """
     weight = Weight(m, row.latch, row.swap, row.b, column, f"column{name}")
     sent = ago(m, weight.sent, late, f"sent{name}")
     sent_known = ago(m, weight.sent_known, late, f"sent_known{name}", reset=True)
@@ -104,16 +105,47 @@ def weights(
     return known
 
 
-class ArrayBench(Bench):
-    """The whole array in free inputs, cut at its registers as `RowBench` is.
+def claim_product(
+    m: Module, bench: Bench, row: Any, path: str, column: int, late: int, width: int, columns: int
+) -> tuple[Value, Value]:
+    """Claim the registers of a column of the row at `path`: its activation, its weights and their product.
 
-    Weights are what is documented for all pulses. Where words of a tile enter in N consecutive cycles, its first row of
-    A comes N cycles behind word 0 or later, and word 0 of the next tile not before that row, then by `Weight` each
-    column uses the tile that was sent last: column c takes word c of the last tile whose word c came before the swap.
+    `late` and the results are those of `claim_weights`, with the register of the product before them.
+    """
+    name = f"{path}{column}".replace(".", "_")
+    a = bench.peek(f"{path}a_stages", width * columns).word_select(column, width).as_signed()
+    bench.claim(f"activation {name}", a == ago(m, row.a, late + 1, f"a_{name}"))
+    shadow, active = (bench.peek(f"{path}{kind}{column}", 8) for kind in ("shadow", "active"))
+    known = claim_weights(m, bench, row, column, shadow, active, late, name)
+    product = bench.peek(f"{path}product{column}", 16).as_signed()
+    bench.claim(f"product {name}", product == ago(m, a * active.as_signed(), 1, f"product_{name}"))
+    return product, known
+
+
+class ArrayBench(Bench):
+    """A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent before
+    its swap, exactly and for all operands.
+
+    The inputs are free, and the proof is cut at the registers, as in `RowBench`. Weights follow their documentation for
+    all pulses. If the words of a tile enter in N consecutive cycles, its first row of A comes at least N cycles after
+    word 0, and word 0 of the next tile not before that row, then by `Weight` each column uses the tile that was sent
+    last.
     """
 
+    UNIT = Array
+
+    def products(self, m: Module, r: int, entry: Entry) -> Iterator[tuple[Value, Value, int]]:
+        """Claim the products of row `r`.
+
+        Yields, by column, the register of the product, whether its weight is known, and its cycles after the entry.
+        """
+        n, width = self.config.n, self.config.widths.activation
+        for c in range(n):
+            product, known = claim_product(m, self, entry, f"row{r}.", c, r + c, width, n)
+            yield product, ago(m, known, 1, f"product_known{r}_{c}", reset=True), r + c + 2
+
     def watch(self, m: Module) -> None:
-        array, n, width = self.dut, self.dut.config.n, self.dut.config.widths.activation
+        array, n, width = self.dut, self.config.n, self.config.widths.activation
         self.free_inputs(m)
         totals: list[Value] = [Const(0)] * n
         everything: Value = Const(1)
@@ -121,36 +153,34 @@ class ArrayBench(Bench):
             entering = array.a.word_select(r, width).as_signed()
             if width == 9:
                 self.assume(entering >= -255)
-            row = Entry(entering, array.b.word_select(r, 8), array.latch, array.swap)
-            activations = self.peek(f"row{r}.a_stages", width * n)
-            for c in range(n):
-                late = r + c  # behind the entry into the array
-                a = activations.word_select(c, width).as_signed()
-                self.claim(f"activation {r} {c}", a == ago(m, entering, late + 1, f"a{r}_{c}"))
-                shadow, active = (self.peek(f"row{r}.{name}{c}", 8) for name in ("shadow", "active"))
-                known = weights(m, self, row, c, shadow, active, late, f"{r}_{c}")
-                product = self.peek(f"row{r}.product{c}", 16).as_signed()
-                made = ago(m, a * active.as_signed(), 1, f"made{r}_{c}")
-                self.claim(f"product {r} {c}", product == made)
-                behind = array.latency - late - 2
-                totals[c] = totals[c] + ago(m, product, behind, f"product{r}_{c}").as_signed()
-                everything &= ago(m, known, array.latency - late - 1, f"known{r}_{c}", reset=True)
+            entry = Entry(entering, array.b.word_select(r, 8), array.latch, array.swap)
+            for c, (product, known, cycles) in enumerate(self.products(m, r, entry)):
+                left = array.latency - cycles
+                totals[c] = totals[c] + ago(m, product, left, f"term{r}_{c}").as_signed()
+                everything &= ago(m, known, left, f"known{r}_{c}", reset=True)
         for c in range(n):
             self.claim(f"column {c}", array.c[c] == totals[c])
             self.cover(f"column {c}", everything & (array.c[c] < 0))
 
 
 class AlignmentsBench(Bench):
-    """The alignments in free inputs. One address, any one, is watched: what was written to it last, since the last
-    reset, is what is read `READ_LATENCY` cycles after a read that comes later."""
+    """A read returns the value that was written last to its address in an earlier cycle, in the documented cycle; no
+    access waits.
+
+    One address, which may be any, is watched: `READ_LATENCY` cycles after a read of it comes the value that was written
+    to it last since the reset.
+    """
+
+    UNIT = Alignments
 
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.free_inputs(m)
         watched = self.constant(m, len(dut.write.address), "watched")
-        kept, known = Signal.like(dut.write.data, name="kept", reset_less=True), Signal()
+        content = Signal.like(dut.write.data, name="kept", reset_less=True)
+        known = Signal()
         with m.If(dut.write.valid & (dut.write.address == watched)):
-            m.d.sync += [kept.eq(dut.write.data), known.eq(1)]
+            m.d.sync += [content.eq(dut.write.data), known.eq(1)]
         self.claim("writes are granted", dut.write.ready)
         both: Value = Const(1)
         for name in ("mm", "vec"):
@@ -159,47 +189,28 @@ class AlignmentsBench(Bench):
                 m, port.valid & (port.address == watched) & known, READ_LATENCY, f"read_{name}", reset=True
             )
             self.claim(f"reads of {name} are granted", port.ready)
-            due = ago(m, kept, READ_LATENCY, f"due_{name}")
+            due = ago(m, content, READ_LATENCY, f"due_{name}")
             self.claim(f"{name} reads what was written", implies(read, port.data == due))
             both &= read & port.data.all() & (due != ago(m, due, 1, f"old_{name}"))
-        # One cover, as ABC's search for several outputs at once ends with a fault of its own here.
+        # One cover for both ports: ABC's search for several outputs fails here.
         self.cover("both read what was new when they did", both)
 
 
-def _row(columns: int, width: int, psum: int) -> Bench:
-    return RowBench(PeRow(columns, width, psum))
-
-
-def _array(bits: int) -> Bench:
-    return ArrayBench(Array(Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits)))
-
-
-def _alignments() -> Bench:
-    return AlignmentsBench(Alignments(Config(n=2, lanes=2, bus_bytes=4, alignments=16)))
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "matrix/alignments",
-        "memory of 16",
-        "A read returns what was written last to its address in an earlier cycle, in the documented cycle; none waits.",
-        _alignments,
+    yield AlignmentsBench.proves(
+        "matrix/alignments", "memory of 16", Invariant(), Config(n=2, lanes=2, bus_bytes=4, alignments=16)
     )
     for columns, width, psum in ((1, 8, 17), (3, 9, 18)):
-        yield Property(
+        yield RowBench.proves(
             "matrix/pe",
             f"sums of {columns} columns, activations of {width} bits",
-            "Column c adds activation times weight to the sum from above in the documented cycle, for all operands; "
-            "the weight is word c of the last tile that was sent before the last swap.",
-            partial(_row, columns, width, psum),
             Induction(8),
+            columns,
+            width,
+            psum,
         )
     for bits in (7, 8):
-        yield Property(
-            "matrix/array",
-            f"product of 2 x 2, probabilities of {bits} bits",
-            "A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent "
-            "before its swap, exactly and for all operands.",
-            partial(_array, bits),
-            Induction(10),
+        config = Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits)
+        yield ArrayBench.proves(
+            "matrix/array", f"product of 2 x 2, probabilities of {bits} bits", Induction(10), config
         )

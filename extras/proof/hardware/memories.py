@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import combinations
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
 from weft.hdl.lib.ports import ALIGNMENT_BITS
@@ -17,7 +16,7 @@ from weft.hdl.sequential.core import Scratchpad as SequentialScratchpad
 
 
 class _Small(Config):
-    """A configuration smaller than what `Config` lets be built: what proofs are about does not depend on sizes."""
+    """Configuration that is smaller than `Config` permits: the proofs do not depend on sizes."""
 
     def __post_init__(self) -> None:
         return
@@ -29,11 +28,14 @@ def small(**sizes: int) -> Config:
 
 
 class ScratchpadBench(Bench):
-    """The scratchpad with clients that do as they like; nothing is assumed of them.
+    """A client waits only while an earlier client asks for its bank, so a bank has one reader and one writer a cycle. A
+    granted read returns the value that was written last, in its cycle.
 
-    One address, any one, is watched with what was written to it since the reset, and one reader, any one: what it reads
-    there. What memory holds that was not written since the reset is not looked at.
+    Clients are unconstrained. One address and one reader, which may be any, are watched, with the value that was
+    written to the address since the reset. Older contents of memory are not compared.
     """
+
+    UNIT = Scratchpad
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -49,19 +51,23 @@ class ScratchpadBench(Bench):
                 alone = wanted[one] != wanted[other]
                 self.claim(f"{kind}s {one} and {other} are in different banks", ~both | alone)
                 self.cover(f"{kind}s {one} and {other} at once", both)
-        self._contents(m, self.constant(m, len(dut.read[0].address), "address"))
+        self._claim_contents(m, self.constant(m, len(dut.read[0].address), "address"))
 
-    def _contents(self, m: Module, address: Value) -> None:
+    def _claim_contents(self, m: Module, address: Value) -> None:
         dut = self.dut
         width = dut.config.widths.vector
         which = self.constant(m, range(len(dut.read)), "which")
-        known, content, written, data = Signal(), Signal(width), Signal(), Signal(width)
+        known = Signal()
+        content = Signal(width)
+        written = Signal()
+        data = Signal(width)
         for port in dut.write:
             with m.If(port.valid & port.ready & (port.address == address)):
                 m.d.comb += [written.eq(1), data.eq(port.data)]
         with m.If(written):
             m.d.sync += [known.eq(1), content.eq(data)]
-        asked, read = Signal(), Signal(width)
+        asked = Signal()
+        read = Signal(width)
         for index, port in enumerate(dut.read):
             with m.If(which == index):
                 m.d.comb += asked.eq(port.valid & port.ready & (port.address == address))
@@ -78,11 +84,14 @@ class ScratchpadBench(Bench):
 
 
 class VectorsBench(Bench):
-    """The sequential core's scratchpad.
+    """A read returns the vector that was written to its address: the last bytes that were pushed, in their order. A
+    byte that is written alone is the oldest of them, which moves to the end.
 
-    Assumed: a vector and a byte of one are not written in one cycle. One address, any one, is watched with the bytes
-    that were written to it since the reset.
+    Assumed: a vector and a byte of a vector are not written in one cycle. One address, which may be any, is watched
+    with the bytes that were written to it since the reset.
     """
+
+    UNIT = SequentialScratchpad
 
     def watch(self, m: Module) -> None:
         dut, n = self.dut, self.dut.config.n
@@ -90,8 +99,10 @@ class VectorsBench(Bench):
         self.assume(~(dut.write & dut.write_byte))
         address = self.constant(m, len(dut.read_address), "address")
         made = Signal(8 * n, name="expected_made", reset_less=True)
-        content, known = Signal(8 * n), Signal(n)
-        due, seen = Signal(8 * n), Signal(n)
+        content = Signal(8 * n)
+        known = Signal(n)
+        due = Signal(8 * n)
+        seen = Signal(n)
         with m.If(dut.push):
             m.d.sync += made.eq(Cat(made[8:], dut.byte))
         with m.Elif(dut.write_byte):
@@ -110,34 +121,16 @@ class VectorsBench(Bench):
         self.cover("a whole vector is read", seen.all() & (due[:8] != due[8:16]))
 
 
-class _OpenAccumulator(Accumulator):
-    """The accumulator with one more port for each bank, by which `row` shows what memory holds at `address`."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.address = Signal(config.widths.accumulator_address)
-        self.row = Signal(config.widths.row)
-
-    def elaborate(self, platform: object) -> Module:
-        m = super().elaborate(platform)
-        inner = (self.config.accumulator_depth - 1).bit_length()
-        for bank in range(self.config.accumulator_banks):
-            port = getattr(m.submodules, f"bank{bank}").read_port(domain="comb")
-            m.d.comb += port.addr.eq(self.address[:inner])
-            with m.If(self.address[inner:] == bank):
-                m.d.comb += self.row.eq(port.data)
-        return m
-
-
 class AccumulatorBench(Bench):
-    """The accumulator with an array that writes what it likes, and a reader that reads what it likes.
+    """A granted read returns the row's sum if no write to the row is under way. A read is refused only for a row that
+    is added to in its bank.
 
-    Assumed is what `accumulator_write` says: a row is not added to before the last write to it is `rmw_latency` cycles
-    old, and alignments are from -31 to 31.
-
-    One row, any one, is watched with what it should hold after the first time since the reset that it is overwritten.
-    What a read gets while a write to the same row is on its way is not looked at.
+    Reads are unconstrained. Assumed, as `accumulator_write` says: a row is added to at least `rmw_latency` cycles after
+    the last write to it, and alignments are from -31 to 31. One row, which may be any, is watched with its expected
+    content after it was overwritten since the reset. Reads are not compared while a write to the row is under way.
     """
+
+    UNIT = Accumulator
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.dut.config
@@ -150,21 +143,23 @@ class AccumulatorBench(Bench):
             "a read is refused for a row that adds in its bank alone", dut.read.ready == ~(adds & same_bank)
         )
         self.cover("a read beside a row that adds", adds & dut.read.valid & dut.read.ready)
-        known, content = Signal(), Signal(config.widths.row)
-        under_way = self._write(m, address, known, content)
+        known = Signal()
+        content = Signal(config.widths.row)
+        under_way = self._model_write(m, address, known, content)
         stages = [Signal(name=f"asked{stage}") for stage in range(READ_LATENCY)]
         asked = dut.read.valid & dut.read.ready & (dut.read.address == address) & known & ~under_way
         m.d.sync += Cat(*stages).eq(Cat(asked, *stages[:-1]))
-        # No write that comes later is in `content` yet: it takes longer than the read.
+        # `content` has no later write yet, because a write takes longer than the read.
         self.claim("a read returns the row", ~stages[-1] | (dut.read.data == content))
         self.cover("something else than 0 is read", stages[-1] & (content != 0))
         for index, stage in enumerate(stages):
             bank = self.peek(f"read_bank{index}", (config.accumulator_banks - 1).bit_length())
             self.claim(f"the bank is known in stage {index}", ~stage | (bank == address // depth))
 
-    def _write(self, m: Module, address: Value, known: Signal, content: Signal) -> Value:
-        """Bring rows that come to the watched address to `content` when reads have to see them; returns whether one
-        is under way."""
+    def _model_write(self, m: Module, address: Value, known: Signal, content: Signal) -> Value:
+        """Update `content` with rows for the watched address when reads must see them; return whether a row is under
+        way.
+        """
         write, config = self.dut.write, self.dut.config
         comes = write.valid & (write.address == address)
         row = Cat(comes, write.overwrite, write.psums.as_value())
@@ -181,16 +176,18 @@ class AccumulatorBench(Bench):
             old = Mux(overwrites, 0, content.word_select(lane, 32)).as_signed()
             if config.softmax:
                 shift = stages[-1][-ALIGNMENT_BITS:].as_signed()
-                old, psum = _rounded(old, Mux(shift > 0, shift, 0)), _rounded(psum, Mux(shift < 0, -shift, 0))
+                old, psum = _rsh(old, Mux(shift > 0, shift, 0)), _rsh(psum, Mux(shift < 0, -shift, 0))
             sums.append((old + psum)[:32])
         with m.If(lands):
             m.d.sync += [content.eq(Cat(*sums)), known.eq(known | overwrites)]
         self.cover("a row is added to", lands & known & ~overwrites)
-        self._inside(m, address, known, content, stages)
+        self._claim_places(m, address, known, content, stages)
         return under_way
 
-    def _inside(self, m: Module, address: Value, known: Value, content: Value, stages: list[Signal]) -> None:
-        """Claim where the watched row is in the unit: what is claimed of reads follows from that."""
+    def _claim_places(
+        self, m: Module, address: Value, known: Value, content: Value, stages: list[Signal]
+    ) -> None:
+        """Claim where the watched row is in the unit: the claims about reads follow from that."""
         config = self.dut.config
         bank = address // config.accumulator_depth
         for index, stage in enumerate(stages[:READ_LATENCY]):
@@ -205,46 +202,33 @@ class AccumulatorBench(Bench):
         for index in range(config.accumulator_banks):
             output = self.peek(f"output{index}", config.widths.row)
             self.claim(f"bank {index} has the old row", ~(adds & (bank == index)) | (output == content))
-        landed, total = Signal(), self.peek("total", config.widths.row)
+        landed = Signal()
+        total = self.peek("total", config.widths.row)
         m.d.sync += landed.eq(stages[-1][0])
-        m.d.comb += self.dut.address.eq(address)
         self.claim("the sum is right", ~(landed & known) | (total == content))
-        self.claim("memory has the row", ~known | landed | (self.dut.row == content))
+        inner, depth = (config.accumulator_depth - 1).bit_length(), config.accumulator_depth
+        rows = Array(
+            self.peek_word(f"bank{index}", address[:inner], depth, config.widths.row)
+            for index in range(config.accumulator_banks)
+        )
+        self.claim("memory has the row", ~known | landed | (rows[address[inner:]] == content))
 
 
-def _rounded(value: Value, shift: Value) -> Value:
-    """`rsh` of `weft.hdl.isa`, for shifts from 0 to 31."""
+def _rsh(value: Value, shift: Value) -> Value:
+    """Return `rsh` of `weft.hdl.isa`, for shifts from 0 to 31."""
     half = Const(1, 32) << (shift - 1)[:5]
     return Mux(shift == 0, value, (value + half) >> shift[:5])
 
 
-def _scratchpad(readers: int, writers: int, sizes: dict[str, int]) -> Bench:
-    return ScratchpadBench(Scratchpad(small(**sizes), readers=readers, writers=writers))
-
-
-def _accumulator(n: int, bits: int) -> Bench:
-    return AccumulatorBench(_OpenAccumulator(small(n=n, probability_bits=bits)))
-
-
 def properties() -> Iterator[Property]:
-    claim = (
-        "A client waits only while one ahead of it asks for its bank, so a bank has one reader and one writer a cycle; "
-        "a granted read returns in its cycle what was written there last."
-    )
     for banks, depth, readers, writers in ((2, 2, 4, 2), (4, 2, 2, 2), (2, 4, 1, 1)):
         sizes = {"scratchpad_banks": banks, "scratchpad_depth": depth}
         name = f"{readers} readers and {writers} writers of {banks} banks of {depth}"
-        yield Property("memory/scratchpad", name, claim, partial(_scratchpad, readers, writers, sizes))
-    yield Property(
-        "sequential/scratchpad",
-        "vectors",
-        "A read returns the vector that was written to its address: the last bytes that were pushed, in their order. A "
-        "byte that is written alone is the oldest of them, which goes to the end.",
-        lambda: VectorsBench(SequentialScratchpad(small(n=2))),
-    )
-    claim = (
-        "A granted read returns the row's sum, if no write to the row is under way, and is refused only for a row that "
-        "adds in its bank."
-    )
+        yield ScratchpadBench.proves(
+            "memory/scratchpad", name, Invariant(), small(**sizes), readers=readers, writers=writers
+        )
+    yield VectorsBench.proves("sequential/scratchpad", "vectors", Invariant(), small(n=2))
     for n, bits, what, depth in ((2, 0, "rows of 2", 8), (1, 7, "aligned rows of 1", 10)):
-        yield Property("memory/accumulator", what, claim, partial(_accumulator, n, bits), Induction(depth))
+        yield AccumulatorBench.proves(
+            "memory/accumulator", what, Induction(depth), small(n=n, probability_bits=bits)
+        )

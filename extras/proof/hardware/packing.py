@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
@@ -20,9 +19,20 @@ from weft.hdl.store import Packer, _rotated_layout
 
 @dataclass(frozen=True)
 class Watched:
-    """What is known of the watched byte: whether it is marked now, and since; its number in its vector; beats ahead of
-    its own; where it is in that; the beat's number in its page; whether its run begins there, and where; whether it
-    ends there, and where; or whether that is not known yet."""
+    """State of the watched byte.
+
+    Attributes
+    ----------
+    marked, on
+        It enters in this cycle; it is in the unit.
+    lane, ahead, at, byte, word
+        Its number in its vector, the beats before its own, its place in its beat, its value, and the beat's number in
+        its page.
+    begins, start
+        Its run begins in its beat, and where.
+    ends, end, run_on
+        Its run ends in its beat, and where, or its end is not known yet.
+    """
 
     marked: Value
     on: Value
@@ -39,13 +49,15 @@ class Watched:
 
 
 class PackerBench(Bench):
-    """The packer between a reader and a bus that do as they like.
+    """Every byte of a run comes out once, in order, in its lane of its beat and with its strobe. No other strobes are
+    set. Beats end bursts where blocks and runs end.
 
-    Assumed of the vectors is what `Packer` says: from 1 to ``n`` bytes each, and those of a run follow each other in
-    memory.
-
-    One byte, any one, is watched on its way into its beat, with the beat's place in memory and what else is in it.
+    Reader and bus are unconstrained. Assumed, as `Packer` says: vectors have 1 to ``n`` bytes, and vectors of a run
+    follow each other in memory. One byte, which may be any, is watched on its way into its beat, with the beat's
+    address and other lanes.
     """
+
+    UNIT = Packer
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -57,25 +69,25 @@ class PackerBench(Bench):
         m.d.comb += self.end.eq(self._end(vector))
         stable(m, self, dut.beat, "beat")
         self.push, self.pop = dut.vector.valid & dut.vector.ready, dut.beat.valid & dut.beat.ready
-        self._vectors(m)
-        self._beats(m)
-        self._byte(m)
+        self._assume_vectors(m)
+        self._claim_beats(m)
+        self._claim_byte(m)
         within(m, self, dut.vector.valid & ~dut.vector.ready & dut.beat.ready, 2, "a vector is refused")
 
-    def _vectors(self, m: Module) -> None:
-        """Assume what vectors have to be like."""
+    def _assume_vectors(self, m: Module) -> None:
         vector = self.dut.vector.payload
-        self.first, self.following = Signal(init=1), Signal.like(vector.pointer)
+        self.first = Signal(init=1)
+        self.following = Signal.like(vector.pointer)
         with m.If(self.push):
             m.d.sync += [self.first.eq(vector.last), self.following.eq(vector.pointer + vector.count)]
         self.assume((vector.count != 0) & (vector.count <= self.dut.config.n))
         self.assume(self.first | (vector.pointer == self.following))
 
-    def _beats(self, m: Module) -> None:
-        """Count the beats that have to come for the vectors that went in: those that these fill, and the last one of
-        a run."""
+    def _claim_beats(self, m: Module) -> None:
+        """Count and claim the beats that are due: beats that vectors fill, and the last beat of a run."""
         beat = self.dut.beat
-        self.due, more = Signal(range(8)), Signal(2)
+        self.due = Signal(range(8))
+        more = Signal(2)
         m.d.comb += more.eq(self._beats_of(self.dut.vector.payload))
         m.d.sync += self.due.eq(self.due + Mux(self.push, more, 0) - self.pop)
         self.claim("no beat out of nothing", ~beat.valid | (self.due != 0))
@@ -83,21 +95,28 @@ class PackerBench(Bench):
         within(m, self, (self.due != 0) & ~beat.valid, 1, "a beat comes")
         self.cover("two beats of a vector", self.push & (more == 2))
 
-    def _byte(self, m: Module) -> None:
+    def _claim_byte(self, m: Module) -> None:
         dut, vector, beat, bus = self.dut, self.dut.vector.payload, self.dut.beat.payload, self.bus
         mark, lane = self.free(1, "mark"), self.free(range(dut.config.n), "lane")
         self.assume(lane < vector.count)
         place = Signal(range(2 * bus))
-        watched, ahead, at, byte = Signal(), Signal.like(self.due), Signal(range(bus)), Signal(8)
-        word, begins, start = Signal(range(PAGE // bus)), Signal(), Signal(range(bus))
-        ends, end, run_on = Signal(), Signal(range(bus + 1)), Signal()
+        watched = Signal()
+        ahead = Signal.like(self.due)
+        at = Signal(range(bus))
+        byte = Signal(8)
+        word = Signal(range(PAGE // bus))
+        begins = Signal()
+        start = Signal(range(bus))
+        ends = Signal()
+        end = Signal(range(bus + 1))
+        run_on = Signal()
         m.d.comb += place.eq(self.offset + lane)
         block = block_beats(dut.config)
         out = watched & self.pop & (ahead == 0)
         with m.If(watched & self.pop):
             m.d.sync += [ahead.eq(ahead - 1), watched.eq(ahead != 0)]
         with m.If(watched & self.push):
-            # Of the watched byte's run this vector goes on in the same beat, or in one behind.
+            # This vector continues the watched byte's run, in its beat or in a later one.
             with m.If(run_on & vector.last & (self.end <= bus)):
                 m.d.sync += [ends.eq(1), end.eq(self.end)]
             m.d.sync += run_on.eq(run_on & ~vector.last & (self.end < bus))
@@ -122,16 +141,15 @@ class PackerBench(Bench):
         self.claim("no strobe beside the run", ~out | ((beat.strobe & ~lanes) == 0))
         self.claim("the burst ends with its block and its run", ~out | (beat.last == (block_end | ends)))
         marked = mark & self.push & ~watched
-        self._inside(
+        self._claim_vectors(
             m, Watched(marked, watched, lane, ahead, at, byte, word, begins, start, ends, end, run_on)
         )
         self.cover("a byte in the middle of a run", out & ~begins & ~ends & (byte != 0))
         self.cover("a run of less than a beat", out & begins & ends & (start != 0) & (end != bus))
         self.cover("the end of a block", out & block_end & ~ends)
 
-    def _inside(self, m: Module, byte: Watched) -> None:
-        """What the unit keeps, as induction starts from that: up to two vectors that wait, and what the last one that
-        did not left of a beat."""
+    def _claim_vectors(self, m: Module, byte: Watched) -> None:
+        """Claim the unit's registers, from which induction starts: two vectors that wait, and the rest of a beat."""
         dut = self.dut
         self.take = self.peek("taken", 1)
         layout = dut.vector.payload.shape()
@@ -145,29 +163,29 @@ class PackerBench(Bench):
             m.d.sync += slots[0].eq(new)
         with m.If(self.push & self.comes & ~self.take):
             m.d.sync += slots[1].eq(new)
-        for k, (there, kept) in enumerate(((self.comes, first), (self.full, second))):
-            self.claim(f"vector {k}", implies(there, kept == self._rotated(slots[k])))
+        for k, (there, register) in enumerate(((self.comes, first), (self.full, second))):
+            self.claim(f"vector {k}", implies(there, register == self._rotated(slots[k])))
             count = slots[k].count
             self.claim(f"bytes of vector {k}", implies(there, (count != 0) & (count <= dut.config.n)))
-        self._left(m)
+        self._claim_residue(m)
         order = slots[0].last | (slots[1].pointer == (slots[0].pointer + slots[0].count)[: len(new.pointer)])
         self.claim("they follow each other", implies(self.full, order))
         newest = layout(Mux(self.full, slots[1].as_value(), slots[0].as_value()))
-        behind = (newest.pointer + newest.count)[: len(new.pointer)]
+        next_pointer = (newest.pointer + newest.count)[: len(new.pointer)]
         begins = Mux(self.comes, newest.last, self.first_left)
         self.claim("whether a run begins", self.first == begins)
         self.claim(
-            "where it goes on", self.first | (self.following == Mux(self.comes, behind, self.next_left))
+            "where it goes on", self.first | (self.following == Mux(self.comes, next_pointer, self.next_left))
         )
         beats = [
             Mux(there, self._beats_of(slot), 0)
             for there, slot in zip((self.comes, self.full), slots, strict=True)
         ]
         self.claim("beats that are due", self.due == self.flush + beats[0] + beats[1])
-        self._where(m, byte)
+        self._claim_place(m, byte)
 
     def _end(self, vector: Any) -> Value:
-        """Where a vector ends, counted from the beginning of the beat in which it begins."""
+        """Return the end of a vector, relative to the beat in which it begins."""
         return vector.pointer % self.bus + vector.count
 
     def _beats_of(self, vector: Any) -> Value:
@@ -175,7 +193,7 @@ class PackerBench(Bench):
         return end // self.bus + (vector.last & (end % self.bus != 0))
 
     def _rotated(self, vector: Any) -> Value:
-        """A vector as the first stage has it."""
+        """Return a vector as the first stage stores it."""
         bus, n, offset = self.bus, self.dut.config.n, vector.pointer % self.bus
         end, block = self._end(vector), block_beats(self.dut.config)
         bytes_, lanes = [], []
@@ -187,17 +205,18 @@ class PackerBench(Bench):
         ends = (vector.pointer // bus + 1) % block == 0
         return Cat(*bytes_, *lanes, *here, end >= bus, end > bus, vector.last, ends)
 
-    def _left(self, m: Module) -> None:
-        """What was left of a beat: none if a run begins next; lanes from where its run began in it; or the end of a
-        run, which comes out by itself."""
+    def _claim_residue(self, m: Module) -> None:
+        """Claim the rest of a beat.
+
+        It is empty if a run begins next, or has the lanes from the run's start, or is the end of a run, which leaves
+        alone.
+        """
         bus, vector, beat = self.bus, self.slots[0], self.dut.beat
         self.first_left = first = Signal(init=1, name="first_left")
         self.next_left = Signal(len(vector.pointer), name="next_left")
-        start, self.flush, end_left = (
-            Signal(range(bus), name="start_left"),
-            Signal(name="flush"),
-            Signal(range(bus)),
-        )
+        start = Signal(range(bus), name="start_left")
+        self.flush = Signal()
+        end_left = Signal(range(bus))
         end = self._end(vector)
         with m.If(self.take):
             m.d.sync += [first.eq(vector.last), self.next_left.eq(vector.pointer + vector.count)]
@@ -218,8 +237,8 @@ class PackerBench(Bench):
         follows = vector.pointer == self.next_left
         self.claim("the oldest one follows", implies(self.comes & ~first, follows))
 
-    def _where(self, m: Module, byte: Watched) -> None:
-        """Where the watched byte is: in a vector that waits, 2 the oldest one, or in what is left, 3."""
+    def _claim_place(self, m: Module, byte: Watched) -> None:
+        """Claim the place of the watched byte: a vector that waits, 2 for the oldest, or the rest of a beat, 3."""
         where, lane = Signal(2, name="where"), Signal(len(byte.lane), name="lane_of_it")
         bus, slots = self.bus, self.slots
         oldest = ~self.comes | self.take
@@ -235,11 +254,11 @@ class PackerBench(Bench):
         with m.Elif((where == 3) & self.pop):
             m.d.sync += where.eq(0)
         self.claim("it is somewhere", byte.on == (where != 0))
-        self._waits(byte, where, lane)
-        self._is_left(byte, where)
+        self._claim_waiting(byte, where, lane)
+        self._claim_left(byte, where)
 
-    def _waits(self, byte: Watched, where: Value, lane: Value) -> None:
-        """The watched byte is part of a vector that waits."""
+    def _claim_waiting(self, byte: Watched, where: Value, lane: Value) -> None:
+        """Claim the watched byte in a vector that waits."""
         bus, slots = self.bus, self.slots
         for k, (number, there) in enumerate(((2, self.comes), (1, self.full))):
             vector, here = slots[k], where == number
@@ -260,10 +279,10 @@ class PackerBench(Bench):
             stop = self._end(vector) - Mux(second, bus, 0)
             known = (vector.last & (stop <= bus), stop, ~vector.last & (stop < bus))
             later = [] if k else [(self.full, slots[1])]
-            self._ends(byte, here, known, later, f"in vector {k}")
+            self._claim_end(byte, here, known, later, f"in vector {k}")
 
-    def _is_left(self, byte: Watched, where: Value) -> None:
-        """The watched byte is in what is left of a beat."""
+    def _claim_left(self, byte: Watched, where: Value) -> None:
+        """Claim the watched byte in the rest of a beat."""
         bus, left = self.bus, where == 3
         place = self.next_left % bus
         going = left & ~self.flush
@@ -280,9 +299,9 @@ class PackerBench(Bench):
         over = byte.ends & (byte.end == self.end_left) & ~byte.run_on
         self.claim("its run has ended", implies(left & self.flush, over))
         later = [(self.comes, self.slots[0]), (self.full, self.slots[1])]
-        self._ends(byte, going, (Const(0), byte.end, Const(1)), later, "of what is left")
+        self._claim_end(byte, going, (Const(0), byte.end, Const(1)), later, "of what is left")
 
-    def _ends(
+    def _claim_end(
         self,
         byte: Watched,
         here: Value,
@@ -290,7 +309,7 @@ class PackerBench(Bench):
         later: list[tuple[Value, Any]],
         name: str,
     ) -> None:
-        """Claim what is known of the end of the run in the beat, as vectors behind tell."""
+        """Claim what is known of the run's end in the beat, from the vectors that follow."""
         ends, end, run_on = known
         for there, vector in later:
             stop = self._end(vector)
@@ -302,20 +321,9 @@ class PackerBench(Bench):
         self.claim(f"whether its run goes on {name}", implies(here, byte.run_on == run_on))
 
 
-def _packer(n: int, bus: int) -> Bench:
-    return PackerBench(Packer(SMALLEST.replace(n=n, bus_bytes=bus)))
-
-
 def properties() -> Iterator[Property]:
-    claim = (
-        "Every byte of a run comes out once, in order, in its lane of its beat and with its strobe; no other "
-        "strobes are set; beats end bursts where blocks and runs end."
-    )
     for n, bus in ((2, 4), (4, 4)):
-        yield Property(
-            "store/pack",
-            f"vectors of {n} bytes in words of {bus}",
-            claim,
-            partial(_packer, n, bus),
-            Induction(4),
+        config = SMALLEST.replace(n=n, bus_bytes=bus)
+        yield PackerBench.proves(
+            "store/pack", f"vectors of {n} bytes in words of {bus}", Induction(4), config
         )

@@ -1,49 +1,46 @@
-"""Properties of `weft.hdl.matrix.pe`: rows whose multiplier blocks do two products, and the array of them.
+"""Properties of `weft.hdl.matrix.pe`: rows whose multiplier blocks compute two products, and their array.
 
-The blocks are models of what `weft.hdl.lib.arithmetic` demands of a family's: the families' own are vendors' cells.
+Models replace the blocks of FPGA families, which are vendors' cells: they do what `weft.hdl.lib.arithmetic` requires.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Cat, Const, Elaboratable, Module, Signal, Value, signed
 
-from weft.extras.proof.hardware.matrix import Entry, weights
-from weft.extras.proof.hardware.pipelines import ago
+from weft.extras.proof.hardware.matrix import ArrayBench, Entry, claim_pulses, claim_weights
+from weft.extras.proof.hardware.pipelines import ago, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.arithmetic import Multipliers
-from weft.hdl.matrix.array import Array
 from weft.hdl.matrix.pe import SPLIT, DualRow, PackedRow
 
-_KNOWN = 2
-"""Cycles for which covers wait behind weights, so that products are those of known ones."""
+_WEIGHT_CYCLES = 2
+"""Cycles from known weights to covers of their products."""
 
 
 class DualModel(Elaboratable):
-    """A `weft.hdl.lib.arithmetic.DualBlock`."""
+    """Model of a `weft.hdl.lib.arithmetic.DualBlock`."""
 
     def __init__(self, a: Value, b: Value, hold_b: Value, products: Value) -> None:
         self.a, self.b, self.hold_b, self.products = a, b, hold_b, products
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        a, b = Signal(signed(8), name="held_a", reset_less=True), Signal(16, name="held_b", reset_less=True)
+        a = Signal(signed(8), name="held_a", reset_less=True)
         made = Signal(32, name="made", reset_less=True)
         m.d.sync += a.eq(self.a)
-        with m.If(~self.hold_b):
-            m.d.sync += b.eq(self.b)
+        b = latch(m, ~self.hold_b, self.b, 16, "held_b", reset=False)
         m.d.sync += made.eq(Cat(*((a * b.word_select(c, 8).as_signed())[:16] for c in range(2))))
         m.d.comb += self.products.eq(made)
         return m
 
 
 class WideModel(Elaboratable):
-    """A `weft.hdl.lib.arithmetic.WideBlock`.
+    """Model of a `weft.hdl.lib.arithmetic.WideBlock`.
 
-    It is exact for all operands, and multiplies `a` by the two parts of `b` one by one: solvers do not see that
+    It is exact for all operands. It multiplies `a` by the two parts of `b` separately, because solvers do not know that
     multiplication is distributive.
     """
 
@@ -52,13 +49,11 @@ class WideModel(Elaboratable):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        a, b = (
-            Signal(signed(9), name="held_a", reset_less=True),
-            Signal(signed(18), name="held_b", reset_less=True),
-        )
+        a = Signal(signed(9), name="held_a", reset_less=True)
+        b = Signal(signed(18), name="held_b", reset_less=True)
         lower, upper = (Signal(signed(19), name=name, reset_less=True) for name in ("lower", "upper"))
         made = Signal(len(self.product), name="made", reset_less=True)
-        high, low = parts(b)
+        high, low = split_packed(b)
         m.d.sync += [
             a.eq(self.a),
             b.eq(self.b),
@@ -70,17 +65,19 @@ class WideModel(Elaboratable):
         return m
 
 
-def parts(packed: Value) -> tuple[Value, Value]:
-    """The numbers h of 10 bits and l of 9 with ``packed = h * 2**SPLIT + l``, all signed, for one of 18 bits."""
+def split_packed(packed: Value) -> tuple[Value, Value]:
+    """Return signed h of 10 bits and l of 9 bits with ``packed = h * 2**SPLIT + l``, for a number of 18 bits."""
     low = packed[:SPLIT].as_signed()
     return packed[SPLIT:].as_signed() + low[-1], low
 
 
-def _dual_pair(
+def _claim_dual_pair(
     m: Module, bench: Bench, row: Entry, path: str, p: int, late: int
 ) -> tuple[list[Value], int, Value]:
-    """Claim that a pair multiplies exactly, `late` cycles after the entry of `row`. Returns the signals for its two
-    products, how many cycles these are behind the entry, and whether they are those of known weights."""
+    """Claim that a pair multiplies exactly, `late` cycles after the entry of `row`.
+
+    Returns the signals of its two products, their delay after the entry in cycles, and whether their weights are known.
+    """
     inside, name = f"{path}multiplier{p}.", f"{path}{p}".replace(".", "_")
     a, b = bench.peek(f"{inside}held_a", 8).as_signed(), bench.peek(f"{inside}held_b", 16)
     made, known = bench.peek(f"{inside}made", 32), Const(1)
@@ -88,18 +85,20 @@ def _dual_pair(
     products: list[Value] = []
     for c in range(2):
         active, shadow = b.word_select(c, 8), bench.peek(f"{path}shadow{2 * p + c}", 8)
-        known &= weights(m, bench, row, 2 * p + c, shadow, active, late, f"{name}_{c}")
+        known &= claim_weights(m, bench, row, 2 * p + c, shadow, active, late, f"{name}_{c}")
         products.append(made.word_select(c, 16).as_signed())
         product = ago(m, (a * active.as_signed())[:16], 1, f"product{name}_{c}").as_signed()
         bench.claim(f"product {name} {c}", products[c] == product)
     return products, late + 2, ago(m, known, 1, f"known{name}", reset=True)
 
 
-def _packed_pair(
+def _claim_packed_pair(
     m: Module, bench: Bench, row: Entry, path: str, p: int, late: int, width: int
 ) -> tuple[list[Value], int, Value]:
-    """The same for pairs that share one product. What it claims last, that each product can be told from it, is
-    the point of the unit."""
+    """Claim that a pair with one shared product multiplies exactly; see `_claim_dual_pair`.
+
+    The last claims are the purpose of the unit: both products follow from the shared one.
+    """
     inside, name = f"{path}multiplier{p}.", f"{path}{p}".replace(".", "_")
     a, b = bench.peek(f"{inside}held_a", 9).as_signed(), bench.peek(f"{inside}held_b", 18)
     line = bench.peeks[f"{path}a_stages"] if p else bench.peek(f"{path}a_stages", width)
@@ -108,9 +107,9 @@ def _packed_pair(
     bench.claim(f"operand {name}", a == ago(m, entered, 1, f"entered{name}"))
     made, known = bench.peek(f"{inside}made", 27), Const(1)
     products: list[Value] = []
-    for c, (weight, part) in enumerate(zip(reversed(parts(b)), ("lower", "upper"), strict=True)):
+    for c, (weight, part) in enumerate(zip(reversed(split_packed(b)), ("lower", "upper"), strict=True)):
         active, shadow = (bench.peek(f"{path}{kind}{2 * p + c}", 8) for kind in ("active", "shadow"))
-        known &= weights(m, bench, row, 2 * p + c, shadow, active, late, f"{name}_{c}")
+        known &= claim_weights(m, bench, row, 2 * p + c, shadow, active, late, f"{name}_{c}")
         before = ago(m, active.as_signed(), 1, f"active{name}_{c}")
         bench.claim(f"operand {name} {c}", weight == before)
         products.append(bench.peek(f"{inside}{part}", 19).as_signed())
@@ -127,17 +126,21 @@ def _packed_pair(
 
 
 class DualBench(Bench):
-    """A row for dual blocks in free inputs. Claims are cut at registers as in
-    `weft.extras.proof.hardware.matrix.RowBench`."""
+    """Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is its
+    word of the last tile that was sent before the last swap.
+
+    A row for dual blocks with free inputs. The proof is cut at registers, as in
+    `weft.extras.proof.hardware.matrix.RowBench`.
+    """
+
+    UNIT = DualRow
 
     def watch(self, m: Module) -> None:
         row = self.dut
         self.free_inputs(m)
-        for name in ("latch", "swap"):
-            pulse = getattr(row, name)
-            self.claim(f"{name} below", getattr(row, f"{name}_below") == ago(m, pulse, 1, name, reset=True))
+        claim_pulses(m, self)
         for p in range(row.groups):
-            products, _, known = _dual_pair(m, self, Entry(row.a, row.b, row.latch, row.swap), "", p, p)
+            products, _, known = _claim_dual_pair(m, self, Entry(row.a, row.b, row.latch, row.swap), "", p, p)
             for name, product in zip(("even", "odd"), products, strict=True):
                 above, below = (getattr(sums[p], name) for sums in (row.above, row.below))
                 total = ago(m, (above + product)[: row.psum_width].as_signed(), 1, f"{name}{p}")
@@ -146,85 +149,58 @@ class DualBench(Bench):
 
 
 class PackedBench(Bench):
-    """The same for wide blocks; activations are -255 at least. What a pair hands down are sums of the parts of the
-    products, those of ``high`` a cycle behind."""
+    """Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is its
+    word of the last tile that was sent before the last swap.
+
+    A row for wide blocks with free inputs; activations are at least -255. A pair passes on sums of the parts of its
+    products; those of ``high`` come a cycle later.
+    """
+
+    UNIT = PackedRow
 
     def watch(self, m: Module) -> None:
         row = self.dut
         self.free_inputs(m)
         self.assume(row.a >= -255)
-        for name in ("latch", "swap"):
-            pulse = getattr(row, name)
-            self.claim(f"{name} below", getattr(row, f"{name}_below") == ago(m, pulse, 1, name, reset=True))
+        claim_pulses(m, self)
         for p in range(row.groups):
             entry = Entry(row.a, row.b, row.latch, row.swap)
-            _, _, known = _packed_pair(m, self, entry, "", p, p, 9 * row.groups)
+            _, _, known = _claim_packed_pair(m, self, entry, "", p, p, 9 * row.groups)
             made, high = self.peeks[f"multiplier{p}.made"], self.peeks[f"high{p}"].as_signed()
             for name, part in (("upper", made[SPLIT:].as_signed()), ("lower", made[:SPLIT]), ("high", high)):
                 above, below = (Value.cast(getattr(sums[p], name)) for sums in (row.above, row.below))
                 total = ago(m, (above + part)[: len(below)], 1, f"{name}{p}")
                 self.claim(f"{name} {p}", below.as_unsigned() == total)
                 self.cover(
-                    f"{name} {p}", ago(m, known, _KNOWN, f"known_{name}{p}", reset=True) & (below != 0)
+                    f"{name} {p}",
+                    ago(m, known, _WEIGHT_CYCLES, f"known_{name}{p}", reset=True) & (below != 0),
                 )
 
 
-class PairArrayBench(Bench):
-    """The whole array of such rows in free inputs; see `weft.extras.proof.hardware.matrix.ArrayBench`."""
+class PairArrayBench(ArrayBench):
+    # The claim is that of `ArrayBench`.
 
-    def watch(self, m: Module) -> None:
-        array, n, width = self.dut, self.dut.config.n, self.dut.config.widths.activation
-        self.free_inputs(m)
-        totals: list[Value] = [Const(0)] * n
-        everything: Value = Const(1)
-        for r in range(n):
-            entering = array.a.word_select(r, width).as_signed()
-            entry = Entry(entering, array.b.word_select(r, 8), array.latch, array.swap)
-            for p in range(n // 2):
-                if array.multipliers.dual:
-                    pair = _dual_pair(m, self, entry, f"row{r}.", p, r + p)
-                else:
-                    self.assume(entering >= -255)
-                    pair = _packed_pair(m, self, entry, f"row{r}.", p, r + p, width * n // 2)
-                products, late, known = pair
-                everything &= ago(m, known, array.latency - late, f"known_{r}_{p}", reset=True)
-                for c, product in enumerate(products):
-                    term = ago(m, product, array.latency - late, f"term_{r}_{2 * p + c}").as_signed()
-                    totals[2 * p + c] = totals[2 * p + c] + term
-        for c in range(n):
-            self.claim(f"column {c}", array.c[c] == totals[c])
-            self.cover(f"column {c}", everything & (array.c[c] < 0))
-
-
-def _dual() -> Bench:
-    return DualBench(DualRow(4, 8, 18, DualModel))
-
-
-def _packed() -> Bench:
-    return PackedBench(PackedRow(4, 9, 18, WideModel))
-
-
-def _array(bits: int, multipliers: Multipliers) -> Bench:
-    config = Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits)
-    return PairArrayBench(Array(config, multipliers))
+    def products(self, m: Module, r: int, entry: Entry) -> Iterator[tuple[Value, Value, int]]:
+        n = self.config.n
+        for p in range(n // 2):
+            if self.dut.multipliers.dual:
+                pair = _claim_dual_pair(m, self, entry, f"row{r}.", p, r + p)
+            else:
+                width = self.config.widths.activation * n // 2
+                pair = _claim_packed_pair(m, self, entry, f"row{r}.", p, r + p, width)
+            products, cycles, known = pair
+            for product in products:
+                yield product, known, cycles
 
 
 def properties() -> Iterator[Property]:
-    claim = (
-        "Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is "
-        "its word of the last tile that was sent before the last swap."
-    )
-    yield Property("matrix/pe_pairs", "sums of two dual pairs", claim, _dual, Induction(8))
-    yield Property("matrix/pe_pairs", "sums of two packed pairs", claim, _packed, Induction(9))
+    yield DualBench.proves("matrix/pe_pairs", "sums of two dual pairs", Induction(8), 4, 8, 18, DualModel)
+    yield PackedBench.proves("matrix/pe_pairs", "sums of two packed pairs", Induction(9), 4, 9, 18, WideModel)
     for name, bits, multipliers in (
         ("dual", 7, Multipliers("dual", dual=DualModel)),
         ("packed", 8, Multipliers("packed", wide=WideModel)),
     ):
-        yield Property(
-            "matrix/array",
-            f"product of 2 x 2, {name} pairs",
-            "A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent "
-            "before its swap, exactly and for all operands.",
-            partial(_array, bits, multipliers),
-            Induction(9),
+        config = Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits)
+        yield PairArrayBench.proves(
+            "matrix/array", f"product of 2 x 2, {name} pairs", Induction(9), config, multipliers
         )

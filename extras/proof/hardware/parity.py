@@ -1,9 +1,8 @@
-"""Properties of parity: `weft.hdl.lib.arithmetic`, the memories that have it, and the counts of words that changed."""
+"""Properties of parity: `weft.hdl.lib.arithmetic`, memories with parity, and the counts of words that changed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
@@ -23,14 +22,14 @@ from weft.hdl.sequential.core import Scratchpad as SequentialScratchpad
 
 _CHECKED = SMALLEST.replace(parity=1)
 _MOST = 255
-"""What a count reaches at most."""
+"""Maximum of a count."""
 
 
 class _Coder(wiring.Component):
-    """A word to memory and back, where bits of it change."""
+    """Encoder and decoder of a word, with changes of bits between them."""
 
     def __init__(self, group: int, groups: int) -> None:
-        self.coding = Coding(_CHECKED, group)
+        self.group, self.coding = group, Coding(_CHECKED, group)
         width = group * groups
         stored = self.coding.width(width)
         super().__init__(
@@ -54,52 +53,58 @@ class _Coder(wiring.Component):
         return m
 
 
-def _groups(word: Value, size: int) -> list[Value]:
-    """The groups of a word in memory, each `size` bits and the one of its parity."""
+def _split_groups(word: Value, size: int) -> list[Value]:
+    """Return the groups of a word in memory, each of `size` bits and a parity bit."""
     return [word[at : at + size + 1] for at in range(0, len(word), size + 1)]
 
 
-def odd(word: Value, size: int) -> Value:
-    """Whether some group has an odd number of bits that are 1."""
-    return Cat(group.xor() for group in _groups(word, size)).any()
+def has_odd_group(word: Value, size: int) -> Value:
+    """Return whether a group has an odd number of bits that are 1."""
+    return Cat(group.xor() for group in _split_groups(word, size)).any()
 
 
 class CodingBench(Bench):
-    """Words of `groups` groups of `group` bits, of which any bits change in memory. Nothing is assumed."""
+    """A word comes out of memory as it went in, but for bits that have changed there. It is wrong exactly where an odd
+    number of bits of a group has changed: each bit that changes alone is seen, and no error is invented.
 
-    def __init__(self, group: int, groups: int) -> None:
-        self.group = group
-        super().__init__(_Coder(group, groups))
+    Nothing is assumed: any bits may change.
+    """
+
+    UNIT = _Coder
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m)
-        dut, size = self.dut, self.group
-        data = Cat(group[:size] for group in _groups(dut.flips, size))
+        dut, size = self.dut, self.dut.group
+        data = Cat(group[:size] for group in _split_groups(dut.flips, size))
         self.claim("bits come out as they went in but those that changed", dut.read == dut.word ^ data)
-        self.claim("wrong where an odd number of bits of a group changed", dut.wrong == odd(dut.flips, size))
+        self.claim(
+            "wrong where an odd number of bits of a group changed",
+            dut.wrong == has_odd_group(dut.flips, size),
+        )
         alone = (dut.flips != 0) & ((dut.flips & (dut.flips - 1)[: len(dut.flips)]) == 0)
         self.claim("each bit that changes alone is seen", implies(alone, dut.wrong))
         self.claim("nothing is seen where nothing changed", dut.flips.any() | ~dut.wrong)
         self.claim("a memory of zeros is right", dut.word.any() | ~dut.stored.any())
         # From registers, as ABC searches no netlist without them.
-        hidden = ago(m, dut.flips.any() & ~dut.wrong, 1, "hidden")
-        both = ago(m, Cat(group.xor() for group in _groups(dut.flips, size))[:2].all(), 1, "both")
-        self.cover("two bits of a group hide each other", hidden)
+        masked = ago(m, dut.flips.any() & ~dut.wrong, 1, "hidden")
+        both = ago(m, Cat(group.xor() for group in _split_groups(dut.flips, size))[:2].all(), 1, "both")
+        self.cover("two bits of a group hide each other", masked)
         self.cover("two groups are wrong", both)
 
 
 class _BanksBench(CutBench):
-    """A memory of banks with parity, of which each read returns any word: any bits may have changed.
+    """Memory gets words with the right parity only, and a word that is read is wrong exactly where the parity of a
+    requested word is. The error is reported in the cycle after the word stands at the output.
 
-    A word that is read stands at its bank's port two cycles after it is asked for, and at the memory's output a cycle
-    later; an error is reported in the cycle after that. Nothing is assumed.
+    Each read returns any word: any bits may have changed. A word stands at its bank's port two cycles after its
+    request, at the memory's output a cycle later, and an error is reported in the cycle after that. Nothing is assumed.
     """
 
     GROUP: int
-    """Bits that share a bit of parity."""
+    """Number of bits that share a parity bit."""
 
     def asks(self, bank: int) -> Value:
-        """Whether a word of a bank is asked for in this cycle."""
+        """Return whether a word of a bank is requested in this cycle."""
         raise NotImplementedError
 
     def watch(self, m: Module) -> None:
@@ -110,84 +115,93 @@ class _BanksBench(CutBench):
         self.outputs: list[Value] = []
         for bank, memory in enumerate(self.memories):
             (read,), (write,) = memory.read_ports, memory.write_ports
-            self.claim(f"bank {bank} gets words that are right", ~odd(write.data, self.GROUP))
+            self.claim(f"bank {bank} gets words that are right", ~has_odd_group(write.data, self.GROUP))
             asked = ago(m, self.asks(bank), 1, f"asked{bank}", reset=True)
-            wanted = read.en == (asked & ~self.hidden(read, write))
+            wanted = read.en == (asked & ~self.blocked(read, write))
             self.claim(f"bank {bank} is read where it is asked", implies(begun, wanted))
-            due.append(ago(m, read.en, 1, f"read{bank}", reset=True) & odd(read.data, self.GROUP))
-            data = Cat(group[: self.GROUP] for group in _groups(read.data, self.GROUP))
+            due.append(ago(m, read.en, 1, f"read{bank}", reset=True) & has_odd_group(read.data, self.GROUP))
+            data = Cat(group[: self.GROUP] for group in _split_groups(read.data, self.GROUP))
             self.outputs.append(ago(m, data, 1, f"output{bank}"))
             self.cover(f"a word of bank {bank} is wrong", due[-1])
         self.claim("wrong", dut.wrong == ago(m, Cat(due).any(), 2, "due", reset=True))
-        self.readers(m)
+        self.claim_readers(m)
 
-    def hidden(self, read: Any, write: Any) -> Value:
-        """Whether a bank must not be read in this cycle."""
+    def blocked(self, read: Any, write: Any) -> Value:
+        """Return whether a bank must not be read in this cycle."""
         return Const(0)
 
-    def readers(self, m: Module) -> None:
+    def claim_readers(self, m: Module) -> None:
         """Claim that readers get the words without their parity."""
         raise NotImplementedError
 
-    def _reader(self, m: Module, name: str, address: Value, data: Value, depth: int) -> None:
+    def _claim_reader(self, m: Module, name: str, address: Value, data: Value, depth: int) -> None:
         bank = ago(m, address // depth, READ_LATENCY, f"bank_of_{name}".replace(" ", "_"), reset=True)
         self.claim(f"{name} gets the word", data == Array(self.outputs)[bank])
 
 
 class ScratchpadBench(_BanksBench):
-    """The pipelined core's scratchpad."""
+    """Memory gets words with the right parity only, and what is read is wrong exactly where the parity of a word that
+    was asked for is; it is reported in the cycle after the word stands at the output.
+
+    The pipelined core's scratchpad.
+    """
 
     GROUP = 8
 
-    def __init__(self) -> None:
-        super().__init__(Scratchpad(_CHECKED, readers=2, writers=2))
+    UNIT = Scratchpad
 
     def asks(self, bank: int) -> Value:
         ports, depth = self.dut.read, _CHECKED.scratchpad_depth
         return Cat(port.valid & (port.address // depth == bank) for port in ports).any()
 
-    def readers(self, m: Module) -> None:
+    def claim_readers(self, m: Module) -> None:
         for index, port in enumerate(self.dut.read):
-            self._reader(m, f"reader {index}", port.address, port.data, _CHECKED.scratchpad_depth)
+            self._claim_reader(m, f"reader {index}", port.address, port.data, _CHECKED.scratchpad_depth)
 
 
 class AccumulatorBench(_BanksBench):
-    """The accumulator, whose banks are read by a reader, and for rows that are added to."""
+    """Memory gets words with the right parity only, and what is read is wrong exactly where the parity of a word that
+    was asked for is; it is reported in the cycle after the word stands at the output.
+
+    The accumulator, whose banks are read by a reader, and for rows that are added to.
+    """
 
     GROUP = 32
 
-    def __init__(self) -> None:
-        super().__init__(Accumulator(_CHECKED))
+    UNIT = Accumulator
 
     def asks(self, bank: int) -> Value:
         read, write, depth = self.dut.read, self.dut.write, _CHECKED.accumulator_depth
         adds = write.valid & ~write.overwrite & (write.address // depth == bank)
         return adds | read.valid & (read.address // depth == bank)
 
-    def hidden(self, read: Any, write: Any) -> Value:
-        """The row that is being written."""
+    def blocked(self, read: Any, write: Any) -> Value:
+        """Return whether the row is being written."""
         return write.en & (write.addr == read.addr)
 
-    def readers(self, m: Module) -> None:
+    def claim_readers(self, m: Module) -> None:
         port = self.dut.read
-        self._reader(m, "the reader", port.address, port.data, _CHECKED.accumulator_depth)
+        self._claim_reader(m, "the reader", port.address, port.data, _CHECKED.accumulator_depth)
 
 
 class SequentialBench(CutBench):
-    """The sequential core's scratchpad, of which each read returns any word. Nothing is assumed."""
+    """Memory gets words with the right parity only, and a vector is wrong exactly where its own is, in the cycle after
+    the read.
 
-    def __init__(self) -> None:
-        super().__init__(SequentialScratchpad(_CHECKED))
+    The sequential core's scratchpad, of which each read returns any word. Nothing is assumed.
+    """
+
+    UNIT = SequentialScratchpad
 
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.free_inputs(m)
         (memory,) = self.memories
         (read,), (write,) = memory.read_ports, memory.write_ports
-        groups = _groups(read.data, 8)
-        self.claim("memory gets words that are right", ~odd(write.data, 8))
+        groups = _split_groups(read.data, 8)
+        self.claim("memory gets words that are right", ~has_odd_group(write.data, 8))
         self.claim("the vector", dut.vector == Cat(group[:8] for group in groups))
-        due = ago(m, dut.read, 1, "read", reset=True) & odd(read.data, 8)
+        due = ago(m, dut.read, 1, "read", reset=True) & has_odd_group(read.data, 8)
         self.claim("wrong in the cycle after a read", dut.wrong == due)
         self.cover("wrong", due)
 
@@ -195,8 +209,7 @@ class SequentialBench(CutBench):
 class CountsBench(Bench):
     """Counts of words that changed. Nothing is assumed."""
 
-    def __init__(self) -> None:
-        super().__init__(ParityCounts())
+    UNIT = ParityCounts
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -212,32 +225,16 @@ class CountsBench(Bench):
 
 
 def properties() -> Iterator[Property]:
-    coding = (
-        "A word comes out of memory as it went in, but for bits that have changed there. It is wrong exactly where an "
-        "odd number of bits of a group has changed: each bit that changes alone is seen, and no error is invented."
-    )
     for group, groups in ((8, 3), (32, 2)):
-        bench = partial(CodingBench, group, groups)
-        yield Property("lib/parity", f"{groups} groups of {group} bits", coding, bench, Induction(1))
-    banks = (
-        "Memory gets words with the right parity only, and what is read is wrong exactly where the parity of a word "
-        "that was asked for is; it is reported in the cycle after the word stands at the output."
-    )
-    yield Property("memory/scratchpad", "parity", banks, ScratchpadBench, Induction(6))
-    yield Property("memory/accumulator", "parity", banks, AccumulatorBench, Induction(6))
-    yield Property(
-        "sequential/scratchpad",
-        "parity",
-        "Memory gets words with the right parity only, and a vector is wrong exactly where its own is, in the cycle "
-        "after the read.",
-        SequentialBench,
-        Induction(4),
-    )
-    yield Property(
+        name = f"{groups} groups of {group} bits"
+        yield CodingBench.proves("lib/parity", name, Induction(1), group, groups)
+    yield ScratchpadBench.proves("memory/scratchpad", "parity", Induction(6), _CHECKED, readers=2, writers=2)
+    yield AccumulatorBench.proves("memory/accumulator", "parity", Induction(6), _CHECKED)
+    yield SequentialBench.proves("sequential/scratchpad", "parity", Induction(4), _CHECKED)
+    yield CountsBench.proves(
         "control/parity_counts",
         "counts",
-        "A count has the words that were wrong since it was cleared, up to the cycle before, at most "
-        f"{_MOST}; an error is reported in the cycle after a word was wrong.",
-        CountsBench,
         Induction(2),
+        claim="A count has the words that were wrong since it was cleared, up to the cycle before, at most "
+        f"{_MOST}; an error is reported in the cycle after a word was wrong.",
     )

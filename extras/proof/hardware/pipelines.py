@@ -1,15 +1,15 @@
-"""What benches of rigid pipelines need: values of some cycles ago, and multiplication by its definition."""
+"""Values of earlier cycles, for benches of pipelines."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Cat, Module, Shape, Signal, Value
+from amaranth.hdl import Cat, Module, Mux, Shape, ShapeLike, Signal, Value
 from amaranth.lib import wiring
 
 
 def ago(m: Module, value: Value, cycles: int, name: str, *, reset: bool = False) -> Value:
-    """`value` of so many cycles ago. A `reset` makes it 0 for that time; else it goes through a reset as it is."""
+    """Return `value` of `cycles` cycles ago. With `reset` it is 0 for that time after a reset; else it survives one."""
     shape = Shape.cast(value.shape())
     for cycle in range(cycles):
         register = Signal(shape, name=f"{name}_{cycle + 1}_ago", reset_less=not reset)
@@ -18,8 +18,34 @@ def ago(m: Module, value: Value, cycles: int, name: str, *, reset: bool = False)
     return value
 
 
+def latch(m: Module, when: Value, value: Any, shape: ShapeLike, name: str, *, reset: bool = True) -> Any:
+    """Return a register that takes `value` in cycles with `when`. Without `reset`, its content survives a reset."""
+    register = Signal(shape, name=name, reset_less=not reset)
+    with m.If(when):
+        m.d.sync += register.eq(value)
+    return register
+
+
+def watch_cycle(
+    m: Module, bench: Any, last: int, *values: tuple[Any, ShapeLike, str]
+) -> tuple[Signal, list[Any]]:
+    """Watch one cycle, which may be any: return its age, from 1 to `last`, and the `values` that it had.
+
+    The age is 0 while no cycle is watched. Each value comes with the shape and name of its register. A free input
+    chooses the cycle, so claims about it hold for all cycles.
+    """
+    age, mark = Signal(range(last + 1), name="age"), bench.free(1, "mark")
+    registers = [Signal(shape, name=name) for _, shape, name in values]
+    with m.If(age != 0):
+        m.d.sync += age.eq(Mux(age == last, 0, age + 1))
+    with m.Elif(mark):
+        m.d.sync += age.eq(1)
+        m.d.sync += [register.eq(value) for register, (value, _, _) in zip(registers, values, strict=True)]
+    return age, registers
+
+
 def settled(m: Module, cycles: int, name: str = "settled") -> Signal:
-    """Whether there was no reset for so many cycles."""
+    """Return whether there was no reset in the last `cycles` cycles."""
     count = Signal(range(cycles + 1), name=f"{name}_count")
     there = Signal(name=name)
     m.d.comb += there.eq(count == cycles)
@@ -29,13 +55,15 @@ def settled(m: Module, cycles: int, name: str = "settled") -> Signal:
 
 
 def implies(condition: Value, then: Value) -> Value:
-    """`then` holds wherever `condition` does."""
+    """Return whether `then` holds if `condition` does."""
     return ~condition.bool() | then.bool()
 
 
 def connect_all(m: Module, dut: Any, name: str = "all_outputs") -> None:
-    """Connect all outputs of a unit. Benches that do have the same netlist of it, so that `--mutants` shows the faults
-    that one of them does not see to the others."""
+    """Connect all outputs of a unit, so that all of its benches have an equal netlist of it.
+
+    Then ``weft prove --mutants`` tries a mutant on the other benches if one does not detect it.
+    """
     members = dut.signature.flatten(dut)
     outputs = Cat(*(Value.cast(value) for _, member, value in members if member.flow is wiring.Out))
     connected = Signal(len(outputs), name=name)

@@ -1,13 +1,16 @@
-"""What a property is: a unit under free inputs, what is assumed of these, and what is claimed."""
+"""Properties: a unit with free inputs, assumptions about them, and claims."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from amaranth.hdl import (
+    Array,
     Assert,
     Assume,
     Elaboratable,
@@ -22,10 +25,7 @@ from amaranth.hdl import (
 from amaranth.lib import wiring
 
 CLAIM, COVER = "claim_", "cover_"
-"""Begin the names of the signals that say whether something holds, or is reached."""
-OPENED = "opened_"
-"""Begins the names of signals with which a unit is given more ports for its memories, to show what these hold. Faults
-are none of theirs."""
+"""Prefixes of the signals of claims and covers."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Induction:
 
 @dataclass(frozen=True)
 class Bounded:
-    """Proven for the first `depth` cycles behind a reset only."""
+    """Proven for the first `depth` cycles after a reset only."""
 
     depth: int
 
@@ -58,22 +58,21 @@ class Property:
     Parameters
     ----------
     unit : str
-        The unit's source, as ``lib/skid_buffer``, or ``boards/arbiter`` in the other room.
+        The unit's source, such as ``lib/skid_buffer`` or ``boards/arbiter``.
     name : str
-        What it is about, and with which parameters if there are several, as ``order of 4``.
+        Subject and parameters, such as ``order of 4``.
     claim : str
-        What is proven, in a sentence.
+        Statement that is proven, in one or a few sentences.
     bench : callable
-        Makes the `Bench`. Not called before the property is proven.
+        Creates the `Bench`. It is called only for a proof.
     method : Method
-        How.
     cover : int
-        Within how many cycles every cover of the bench is reached.
+        Number of cycles within which every cover of the bench is reached.
     part : bool
-        It claims little of its unit, at parameters at which more cannot be proven: faults are for the other properties
-        of the unit to see.
+        The property claims little of its unit, at parameters at which more cannot be proven. Other properties of the
+        unit detect its faults.
     proven : tuple of str
-        Submodules whose faults are for properties of their own to see.
+        Submodules whose faults other properties detect.
     """
 
     unit: str
@@ -91,51 +90,72 @@ class Property:
 
     @property
     def source(self) -> str:
-        """The unit's source with its room."""
+        """Path of the unit's source."""
         return self.unit if self.unit.startswith("boards/") else f"hdl/{self.unit}"
 
 
 class Bench(Elaboratable):
-    """A unit, `dut`, in the middle of free inputs and of what watches it. A property's own bench overrides `watch`.
+    """A unit, `dut`, with free inputs, and the logic that watches it. A property's own bench overrides `watch`.
 
-    Every input takes any value in every cycle, and so does the reset: claims hold behind a reset at any time.
-
-    Parameters
-    ----------
-    dut : component
+    Every input takes any value in every cycle, and so does the reset: claims hold after a reset at any time. A subclass
+    names the class of its unit, `UNIT`, and takes the arguments of that class, mostly a configuration. A subclass
+    without `UNIT` takes the unit.
     """
 
+    UNIT: ClassVar[Any] = None
     DUT = "dut"
     """The unit's name in the design."""
 
-    def __init__(self, dut: Elaboratable) -> None:
-        self.dut: Any = dut
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.dut: Any = self.UNIT(*arguments, **options) if self.UNIT else arguments[0]
+        self.config: Any = getattr(self.dut, "config", next(iter(arguments), None))
         self.inputs: list[Signal] = []
         self.peeks: dict[str, Signal] = {}
-        """By the path of a signal inside the unit, the input that stands for it."""
+        """Inputs that are connected to signals inside the unit, by path."""
         self.claims: dict[str, Signal] = {}
         self.covers: dict[str, Signal] = {}
         self.assumptions: list[Value] = []
         self.covering = False
-        """Whether covers are outputs, in the place of claims."""
+        """Covers are outputs, and nothing is claimed."""
         self._values: list[tuple[Signal, Value]] = []
 
+    @classmethod
+    def proves(
+        cls,
+        unit: str,
+        name: str,
+        method: Method,
+        /,
+        *arguments: Any,
+        claim: str = "",
+        cover: int = 24,
+        part: bool = False,
+        proven: tuple[str, ...] = (),
+        **options: Any,
+    ) -> Property:
+        """Return the property that a bench with these arguments proves.
+
+        Its claim is by default the first paragraph of the bench's docstring. For other parameters see `Property`.
+        """
+        claim = claim or " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+        return Property(unit, name, claim, partial(cls, *arguments, **options), method, cover, part, proven)
+
     def watch(self, m: Module) -> None:
-        """Connect the unit, and say what is assumed and claimed."""
+        """Connect the unit, and state assumptions and claims."""
         raise NotImplementedError
 
     def middle(self) -> Elaboratable | Fragment:
-        """What stands in the middle: the unit, or what is made of it."""
+        """Return the unit, or a replacement for it."""
         return self.dut
 
     def free(self, shape: ShapeLike, name: str) -> Any:
-        """A signal of any value in every cycle."""
+        """Return a signal of any value in every cycle."""
         signal = Signal(shape, name=name)
         self.inputs.append(Value.cast(signal))
         return signal
 
     def constant(self, m: Module, shape: ShapeLike, name: str) -> Signal:
-        """A signal of any value, the same in all cycles: a reset leaves it as it is."""
+        """Return a signal of any value that is constant over all cycles and resets."""
         any_value = self.free(shape, f"{name}_any")
         later = Signal(name=f"{name}_later", reset_less=True)
         kept = Signal(shape, name=f"{name}_kept", reset_less=True)
@@ -145,7 +165,7 @@ class Bench(Elaboratable):
         return chosen
 
     def free_inputs(self, m: Module, *but: str) -> None:
-        """Give every input of the unit any value in every cycle, but those members that are named."""
+        """Give every input of the unit, except for the members in `but`, any value in every cycle."""
         for path, member, value in self.dut.signature.flatten(self.dut):
             if path[0] not in but and member.flow is wiring.In:
                 m.d.comb += Value.cast(value).eq(self.free(len(Value.cast(value)), "_".join(map(str, path))))
@@ -162,21 +182,25 @@ class Bench(Elaboratable):
         self.peeks[path] = signal
         return signal
 
+    def peek_word(self, memory: str, index: Value, depth: int, width: int) -> Value:
+        """Return the word at `index` of a memory of `depth` words inside the unit, at the path of its submodule."""
+        return Array(self.peek(f"{memory}[{number}]", width) for number in range(depth))[index]
+
     def claim(self, name: str, value: Value) -> None:
-        """It is 1 in every cycle."""
+        """Claim that `value` is 1 in every cycle."""
         self._named(self.claims, CLAIM, name, value)
 
     def cover(self, name: str, value: Value) -> None:
-        """There is a cycle in which it is 1: else what is claimed may say nothing."""
+        """Cover a cycle in which `value` is 1: without such a cycle, the claims may be vacuous."""
         self._named(self.covers, COVER, name, value)
 
     def assume(self, value: Value) -> None:
-        """It is 1 in every cycle; no other inputs are looked at."""
+        """Assume that `value` is 1 in every cycle; other inputs are not considered."""
         self.assumptions.append(value)
 
     def _named(self, group: dict[str, Signal], kind: str, name: str, value: Value) -> None:
         if name in group:
-            raise ValueError(f"{name!r} is there twice")
+            raise ValueError(f"{name!r} is defined twice")
         # Yosys takes a list of signals where a name has a comma.
         group[name] = Signal(name=f"{kind}{name.replace(' ', '_').replace(',', '')}")
         self._values.append((group[name], Value.cast(value).bool()))
@@ -188,7 +212,7 @@ class Bench(Elaboratable):
         m.d.comb += [signal.eq(value) for signal, value in self._values]
         m.d.comb += [Assume(value) for value in self.assumptions]
         if not self.covering:
-            # ABC has no verdict on what is constant; this is not, to it, and holds.
+            # ABC gives no verdict on constant claims. This claim holds, but is not constant to ABC.
             never = Signal()
             m.d.sync += never.eq(never & ResetSignal())
             m.d.comb += [Assert(signal) for signal in (*self.claims.values(), ~never)]

@@ -1,16 +1,15 @@
-"""Properties of the registers that the host sees, and of the counters among them."""
+"""Properties of the registers that the host accesses, and of the counters among them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.pipelines import implies, latch
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.streams import Channel, count, stable, within
 from weft.hdl.control.control import Control
 from weft.hdl.control.counters import MUX_INPUTS, SETTLING_CYCLES, WORDS, Counters
@@ -27,15 +26,15 @@ from weft.hdl.isa.memmap import (
     counter_register,
 )
 
-_MOST = 3
-"""More requests of one kind than any of the two cores takes without an answer."""
+_LIMIT = 3
+"""More requests of one kind than either core takes without an answer."""
 
 
 class Answers:
-    """One direction of AXI4-Lite: requests, and the channel of their answers.
+    """Answers of one direction of AXI4-Lite.
 
-    Claims that each request has one answer, none comes without a request, an answer stays until it is taken, and
-    another request is taken at the latest when no answer is owed.
+    Claims that each request has one answer, none comes without a request, an answer stays until it is taken, and a
+    request is taken at the latest when no answer is owed.
     """
 
     def __init__(
@@ -44,15 +43,17 @@ class Answers:
         self.bench, self.name, self.m = bench, name, m
         waited = stable(m, bench, Channel(valid, ready, payload), name)
         self.new: Value = valid & ~waited
-        """An answer comes."""
+        """An answer begins."""
         self._taken = valid & ready
 
     def to(self, name: str, valid: Value, ready: Value, *, most: int = 2, beside: Value | int = 1) -> Value:
-        """Count requests of one channel, `most` at a time: with 2, one that waits for its answer, and one whose answer
-        waits to be taken. `beside` is what else has to be 1 before one is taken. Returns whether one has no answer
-        yet."""
-        owed = count(self.m, f"owed_{name}", _MOST + 1, valid & ready, self._taken)
-        begun = count(self.m, f"begun_{name}", _MOST + 1, valid & ready, self.new)
+        """Claim the answers to requests of one channel, and return whether a request has no answer yet.
+
+        At most `most` requests are open: with 2, one waits for its answer, and another's answer waits to be taken. A
+        request is taken only with `beside`.
+        """
+        owed = count(self.m, f"owed_{name}", _LIMIT + 1, valid & ready, self._taken)
+        begun = count(self.m, f"begun_{name}", _LIMIT + 1, valid & ready, self.new)
         bench = self.bench
         bench.claim(f"{self.name} answers {name}", ~self.new | (begun != 0))
         bench.claim(f"{name} takes no more than it answers", (owed <= most) & (begun <= 1))
@@ -66,11 +67,11 @@ class RunsBench(Bench):
     """The registers of either core around runs."""
 
     def runs(self, m: Module) -> tuple[Value, Signal]:
-        """From a start to the interrupt; returns whether a run is on, and whether one was in the cycle before."""
+        """Claim the course of a run; return whether there is one, and whether there was one in the cycle before."""
         dut = self.dut
         running, on, started, ended = (Signal(name=name) for name in ("running", "on", "started", "ended"))
         was_busy = Signal()
-        since = Signal(range(SETTLING_CYCLES + 4))  # cycles behind the last one of a run
+        since = Signal(range(SETTLING_CYCLES + 4))  # cycles after the last cycle of a run
         busy = on & ~dut.irq
         self.assume(dut.moves)
         m.d.sync += [
@@ -85,29 +86,47 @@ class RunsBench(Bench):
         self.claim("start for a cycle", ~dut.start | ~started)
         self.claim("start while idle", ~dut.start | ~busy)
         self.claim("done until start", ~ended | dut.irq)
-        self.claim("not done behind a start", ~started | ~dut.irq)
-        self.claim("done behind a run", ~dut.irq | ended | on)
+        self.claim("not done after a start", ~started | ~dut.irq)
+        self.claim("done after a run", ~dut.irq | ended | on)
         self.claim(
             "done when counters have settled", ~(dut.irq & on) | (~running & (since >= SETTLING_CYCLES))
         )
         self.claim("done soon", ~busy | running | (since < SETTLING_CYCLES + 2))
         return busy, was_busy
 
+    def register_at(self, m: Module, place: Value, more: Mapping[int, Value]) -> Signal:
+        """Return the content of the register whose word address is `place`: one of both cores, or of `more`."""
+        dut, value = self.dut, Signal(32, name="register_value")
+        registers: dict[int, Any] = {
+            Reg.MAGIC: MAGIC,
+            Reg.VERSION: VERSION,
+            Reg.CONFIG: self.config.digest,
+            Reg.STATUS: self.peek("state.status", max(Status).bit_length()),
+            Reg.FAULT_ADDRESS: dut.fault.address,
+            Reg.FAULT: Cat(dut.fault.unit, Const(0, 1), dut.fault.response, Const(0, 2), dut.fault.known),
+            Reg.WATCHDOG: self.peek("state.limit", WATCHDOG_BITS),
+        }
+        with m.Switch(place):
+            for address, content in {**registers, **more}.items():
+                with m.Case(address >> 2):
+                    m.d.comb += value.eq(content)
+        return value
+
 
 class ControlBench(RunsBench):
-    """The registers, of a configuration as it is shipped.
+    """The registers of a default configuration.
 
-    Not even that a host keeps a request up until it is taken is assumed, as AXI demands. But there is progress in every
-    cycle: the watchdog has properties of its own.
+    Hosts are unconstrained, and need not even keep a request until it is taken. There is progress in every cycle,
+    because the watchdog has properties of its own.
     """
 
-    def __init__(self) -> None:
-        self.config = Config()
-        super().__init__(Control(self.config))
+    UNIT = Control
 
 
 class RunBench(ControlBench):
-    """Of the registers, those that start runs."""
+    """A start is a pulse, comes with a write of 1 to CONTROL, and never during a run. A run is done when it is finished
+    and counters have settled, and its end is reported until the next start. A stop is requested when it is written.
+    """
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -124,7 +143,11 @@ class RunBench(ControlBench):
 
 
 class WriteBench(ControlBench):
-    """Of the registers, those that keep what is written, and of each of their bytes one bit, any one."""
+    """Every write has one answer, in order, OKAY, that stays until it is taken. With it, the registers change in the
+    bytes that are written.
+
+    Of each byte one bit, which may be any, is watched.
+    """
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m)
@@ -149,7 +172,7 @@ class WriteBench(ControlBench):
 
 
 class Writes:
-    """The writes: what they bring, which is told when their answer comes."""
+    """The writes, and their contents at the time of their answers."""
 
     def __init__(self, m: Module, bench: ControlBench) -> None:
         dut = bench.dut
@@ -168,21 +191,24 @@ class Writes:
 
 
 class ReadBench(ControlBench):
-    """What is read of the registers. A counter is read when its word passes."""
+    """Every read has one answer, in order, OKAY, that stays until it is taken, with the content of the register or the
+    counter that passes. It comes at once or with the counter.
+    """
 
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.free_inputs(m)
-        busy, _was_busy = self.runs(m)
+        self.runs(m)
         answer = Cat(dut.s_axi_rdata, dut.s_axi_rresp)
         answers = Answers(m, self, "r", dut.s_axi_rvalid, dut.s_axi_rready, answer)
         self.claim("r okay", dut.s_axi_rresp == 0)
         waits = answers.to("ar", dut.s_axi_arvalid, dut.s_axi_arready)
-        place = Signal(len(dut.s_axi_araddr) - 2)
-        with m.If(dut.s_axi_arvalid & dut.s_axi_arready):
-            m.d.sync += place.eq(dut.s_axi_araddr[2:])
+        place = latch(
+            m, dut.s_axi_arvalid & dut.s_axi_arready, dut.s_axi_araddr[2:], len(dut.s_axi_araddr) - 2, "place"
+        )
         first = counter_register(Counter(0)) >> 2
-        counters, passes = Signal(), Signal()
+        counters = Signal()
+        passes = Signal()
         m.d.comb += [
             counters.eq((place >= first) & (place < first + WORDS)),
             passes.eq(place == dut.counter + first),
@@ -191,52 +217,37 @@ class ReadBench(ControlBench):
         due = Signal()
         m.d.sync += due.eq(owed)
         self.claim("r at once", ~due | answers.new)
-        passed, before = Signal(), Signal(32)
-        m.d.sync += [passed.eq(~counters | passes), before.eq(self._value(m, place, counters, busy))]
+        own = {Reg.PROGRAM.value: dut.program}
+        own |= {base_register(index): dut.bases[index] for index in range(BASES)}
+        register = self.register_at(m, place, own)
+        passed = Signal()
+        before = Signal(32)
+        m.d.sync += [passed.eq(~counters | passes), before.eq(Mux(counters, dut.counter_value, register))]
         self.claim("r of the cycle before", ~answers.new | (passed & (dut.s_axi_rdata == before)))
         self.cover("a counter is read", answers.new & counters & (before != 0))
         self.cover("status is read", answers.new & (dut.s_axi_rdata == 0b1101) & ~counters)
 
-    def _value(self, m: Module, place: Value, counters: Value, busy: Value) -> Value:
-        """What a register holds now."""
-        dut = self.dut
-        value = Signal(32)
-        registers: dict[int, Any] = {
-            Reg.MAGIC: MAGIC,
-            Reg.VERSION: VERSION,
-            Reg.CONFIG: self.config.digest,
-            Reg.STATUS: self.peek("state.status", max(Status).bit_length()),
-            Reg.PROGRAM: dut.program,
-            Reg.FAULT_ADDRESS: dut.fault.address,
-            Reg.FAULT: Cat(dut.fault.unit, Const(0, 1), dut.fault.response, Const(0, 2), dut.fault.known),
-            Reg.WATCHDOG: self.peek("state.limit", WATCHDOG_BITS),
-        }
-        registers |= {base_register(index): dut.bases[index] for index in range(BASES)}
-        with m.If(counters):
-            m.d.comb += value.eq(dut.counter_value)
-        for address, held in registers.items():
-            with m.If(place == address >> 2):
-                m.d.comb += value.eq(held)
-        return value
-
 
 class PassingBench(Bench):
-    """The order in which words of counters pass. Nothing is assumed."""
+    """Words of counters pass in order, one a cycle, or with a memory of 16 bits in two.
+
+    Nothing is assumed.
+    """
 
     def __init__(self, counted: Sequence[Counter], bits: int) -> None:
         super().__init__(Counters(counted, bits=bits))
-        self.chunks = 32 // bits
-        """Cycles that a word of 32 bits takes."""
+        self.chunks = 32 // bits  # cycles of a word of 32 bits
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m)
-        self._passing(m)
+        self._claim_order(m)
 
-    def _passing(self, m: Module) -> tuple[Signal, Signal]:
-        """Claim the order; returns which word passes, and in which of its cycles it is."""
+    def _claim_order(self, m: Module) -> tuple[Signal, Signal]:
+        """Claim the order; return the position of the word that passes, and its cycle."""
         dut = self.dut
         numbers = [2 * counter + half for counter in dut.counted for half in range(2)]
-        at, step = Signal(range(len(numbers))), Signal(range(self.chunks + 1))
+        at = Signal(range(len(numbers)))
+        step = Signal(range(self.chunks + 1))
         ends = step == self.chunks - 1
         m.d.sync += step.eq(Mux(ends | dut.clear, 0, step + 1))
         with m.If(dut.clear):
@@ -250,7 +261,7 @@ class PassingBench(Bench):
 
 
 class CountersBench(PassingBench):
-    """Some counters, of which events are counted here as well.
+    """Some counters, with a model of each.
 
     A word has the events up to four cycles before the first part of its counter passes (three with few counters),
     ARRAY_WINDOW up to five (four).
@@ -260,20 +271,21 @@ class CountersBench(PassingBench):
         dut = self.dut
         self.chosen_twice = len(dut.counted) > MUX_INPUTS
         self.free_inputs(m)
-        at, step = self._passing(m)
-        counts = Array(self._count(m, counter) for counter in dut.counted)
-        kept, frozen = Signal(64), Signal(64)
+        at, step = self._claim_order(m)
+        counts = Array(self._count_events(m, counter) for counter in dut.counted)
+        previous = Signal(64)
+        frozen = Signal(64)
         begins = ~at[0] & (step == 0)
-        m.d.comb += frozen.eq(Mux(begins, counts[at >> 1], kept))
-        m.d.sync += kept.eq(frozen)
+        m.d.comb += frozen.eq(Mux(begins, counts[at >> 1], previous))
+        m.d.sync += previous.eq(frozen)
         self.claim("value", ~dut.complete | (dut.value == frozen.word_select(at[0], 32)))
         self.cover("counted", dut.complete & (at == 0) & (dut.value == 2))
 
-    def _count(self, m: Module, counter: Counter) -> Signal:
+    def _count_events(self, m: Module, counter: Counter) -> Signal:
         dut = self.dut
         count = Signal(64, name=f"count_{counter.name.lower()}")
         if counter is Counter.ARRAY_WINDOW:
-            return self._window(m, count)
+            return self._count_window(m, count)
         happens = dut.event[counter] & dut.enable
         delayed = Signal(2 + self.chosen_twice, name=f"{counter.name.lower()}_delayed")
         m.d.sync += [delayed.eq(Cat(happens, delayed)), count.eq(count + delayed[-1])]
@@ -281,9 +293,11 @@ class CountersBench(PassingBench):
             m.d.sync += [delayed.eq(0), count.eq(0)]
         return count
 
-    def _window(self, m: Module, count: Signal) -> Signal:
-        """Cycles from the first row to the last write, both included. Those since the last write, which the unit keeps
-        in 32 bits and adds to others of the same round, are assumed to fit."""
+    def _count_window(self, m: Module, count: Signal) -> Signal:
+        """Count the cycles from the first row to the last write, both included.
+
+        The cycles since the last write are assumed to fit into the 32 bits in which the unit counts them.
+        """
         dut = self.dut
         opened = Signal()
         cycles = Signal(64)
@@ -312,37 +326,21 @@ class CountersBench(PassingBench):
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "control/control",
-        "runs",
-        "A start is a pulse, comes with a write of 1 to CONTROL and never while a run is on; a run is done when it is "
-        "finished and counters have settled, and is reported until the next start. A stop is "
-        "asked for as it is written.",
-        RunBench,
-        cover=2 * SETTLING_CYCLES,
-        proven=("state",),
+    yield RunBench.proves(
+        "control/control", "runs", Invariant(), Config(), cover=2 * SETTLING_CYCLES, proven=("state",)
     )
-    claim = (
-        "Every write has one answer, in order, OKAY, that stays until it is taken, and with it registers change in "
-        "those bytes that are written."
+    yield WriteBench.proves("control/control", "writes", Invariant(), Config(), proven=("state",))
+    yield ReadBench.proves(
+        "control/control", "reads", Invariant(), Config(), cover=2 * SETTLING_CYCLES, proven=("state",)
     )
-    yield Property("control/control", "writes", claim, WriteBench, proven=("state",))
-    yield Property(
-        "control/control",
-        "reads",
-        "Every read has one answer, in order, OKAY, that stays until it is taken, with what the register holds or the "
-        "counter that passes; it comes at once or with the counter.",
-        ReadBench,
-        cover=2 * SETTLING_CYCLES,
-        proven=("state",),
-    )
-    claim = "Words of counters pass in order, one a cycle, or with a memory of 16 bits in two."
     every = tuple(Counter)
-    for name, bench, cover in (
-        ("order of all", partial(PassingBench, every, 32), 2 * len(every) + 2),
-        ("order of 3", partial(PassingBench, every[:3], 16), 24),
+    for name, counted, bits, cover in (
+        ("order of all", every, 32, 2 * len(every) + 2),
+        ("order of 3", every[:3], 16, 24),
     ):
-        yield Property("control/counters", name, claim, bench, cover=cover, part=True)
+        yield PassingBench.proves(
+            "control/counters", name, Invariant(), counted, bits, cover=cover, part=True
+        )
     claim = (
         "A counter that passes has all events from the cycle after its clear to four cycles before, or three with few "
         "counters, with carries, and none twice."
@@ -355,14 +353,13 @@ def properties() -> Iterator[Property]:
     }
     for name, (counted, bits) in cases.items():
         cycles = 12 + 2 * (len(counted) - 1)  # a round of the counters, and their way to the adder
-        yield Property(
-            "control/counters", name, claim, partial(CountersBench, counted, bits), Induction(cycles)
-        )
-    yield Property(
+        yield CountersBench.proves("control/counters", name, Induction(cycles), counted, bits, claim=claim)
+    yield CountersBench.proves(
         "control/counters",
         "window",
-        "ARRAY_WINDOW has the cycles from the first row to the last write five cycles or more before it passes, if "
-        "writes are less than 2**32 - 8 cycles apart.",
-        partial(CountersBench, (Counter.ARRAY_WINDOW,), 32),
         Induction(12),
+        (Counter.ARRAY_WINDOW,),
+        32,
+        claim="ARRAY_WINDOW counts the cycles from the first row to the last write that is five cycles before "
+        "it passes, if writes are less than 2**32 - 8 cycles apart.",
     )

@@ -1,48 +1,23 @@
-"""All properties of the room."""
+"""Registry of the properties of `weft.hdl`."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
 
-from weft.extras.proof.hardware import (
-    along_rows,
-    arithmetic,
-    bus,
-    busy,
-    descriptors,
-    division,
-    faults,
-    fetching,
-    instructions,
-    kernel,
-    lookups,
-    loops,
-    matrix,
-    memories,
-    packing,
-    pairs,
-    parity,
-    queues,
-    registers,
-    semaphores,
-    sequential,
-    serial,
-    softmax,
-    states,
-    transfers,
-    transposition,
-    vector,
-    widening,  # fmt: skip
-)
+from weft.extras.proof import hardware
 from weft.extras.proof.hardware.property import Property
 
 
+def collect(package: ModuleType) -> Iterator[Property]:
+    """Yield the properties of all modules in `package` that have a function ``properties``, in order of their names."""
+    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not info.name.endswith(".registry"):
+            yield from getattr(import_module(info.name), "properties", tuple)()
+
+
 def properties() -> Iterator[Property]:
-    """All properties of units of `weft.hdl`."""
-    basic = (queues, loops, bus, semaphores, registers, memories, parity, faults, fetching, descriptors)
-    units = (
-        widening, transfers, packing, matrix, pairs, along_rows, vector, states, division, arithmetic, serial, lookups,
-        transposition,
-    )  # fmt: skip
-    for module in (*basic, *units, instructions, softmax, kernel, sequential, busy):
-        yield from module.properties()
+    """Yield all properties of units of `weft.hdl`."""
+    return collect(hardware)

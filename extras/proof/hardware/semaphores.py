@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.utils import exact_log2
 
-from weft.extras.proof.hardware.property import OPENED, Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.pipelines import latch
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.streams import Order, stable, within
 from weft.hdl.control.semaphores import Dispatcher, Semaphores
 from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, WORD_BITS, Load, Queue, Store, kinds_of
@@ -23,14 +23,15 @@ _SMALL = Config(n=4, lanes=4, bus_bytes=4, probability_bits=0, lookup_tables=0, 
 
 
 class SemaphoresBench(Bench):
-    """Semaphores, and beside each the number of gives less that of takes since it was cleared.
+    """A semaphore is available while it was given more often than taken since it was cleared. The difference never goes
+    below 0, nor beyond the maximum if the rules are kept.
 
-    Assumed, as the unit's documentation says: no two units give a semaphore in one cycle, no two queues take it; only
-    available ones are taken; none is given beyond `SEMAPHORE_MAX`. With the clear no gives and takes need to count.
+    Assumed, as the unit's documentation says: no two units give a semaphore in one cycle, and no two queues take it;
+    only available semaphores are taken; none is given beyond `SEMAPHORE_MAX`. Gives and takes in the cycle of a clear
+    do not count.
     """
 
-    def __init__(self) -> None:
-        super().__init__(Semaphores())
+    UNIT = Semaphores
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -67,17 +68,18 @@ class DispatcherBench(Bench):
     """A queue of instructions.
 
     Assumed, as the unit's documentation says: parts come in the order of their index, and opcodes are those of the
-    unit's kinds. A stop may come at any time; an instruction that it cuts off does not go on afterwards.
+    unit's kinds. A stop may come at any time; an instruction that it interrupts does not continue.
     """
 
+    UNIT = Dispatcher
+
     def __init__(self, config: Config, kinds: Sequence[Any]) -> None:
-        kind = Dispatcher if config.queue_depth == 1 else _OpenDispatcher
-        super().__init__(kind(config, kinds))
+        super().__init__(config, kinds)
         self.config, self.kinds = config, tuple(kinds)
         self.most = config.queue_depth + (config.queue_depth > 1)
 
     def parts(self, m: Module) -> tuple[Value, Signal, Value]:
-        """Assume the order of parts; returns whether one goes in, its index, and whether it is the last one."""
+        """Assume the order of parts; return whether a part is written, its index, and whether it is the last one."""
         fetched, part = self.dut.fetched, self.dut.fetched.payload
         count = WORD_BITS // len(part.data)
         index = Signal(range(max(count, 2)), name="expected_index")
@@ -92,42 +94,16 @@ class DispatcherBench(Bench):
         return written, index, last
 
     def drops(self) -> Value:
-        """Whether all that is in the queue is dropped: a stop spares the instruction that is valid."""
+        """Return whether the queue is emptied: a stop spares the instruction that is valid."""
         return self.dut.stop & ~self.dut.instruction.valid
 
 
-class _OpenDispatcher(Dispatcher):
-    """A queue of several instructions, with two more ports for its memories, by which `held` has what stands at
-    `slots`: the bits of an instruction at their places, and behind them those of its values."""
-
-    def __init__(self, config: Config, kinds: Sequence[Any]) -> None:
-        super().__init__(config, kinds)
-        self.config = config
-        values = 32 * len(self._named)
-        self.slots = [Signal(range(config.queue_depth), name=f"slot{k}") for k in range(2)]
-        self.held = [Signal(WORD_BITS + values, name=f"{OPENED}held{k}") for k in range(2)]
-
-    def elaborate(self, platform: object) -> Module:
-        m = super().elaborate(platform)
-        width = len(self.fetched.payload.data)
-        stored = self._stored_bits()
-        for slot, held in zip(self.slots, self.held, strict=True):
-            for index in range(WORD_BITS // width):
-                bits = [bit for bit in stored if bit // width == index]
-                if bits:
-                    port = getattr(m.submodules, f"part{index}").read_port(domain="comb")
-                    m.d.comb += [port.addr.eq(slot), Cat(held[bit] for bit in bits).eq(port.data)]
-            if self._named:
-                port = m.submodules.stored_values.read_port(domain="comb")
-                m.d.comb += [port.addr.eq(slot), held[WORD_BITS:].eq(port.data)]
-        return m
-
-
 class OrderBench(DispatcherBench):
-    """Any one instruction on its way, of which one bit, any one, is watched, and one of its values: so what is claimed
-    is claimed of all bits.
+    """Instructions leave once and in order, unchanged. A queue that has room takes the next one, and is empty while it
+    holds no whole one. A stop drops all but the valid instruction, and resets the queue.
 
-    Semaphores are available or not as they like.
+    One instruction, one of its bits, and one bit of its values are watched, each of which may be any. Semaphores are
+    unconstrained.
     """
 
     def watch(self, m: Module) -> None:
@@ -135,7 +111,7 @@ class OrderBench(DispatcherBench):
         self.free_inputs(m)
         written, index, last = self.parts(m)
         word = Value.cast(dut.instruction.payload)
-        bits = max(_bits(kind) for kind in self.kinds)
+        bits = max(_count_bits(kind) for kind in self.kinds)
         self.claim("reserved bits are 0", ~word[bits:].any())
         numbers = needed_values(self.kinds, self.config) if self.config.loops else []
         values = Cat(dut.fetched.payload.values[number] for number in numbers)
@@ -144,7 +120,7 @@ class OrderBench(DispatcherBench):
         self.which = self.constant(m, range(max(len(values), 2)), "which")
         self.assume(self.which < max(len(values), 1))
         shown = Cat(word.bit_select(self.place, 1))
-        coming = Cat(self._bit(m, written, index))
+        coming = Cat(self._record_bit(m, written, index))
         if numbers:
             leaving = Value.cast(dut.values)
             shown = Cat(shown, leaving.bit_select(self.which, 1))
@@ -165,25 +141,25 @@ class OrderBench(DispatcherBench):
         m.d.sync += dropped.eq(dropped | self.drops() & (order.inside == self.config.queue_depth))
         self.cover("an instruction after a full queue was dropped", dropped & dut.instruction.valid)
         if self.config.queue_depth > 1:
-            self._places(m, written & last, order, shown)
+            self._claim_places(m, written & last, order, shown)
         else:
             self.claim("level", self.peek("level", 1) == order.inside)
             self.claim("full", dut.fetched.ready == (order.inside == 0))
             self.claim("valid", ~dut.instruction.valid | (order.inside != 0))
-            self.claim("no part behind", (order.inside == 0) | (index == 0))
+            self.claim("no part of a second instruction", (order.inside == 0) | (index == 0))
             self.claim("nothing ahead", ~order.watched | (order.ahead == 0))
             self.claim("oldest", ~order.watched | ((shown == order.word) & (order.inside == 1)))
 
-    def _places(self, m: Module, push: Value, order: Order, shown: Value) -> None:
-        """Where the queue keeps what is watched, as induction needs it: none of this is promised to users."""
+    def _claim_places(self, m: Module, push: Value, order: Order, shown: Value) -> None:
+        """Claim where the queue stores the watched bits: induction needs these invariants."""
         depth, dut = self.config.queue_depth, self.dut
         level, width = self.peek("level", depth.bit_length()), exact_log2(depth)
-        read_at, write_at, slot = self.peek("read_at", width), Signal(width), Signal(width)
+        read_at = self.peek("read_at", width)
+        write_at = Signal(width)
         m.d.sync += write_at.eq(write_at + push)
         with m.If(self.drops()):
             m.d.sync += write_at.eq(0)
-        with m.If(push & ~order.watched):
-            m.d.sync += slot.eq(write_at)
+        slot = latch(m, push & ~order.watched, write_at, width, "slot")
         head = Signal.like(order.inside)
         m.d.comb += head.eq(order.inside - level)
         self.claim("head", (head < 2) & (self.peek("head", 1) == head[0]))
@@ -191,54 +167,65 @@ class OrderBench(DispatcherBench):
         self.claim("level", level <= depth)
         self.claim("where the next one goes", self.peek("write_at", width) == write_at)
         self.claim("full", dut.fetched.ready == (level != depth))
-        self.claim("no part behind", dut.fetched.ready | (self.index == 0))
+        self.claim("no part of a second instruction", dut.fetched.ready | (self.index == 0))
         self.claim("places", (read_at + level)[:width] == write_at)
         self.claim("slot", ~order.watched | (slot == (read_at + order.ahead - head)[:width]))
         self.claim("ahead", ~order.watched | (order.ahead < order.inside))
         oldest = order.watched & (order.ahead == 0) & (head == 1)
         self.claim("oldest", ~oldest | (shown == order.word))
-        m.d.comb += [dut.slots[0].eq(slot), dut.slots[1].eq(write_at)]
-        held = [Cat(held[:WORD_BITS].bit_select(self.place, 1)) for held in dut.held]
+        words = [self._stored(m, place) for place in (slot, write_at)]
+        stored_bits = [Cat(word[:WORD_BITS].bit_select(self.place, 1)) for word in words]
         if len(shown) > 1:
-            held[0] = Cat(held[0], dut.held[0][WORD_BITS:].bit_select(self.which, 1))
+            stored_bits[0] = Cat(stored_bits[0], words[0][WORD_BITS:].bit_select(self.which, 1))
         # Of the opcode only bits are stored in which kinds differ.
         stored = Const(sum(1 << bit for bit in dut._stored_bits()), WORD_BITS).bit_select(self.place, 1)
-        word = Mux(stored, order.word, Cat(held[0][0], order.word[1:]))
-        self.claim("in memory", ~order.watched | oldest | (held[0] == word))
+        word = Mux(stored, order.word, Cat(stored_bits[0][0], order.word[1:]))
+        self.claim("in memory", ~order.watched | oldest | (stored_bits[0] == word))
         came = stored & (self.index > self.place // len(dut.fetched.payload.data))
-        self.claim("parts that have come", ~came | (held[1] == self.kept))
+        self.claim("parts that have come", ~came | (stored_bits[1] == self.recorded))
         constant = Const(int(self.kinds[0].OPCODE), WORD_BITS).bit_select(self.place, 1)
         self.claim("what kinds have in common", ~order.watched | stored | (order.word[0] == constant))
-        self.claim("of what comes", stored | (self.index == 0) | (self.kept == constant))
+        self.claim("of what comes", stored | (self.index == 0) | (self.recorded == constant))
 
-    def _bit(self, m: Module, written: Value, index: Signal) -> Value:
-        """What is watched of the instruction, as it came up to this part."""
+    def _stored(self, m: Module, slot: Signal) -> Signal:
+        """Return what the memories hold at `slot`: the bits of an instruction, and after them its values."""
+        dut, depth, width = self.dut, self.config.queue_depth, len(self.dut.fetched.payload.data)
+        stored, values = dut._stored_bits(), 32 * len(dut._named)
+        word = Signal(WORD_BITS + values, name=f"stored_at_{slot.name}")
+        for index in range(WORD_BITS // width):
+            if bits := [word[bit] for bit in stored if bit // width == index]:
+                m.d.comb += Cat(bits).eq(self.peek_word(f"part{index}", slot, depth, len(bits)))
+        if values:
+            m.d.comb += word[WORD_BITS:].eq(self.peek_word("stored_values", slot, depth, values))
+        return word
+
+    def _record_bit(self, m: Module, written: Value, index: Signal) -> Value:
+        """Return the watched bit of the instruction that comes, as far as it has come."""
         part = self.dut.fetched.payload.data
-        bit, kept, self.index = Signal(name="bit"), Signal(name="bit_kept"), index
-        self.kept = kept
+        bit, recorded, self.index = Signal(name="bit"), Signal(name="bit_kept"), index
+        self.recorded = recorded
         here = index == self.place // len(part)
-        m.d.comb += bit.eq(Mux(here, part.bit_select(self.place % len(part), 1), kept))
+        m.d.comb += bit.eq(Mux(here, part.bit_select(self.place % len(part), 1), recorded))
         if self.config.queue_depth == 1:  # what has come stands where it leaves, as induction needs it
             came = self.dut.fetched.ready & (index > self.place // len(part))
             word = Value.cast(self.dut.instruction.payload)
-            self.claim("bit", ~came | (word.bit_select(self.place, 1) == kept))
+            self.claim("bit", ~came | (word.bit_select(self.place, 1) == recorded))
         with m.If(written):
-            m.d.sync += kept.eq(bit)
+            m.d.sync += recorded.eq(bit)
         return bit
 
 
 class WaitBench(DispatcherBench):
-    """The semaphores that instructions wait for, as the payload has them: that this is right, `OrderBench` says.
+    """The wait mask is taken exactly with its instruction, and when all of it is available. The instruction becomes
+    valid then, and stays valid and unchanged until it is accepted.
 
-    Assumed as well, as the unit's documentation says: what is available of the semaphores that it waits for stays so
-    until this queue takes it.
+    Wait masks are those of the payload, which `OrderBench` proves. Assumed, as the unit's documentation says:
+    semaphores that an instruction waits for stay available until this queue takes them.
     """
 
     def watch(self, m: Module) -> None:
         dut, instruction = self.dut, self.dut.instruction
         self.free_inputs(m)
-        if self.config.queue_depth > 1:  # not looked at, but so that both benches have the same unit
-            m.d.comb += [slot.eq(self.free(len(slot), f"any_slot{k}")) for k, slot in enumerate(dut.slots)]
         written, _index, last = self.parts(m)
         pop = instruction.valid & instruction.ready
         inside = Signal(range(self.most + 2))
@@ -265,49 +252,24 @@ class WaitBench(DispatcherBench):
             self.cover("full", inside == self.most)
 
 
-def _bits(kind: type) -> int:
-    """Of an instruction from the first up to the last field."""
+def _count_bits(kind: type) -> int:
+    """Return the number of bits of an instruction up to its last field."""
     return OPCODE_BITS + sum(field.metadata["width"] for field in fields(kind))
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "control/semaphores",
-        "counts",
-        "A semaphore is available while it was given more often than taken since it was cleared; the difference never "
-        "goes below 0, and not beyond the most it holds if the rules are kept.",
-        SemaphoresBench,
-        Invariant(),
-    )
-    yield from _queues()
-
-
-def _queues() -> Iterator[Property]:
-    """Of each queue its order, with all bits, and what it waits for."""
-    order = (
-        "Instructions leave once and in the order they came, unchanged; a queue that has room takes the next one, and "
-        "it is empty while it holds no whole one; a stop drops all but the instruction that is valid, and leaves the "
-        "queue as new."
-    )
-    wait = (
-        "The wait mask is taken exactly with its instruction and when all of it is available; an instruction becomes "
-        "valid then, and stays valid and the same until it is accepted."
-    )
-    values, single = (
-        Config(queue_depth=2, bus_bytes=32, loops=1),
-        Config(queue_depth=1, bus_bytes=32, loops=1),
-    )
+    unit = "control/semaphores"
+    yield SemaphoresBench.proves(unit, "counts", Invariant())
+    single = Config(queue_depth=1, bus_bytes=32, loops=1)
     cases: dict[str, tuple[Config, Sequence[Any]]] = {
         "1, with a bus of 128 bits": (Config(queue_depth=1), [Store]),
         "1, several kinds with values": (single, kinds_of(Queue.VEC, single)),
         "2, with a bus of 32 bits": (replace(_SMALL, queue_depth=2), [Store]),
         "2, with a bus of 128 bits": (Config(queue_depth=2), [Load]),
-        "2, with values": (values, [Load]),
+        "2, with values": (Config(queue_depth=2, bus_bytes=32, loops=1), [Load]),
         "4, with a bus of 256 bits": (Config(bus_bytes=32), [Load]),
         "4, with a bus of 1024 bits": (Config(bus_bytes=128), [Load]),
     }
     for name, (config, kinds) in cases.items():
-        bench = partial(OrderBench, config, kinds)
-        yield Property("control/semaphores", f"order of {name}", order, bench, Induction(10), cover=60)
-        waits = partial(WaitBench, config, kinds)
-        yield Property("control/semaphores", f"wait of {name}", wait, waits, cover=60)
+        yield OrderBench.proves(unit, f"order of {name}", Induction(10), config, kinds, cover=60)
+        yield WaitBench.proves(unit, f"wait of {name}", Invariant(), config, kinds, cover=60)

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.streams import (
-    Channel,
-    Order,
-    assume_answers,
-    assume_stable,
-    stable,
-    within,
-)
+from weft.extras.proof.hardware.streams import Channel, Order, assume_answers, assume_stable, stable, within
 from weft.hdl.isa import Load, register_fields
+from weft.hdl.isa.config import Config
 from weft.hdl.load.load import PageReader
 
 
 class PageBench(Bench):
-    """The reader of page tables between a queue, a bus and a unit that do as they like.
+    """The reader of page tables between an unconstrained queue, bus and unit.
 
-    Assumed is that an instruction stands at the input until it is taken, with what its registers hold; that the bus
-    brings a beat for each request, in order and at any time later; that page tables begin at multiples of 4; and
-    without loops that base registers do not change, and that there are 8 of them.
-
-    What is requested is claimed, and when instructions are taken; with `entries` what comes out instead of the
-    addresses of requests.
+    Assumed: an instruction stays at the input until it is taken, with the contents of its registers; the bus returns a
+    beat for each request, in order and at any later time; page tables begin at multiples of 4; without loops there are
+    8 base registers, which are constant. With `entries`, the bench claims the output instead of the addresses of
+    requests.
     """
 
-    def __init__(self, dut: PageReader, *, entries: bool) -> None:
-        super().__init__(dut)
+    UNIT = PageReader
+
+    def __init__(self, config: Config, *, entries: bool) -> None:
+        super().__init__(config)
         self.entries = entries
 
     def watch(self, m: Module) -> None:
@@ -44,17 +37,18 @@ class PageBench(Bench):
         m.d.comb += self.address.eq(self.table + (instruction.payload.page << 2))
         stable(m, self, located, "located")
         self.waits = waits = Signal()
-        self.arrives, self.asks = Signal(), Signal()
+        self.arrives = Signal()
+        self.asks = Signal()
         m.d.sync += waits.eq(instruction.valid & ~instruction.ready)
         m.d.comb += [
             self.arrives.eq(instruction.valid & ~waits),
             self.asks.eq(self.arrives & instruction.payload.paged),
         ]
-        self._bus(m)
-        self._register(m)
+        self._claim_requests(m)
+        self._claim_register(m)
 
     def _table(self, m: Module) -> Value:
-        """Where the page table of the instruction at the input begins."""
+        """Return the address of the page table of the instruction at the input."""
         dut, instruction = self.dut, self.dut.instruction
         if dut.config.loops:
             table: Value = dut.values[register_fields(Load.OPCODE).index("table")]
@@ -67,8 +61,8 @@ class PageBench(Bench):
         self.assume(~instruction.payload.paged | (table % 4 == 0))
         return table
 
-    def _bus(self, m: Module) -> None:
-        """Claim what is requested, and assume when beats come."""
+    def _claim_requests(self, m: Module) -> None:
+        """Claim the requests, and assume that beats come only after them."""
         request, beat = self.dut.bus.request, self.dut.bus.beat
         pop, bus = request.valid & request.ready, self.dut.config.bus_bytes
         stable(m, self, request, "request")
@@ -82,7 +76,7 @@ class PageBench(Bench):
         self.claim("entries are taken as they come", beat.ready)
         self.claim("two entries are under way at most", under_way <= 2)
         self.cover("two entries under way", under_way == 2)
-        # Where requests are: without that, induction would start from states that the unit never has.
+        # Places of requests: without them, induction starts from unreachable states.
         asked, lacks, level = self.peek("asked", 1), self.peek("lacks", 1), self.peek("entries.level", 2)
         pending = self.waits & self.dut.instruction.payload.paged & ~asked
         self.claim("requests are where they are counted", order.inside == request.valid + pending)
@@ -96,36 +90,41 @@ class PageBench(Bench):
         stands = order.watched & pending & (order.ahead == request.valid)
         self.claim("the watched request is to come", ~stands | (order.word == first))
 
-    def _register(self, m: Module) -> None:
-        """Claim that the unit holds an instruction at most, and takes one without an entry when it can."""
+    def _claim_register(self, m: Module) -> None:
+        """Claim that the unit holds at most one instruction, and takes one without an entry when it can."""
         dut, instruction, located = self.dut, self.dut.instruction, self.dut.located
-        held, leaves = Signal(2), located.valid & located.ready
-        m.d.sync += held.eq(held + (instruction.valid & instruction.ready) - leaves)
-        self.claim("an instruction at most", held <= 1)
-        self.claim("busy with an instruction", dut.busy == (held != 0))
-        plain = instruction.valid & ~instruction.payload.paged & ((held == 0) | leaves)
+        inside = Signal(2)
+        leaves = located.valid & located.ready
+        m.d.sync += inside.eq(inside + (instruction.valid & instruction.ready) - leaves)
+        self.claim("an instruction at most", inside <= 1)
+        self.claim("busy with an instruction", dut.busy == (inside != 0))
+        plain = instruction.valid & ~instruction.payload.paged & ((inside == 0) | leaves)
         self.claim("an instruction without an entry is taken at once", ~plain | instruction.ready)
         if self.entries:
-            self._entries(m)
+            self._claim_entries(m)
 
-    def _entries(self, m: Module) -> None:
-        """Claim what comes out: the instruction as it was, with its entry as part of its offset. The first beat is that
-        of the first paged instruction, and so on: of that in the register, or if that has its own of that at the
-        input."""
+    def _claim_entries(self, m: Module) -> None:
+        """Claim that each instruction leaves unchanged except for its offset, to which its entry is added.
+
+        Beats belong to paged instructions in order: first to the instruction in the register, if it still needs one,
+        then to the instruction at the input.
+        """
         dut, instruction, located = self.dut, self.dut.instruction, self.dut.located
         beat, bus = dut.bus.beat, dut.config.bus_bytes
         layout = located.payload.shape()
-        op, entry, entry_next = Signal(layout), Signal(32), Signal(32)
-        has, has_next, place = Signal(), Signal(), Signal(range(bus))
+        op = Signal(layout)
+        entry = Signal(32)
+        entry_next = Signal(32)
+        has = Signal()
+        has_next = Signal()
+        place = Signal(range(bus))
         here = (self.address % bus)[: len(place)]
         first = dut.busy & op.paged & ~has
         accept = instruction.valid & instruction.ready
         words = [beat.payload.word_select(at >> 2, 32) for at in (place, here)]
-        now_has, now = Signal(), Signal(32)
-        m.d.comb += [
-            now_has.eq(has_next | beat.valid & ~first),
-            now.eq(Mux(has_next, entry_next, words[1])),
-        ]
+        now_has = Signal()
+        now = Signal(32)
+        m.d.comb += [now_has.eq(has_next | beat.valid & ~first), now.eq(Mux(has_next, entry_next, words[1]))]
         with m.If(beat.valid & first):
             m.d.sync += [has.eq(1), entry.eq(words[0])]
         m.d.sync += [has_next.eq(now_has), entry_next.eq(now)]
@@ -145,7 +144,7 @@ class PageBench(Bench):
         self.claim("an entry for one that is paged", ~(dut.busy & lacks) | op.paged)
         self.claim("it has its entry", ~dut.busy | lacks | ~op.paged | has)
         if bus > 4:
-            self._places(first, asked & ~has_next, place, here)
+            self._claim_places(first, asked & ~has_next, place, here)
         expected = Signal(layout)
         m.d.comb += [expected.eq(op), expected.offset.eq(op.offset + Mux(op.paged & ~lacks, entry, 0))]
         self.claim(
@@ -156,21 +155,17 @@ class PageBench(Bench):
             "a second entry", located.valid & op.paged & has_next & (entry > 77) & (entry_next > entry)
         )
 
-    def _places(self, first: Value, second: Value, place: Value, here: Value) -> None:
-        """Claim where in their words the entries are that have not come: that of the `first` instruction, and behind it
-        that of the `second` one."""
+    def _claim_places(self, first: Value, second: Value, place: Value, here: Value) -> None:
+        """Claim the places, in their words, of entries that have not come: of the `first` instruction, then of the
+        `second`.
+        """
         level, front = self.peek("places.level", 2), self.peek("places.consume", 1)
         words = [self.peek(f"places.storage[{at}]", len(place) - 2) for at in range(2)]
-        head, behind = Mux(front, words[1], words[0]), Mux(front, words[0], words[1])
+        head, second_word = Mux(front, words[1], words[0]), Mux(front, words[0], words[1])
         self.claim("places of those that have not come", level == first + second)
         self.claim("the queue of places", (self.peek("places.produce", 1) ^ front) == level[0])
         self.claim("the place of the first", ~first | (head == place >> 2))
-        self.claim("the place of the second", ~second | (Mux(first, behind, head) == here >> 2))
-
-
-def _pages(bus: int, loops: int, entries: bool) -> Bench:
-    config = SMALLEST.replace(bus_bytes=bus, loops=loops, probability_bits=7)
-    return PageBench(PageReader(config), entries=entries)
+        self.claim("the place of the second", ~second | (Mux(first, second_word, head) == here >> 2))
 
 
 def properties() -> Iterator[Property]:
@@ -181,12 +176,15 @@ def properties() -> Iterator[Property]:
     )
     for bus, loops in ((4, 0), (8, 1)):
         name = f"words of {bus} bytes, {'values' if loops else 'base registers'}"
-        yield Property("load/pages", name, claim, partial(_pages, bus, loops, False), Induction(6))
-        yield Property(
+        config = SMALLEST.replace(bus_bytes=bus, loops=loops, probability_bits=7)
+        yield PageBench.proves("load/pages", name, Induction(6), config, claim=claim, entries=False)
+        yield PageBench.proves(
             "load/pages",
             f"entries in {name}",
-            "Each instruction comes out as it was, once and in order, with its entry as part of its offset if it is "
-            "paged: the first beat is for the first one that asked, and so on; the entry is where its address says.",
-            partial(_pages, bus, loops, True),
             Induction(6),
+            config,
+            claim="Each instruction comes out as it was, once and in order, with its entry added to its "
+            "offset if it is paged: the first beat is for the first one that asked, and so on; the entry is "
+            "where its address says.",
+            entries=True,
         )

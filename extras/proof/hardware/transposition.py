@@ -1,4 +1,4 @@
-"""Properties of `weft.hdl.load.transpose`: LOAD with transposition, and that other vectors pass by it in order."""
+"""Properties of `weft.hdl.load.transpose`: LOAD with transposition, and the order of other vectors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import OPENED, Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.streams import Channel, assume_stable, stable
 from weft.hdl.isa.config import Config
 from weft.hdl.load.transpose import Transposer
 
 
 class _Small(Config):
-    """A scratchpad of 4 vectors of 2 bytes, and 2 vectors of a pixel at most."""
+    """A scratchpad of 4 vectors of 2 bytes, and at most 2 vectors of a pixel."""
 
     def __post_init__(self) -> None:
         return
@@ -24,39 +24,23 @@ class _Small(Config):
         return 2
 
 
-class _OpenTransposer(Transposer):
-    """The transposer with one more port for the memory of each lane, by which `shown` has what stands at `place`."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.place = Signal(3)
-        self.shown = [Signal(8, name=f"{OPENED}lane{lane}") for lane in range(config.n)]
-
-    def elaborate(self, platform: object) -> Module:
-        m = super().elaborate(platform)
-        for lane, shown in enumerate(self.shown):
-            port = getattr(m.submodules, f"lane{lane}").read_port(domain="comb")
-            m.d.comb += [port.addr.eq(self.place), shown.eq(port.data)]
-        return m
-
-
 class TransposeBench(Bench):
-    """The transposer between an unpacker and a scratchpad that do as they like.
+    """Vectors that LOAD transposes become columns, byte by byte, of all pixels of a group, of up to two vectors each,
+    with the fill byte for missing pixels of the last group. Each goes to its address once, in order with vectors that
+    are not transposed. The signal comes after the last one.
 
-    Assumed is what the unpacker keeps: vectors stand until they are taken; all pixels of an instruction that
-    transposes have as many vectors, no more than the configuration has room for; the last one of the last pixel bears
-    ``last`` and the signal mask, and until that no other instruction's vectors come; fill and strides are the same for
-    all of them.
+    Unpacker and scratchpad are unconstrained. Assumed, as the unpacker guarantees: vectors stay until they are taken;
+    all pixels of an instruction that transposes have equally many vectors, at most as many as the configuration has
+    room for; the last vector of the last pixel carries ``last`` and the signal mask, and before it no vectors of
+    another instruction come; fill and strides are equal for all of them.
 
-    One group of N pixels, any one, is watched, and of it one byte, any one, of one of the vectors of one of its pixels.
-    By definition, byte j of vector p of pixel i is byte i of the column that is written as number ``p * N + j`` of its
-    group, to ``base + p * dst_pixel + j * dst_vector``; the base of the first group is the instruction's address, and
-    each other group's is ``dst_group`` behind the one before. Pixels that the last group lacks are the fill byte.
+    One group of N pixels and one byte of it, each of which may be any, are watched. By definition, byte j of vector p
+    of pixel i is byte i of column ``p * N + j`` of its group, which is written to ``base + p * dst_pixel + j *
+    dst_vector``. The base of the first group is the instruction's address, and each later base is ``dst_group`` higher.
+    Missing pixels of the last group are the fill byte.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(_OpenTransposer(config))
-        self.config = config
+    UNIT = Transposer
 
     def watch(self, m: Module) -> None:
         dut, port = self.dut, self.dut.scratchpad
@@ -67,30 +51,29 @@ class TransposeBench(Bench):
         m.d.comb += taken.eq(dut.vector.valid & dut.vector.ready)
         self.leaves = Signal(name="leaves")
         m.d.comb += self.leaves.eq(port.valid & port.ready)
-        self._place(m)
-        self._count(m)
-        self._plain(m)
-        self._watched(m)
+        self._model_place(m)
+        self._claim_count(m)
+        self._claim_plain(m)
+        self._follow_group(m)
 
-    def _place(self, m: Module) -> None:
-        """Where the vector that comes next is: its panel, its pixel in the group, the base of the group; and whether it
-        is an instruction's first one."""
+    def _model_place(self, m: Module) -> None:
+        """Model the position of the next vector: its panel, its pixel in the group, the base of the group, and the
+        first of an instruction.
+        """
         vector, n, panels = self.dut.vector.payload, self.config.n, self.config.transposed_vectors
         moves = self.takes & vector.transpose
         self.panel, self.pixel = Signal(range(panels + 1), name="panel"), Signal(range(n), name="pixel")
         self.fresh, self.base = Signal(init=1, name="fresh"), Signal(len(vector.address), name="base")
-        self.following, most = (
-            Signal(len(vector.address), name="base_next"),
-            Signal(range(panels + 1), name="most"),
-        )
-        kept = Cat(vector.fill, vector.dst_group, vector.dst_pixel, vector.dst_vector)
-        before = Signal(len(kept), name="fields_before", reset_less=True)
+        self.following = Signal(len(vector.address), name="base_next")
+        most = Signal(range(panels + 1))
+        fields = Cat(vector.fill, vector.dst_group, vector.dst_pixel, vector.dst_vector)
+        before = Signal(len(fields), name="fields_before", reset_less=True)
         starts = (self.panel == 0) & (self.pixel == 0)
         base = Mux(self.fresh, vector.address, Mux(starts, self.following, self.base))
         self.base_here = Signal(len(vector.address), name="base_here")
         m.d.comb += self.base_here.eq(base)
         with m.If(moves):
-            m.d.sync += [self.fresh.eq(vector.last), before.eq(kept), self.base.eq(base)]
+            m.d.sync += [self.fresh.eq(vector.last), before.eq(fields), self.base.eq(base)]
             with m.If(starts):
                 m.d.sync += self.following.eq(base + vector.dst_group)
             m.d.sync += self.panel.eq(Mux(vector.pixel_end, 0, self.panel + 1))
@@ -99,14 +82,14 @@ class TransposeBench(Bench):
                 m.d.sync += most.eq(self.panel)
         offered = self.dut.vector.valid
         self.assume(~offered | self.fresh | vector.transpose)
-        self.assume(~(offered & ~self.fresh) | (kept == before))
+        self.assume(~(offered & ~self.fresh) | (fields == before))
         self.assume(~(offered & vector.transpose & vector.last) | vector.pixel_end)
         self.assume(~(offered & vector.transpose & ~vector.last) | (vector.signal == 0))
         self.assume(~(offered & vector.transpose & (self.panel == panels - 1)) | vector.pixel_end)
         first = Signal(init=1, name="first_pixel")
         with m.If(moves & vector.pixel_end):
             m.d.sync += first.eq(vector.last)
-        self.claim("behind the first pixel", implies(self.pixel != 0, ~first))
+        self.claim("after the first pixel", implies(self.pixel != 0, ~first))
         self.claim("ahead of it", implies(self.fresh, first & (self.pixel == 0) & (self.panel == 0)))
         later = offered & vector.transpose & ~first
         self.assume(~later | (vector.pixel_end == (self.panel == most)))
@@ -114,8 +97,8 @@ class TransposeBench(Bench):
         self.moves, self.starts, self.most = moves, starts, Mux(vector.pixel_end, self.panel, most)
         self.group_ends = moves & vector.pixel_end & ((self.pixel == n - 1) | vector.last)
 
-    def _count(self, m: Module) -> None:
-        """Writes that are due: none comes that is not."""
+    def _claim_count(self, m: Module) -> None:
+        """Count the writes that are due, and claim that there are no others."""
         n, panels = self.config.n, self.config.transposed_vectors
         self.due = Signal(range(3 * n * panels + 4), name="due")
         columns = Mux(self.group_ends, (self.most + 1) * n, 0)
@@ -125,16 +108,14 @@ class TransposeBench(Bench):
         self.claim("no more is due than there is room for", self.due <= 2 * n * panels + 3)
         self.claim("busy", implies(self.due != 0, self.dut.busy))
 
-    def _plain(self, m: Module) -> None:
-        """A vector that is not transposed is written next, when all that came before it is written."""
+    def _claim_plain(self, m: Module) -> None:
+        """Claim that a vector that is not transposed is written next, after all vectors before it."""
         port, vector = self.dut.scratchpad, self.dut.vector.payload
         plain = self.takes & ~vector.transpose
         self.claim("it waits for all before it", implies(plain, self.due == self.leaves))
         there = Signal(name="plain")
-        word, mask = (
-            Signal(len(Cat(vector.address, vector.data)), name="plain_word"),
-            Signal.like(vector.signal),
-        )
+        word = Signal(len(Cat(vector.address, vector.data)), name="plain_word")
+        mask = Signal.like(vector.signal)
         with m.If(plain):
             m.d.sync += [there.eq(1), word.eq(Cat(vector.address, vector.data)), mask.eq(vector.signal)]
         with m.Elif(self.leaves):
@@ -150,18 +131,16 @@ class TransposeBench(Bench):
         self.claim("its signal", implies(written, self.dut.signal == due))
         self.cover("one that is not transposed, with a signal", written & (due != 0))
 
-    def _watched(self, m: Module) -> None:
-        """Follow one group, and of it one byte and the last column."""
+    def _follow_group(self, m: Module) -> None:
+        """Follow one group, with one byte and the last column."""
         n, vector = self.config.n, self.dut.vector.payload
         panels, address = self.config.transposed_vectors, len(vector.address)
         self.p, self.i, self.j = (
             self.constant(m, range(most), name) for name, most in (("p", panels), ("i", n), ("j", n))
         )
         self.on, self.filling = Signal(name="on"), Signal(name="filling")
-        self.ahead, self.column = (
-            Signal(len(self.due), name="ahead"),
-            Signal(range(n * panels + 1), name="column"),
-        )
+        self.ahead = Signal(len(self.due))
+        self.column = Signal(range(n * panels + 1))
         self.byte, self.first = Signal(8, name="watched_byte"), Signal(address, name="watched_base")
         self.jump, self.step = Signal(address, name="jump"), Signal(address, name="step")
         self.last, self.mask = Signal(name="last"), Signal(len(vector.signal), name="mask")
@@ -192,10 +171,10 @@ class TransposeBench(Bench):
                 m.d.sync += self.column.eq(self.column + 1)
         with m.If(done):
             m.d.sync += self.on.eq(0)
-        self._claims(m, ours, done)
-        self._inside(m, begins)
+        self._claim_column(m, ours, done)
+        self._claim_registers(m, begins)
 
-    def _claims(self, m: Module, ours: Value, done: Value) -> None:
+    def _claim_column(self, m: Module, ours: Value, done: Value) -> None:
         port = self.dut.scratchpad
         self.claim("a column only of a whole group", implies(ours, ~self.filling))
         self.number, self.there = Signal(len(self.column), name="number"), Signal(name="there")
@@ -203,21 +182,20 @@ class TransposeBench(Bench):
         m.d.comb += self.there.eq(self.on & ~self.filling & (self.p <= self.pixels_have))
         here = ours & self.there & (self.column == self.number)
         self.claim("the byte", implies(here, port.data.word_select(self.i, 8) == self.byte))
-        self.claim("its place", implies(here, port.address == self._place_of(self.p, self.j)))
+        self.claim("its place", implies(here, port.address == self._column_address(self.p, self.j)))
         self.signal = Signal(len(self.mask), name="signal_of_column")
         m.d.comb += self.signal.eq(Mux(self.number + 1 == self.total, self.mask, 0))
         due, before = ago(m, self.signal, 1, "signal_due", reset=True), ago(m, here, 1, "here", reset=True)
-        self.claim("the signal behind the last one", implies(before, self.dut.signal == due))
+        self.claim("the signal after the last one", implies(before, self.dut.signal == due))
         self.cover("a byte", here & (self.byte == 0x5A) & (self.p == 1) & (self.i == 1) & (self.j == 0))
         self.cover("the last one", done & self.last & (self.mask != 0))
         self.cover("a group that is filled up", done & self.last & self.filled_up & (self.byte == 0xA5))
 
-    def _place_of(self, panel: Value, byte: Value) -> Value:
-        """Where a column goes."""
+    def _column_address(self, panel: Value, byte: Value) -> Value:
         return (self.first + Mux(panel == 0, 0, self.jump) + Mux(byte == 0, 0, self.step))[: len(self.first)]
 
-    def _inside(self, m: Module, begins: Value) -> None:
-        """What the unit keeps, as induction starts from that."""
+    def _claim_registers(self, m: Module, begins: Value) -> None:
+        """Claim the unit's registers, from which induction starts."""
         dut, n = self.dut, self.config.n
         self.target, self.padding, self.w_panel = (
             self.peek(name, 1) for name in ("target", "padding", "fill_panel")
@@ -236,16 +214,16 @@ class TransposeBench(Bench):
         m.d.comb += self.read.eq(self.r_panel * n + self.r_index)
         self.under_way = Signal(2, name="under_way")
         m.d.comb += self.under_way.eq(self.valids[0] + self.valids[1] + dut.scratchpad.valid)
-        self._control()
-        end = self._stage(m, begins, self.total - 1, "end")
+        self._claim_control()
+        end = self._claim_stage(m, begins, self.total - 1, "end")
         unread = self.on & (end == 0)
-        self._group(unread)
-        self.stage = stage = self._stage(m, begins, self.number, "watched")
+        self._claim_group(unread)
+        self.stage = stage = self._claim_stage(m, begins, self.number, "watched")
         self.claim("the last one is read last", implies(self.there & (end != 0), stage != 0))
-        self._memory(m, begins, unread)
-        self._columns(stage)
+        self._claim_memory(m, begins, unread)
+        self._claim_stages(stage)
 
-    def _control(self) -> None:
+    def _claim_control(self) -> None:
         n, full, groups = self.config.n, self.full, self.groups
         alike = full[0] == full[1]
         self.claim("which is read", implies(alike, self.source == self.target))
@@ -270,12 +248,9 @@ class TransposeBench(Bench):
         padding = Mux(self.padding, (panels + 1) * n, 0)
         self.claim("due", self.due + self.read == columns[0] + columns[1] + padding + self.under_way)
 
-    def _stage(self, m: Module, begins: Value, number: Value, name: str) -> Signal:
-        """Where column `number` is: 0 if it is not read, 1 to 3 on its way, 4 if it is written."""
-        stage, advance = (
-            Signal(3, name=f"{name}_stage"),
-            self.advance,
-        )
+    def _claim_stage(self, m: Module, begins: Value, number: Value, name: str) -> Signal:
+        """Return the stage of column `number`: 0 before it is read, 1 to 3 on its way, 4 after it is written."""
+        stage, advance = (Signal(3, name=f"{name}_stage"), self.advance)
         whole = self.on & ~self.filling
         ours = self.full.bit_select(self.buffer, 1) & (self.source == self.buffer)
         with m.If(begins):
@@ -296,8 +271,8 @@ class TransposeBench(Bench):
         self.claim(f"{name}: not yet", implies(self.on & self.filling, stage == 0))
         return stage
 
-    def _group(self, unread: Value) -> None:
-        """The watched group, before all of it is read."""
+    def _claim_group(self, unread: Value) -> None:
+        """Claim the watched group before all of it is read."""
         n, buffer = self.config.n, self.buffer
         whole, full = ~self.filling, self.full.bit_select(buffer, 1)
         group = self.groups[0].shape()(Mux(buffer, self.groups[1].as_value(), self.groups[0].as_value()))
@@ -322,19 +297,17 @@ class TransposeBench(Bench):
             "what is read", implies(unread & ours, self.ahead + self.read == self.under_way + self.column)
         )
         self.claim("none is written before its turn", implies(self.on & (self.ahead != 0), self.column == 0))
-        self.claim(
-            "it is over behind the last one", implies(self.on & ~self.filling, self.column < self.total)
-        )
+        self.claim("it ends with the last one", implies(self.on & ~self.filling, self.column < self.total))
         address = len(self.first)
         following, start = self.peek("column_following", address), self.peek("start", address)
-        place = self._place_of(self.r_panel, self.r_index)
+        place = self._column_address(self.r_panel, self.r_index)
         self.claim("the next column", implies(unread & ours & (self.read != 0), following == place))
         second = unread & ours & (self.r_index != 0) & (self.r_panel == 0)
         self.claim("the next vector of columns", implies(second, start == (self.first + self.jump)[:address]))
 
-    def _memory(self, m: Module, begins: Value, unread: Value) -> None:
-        """The watched byte, from where it is written to where it is read."""
-        stored, dut = Signal(name="stored"), self.dut
+    def _claim_memory(self, m: Module, begins: Value, unread: Value) -> None:
+        """Claim the watched byte from its write to its read."""
+        stored = Signal(name="stored")
         fills = unread & self.padding & (self.target == self.buffer)
         written = self.peek("lane0.store__en", 1) & (self.w_index == self.i) & (self.w_panel == self.p)
         with m.If(begins):
@@ -343,23 +316,20 @@ class TransposeBench(Bench):
             m.d.sync += stored.eq(1)
         has = self.p <= Mux(self.filling, self.kept_most, self.pixels_have)
         has |= self.filling & (self.pixel == 0)
-        behind = (self.w_index > self.i) | (self.w_index == self.i) & (self.w_panel > self.p)
-        self.claim("stored", implies((self.on & self.filling | fills) & has, stored == behind))
+        passed = (self.w_index > self.i) | (self.w_index == self.i) & (self.w_panel > self.p)
+        self.claim("stored", implies((self.on & self.filling | fills) & has, stored == passed))
         whole = unread & self.there & self.full.bit_select(self.buffer, 1)
         self.claim("all are stored", implies(whole, stored))
         fill = self.peek("fill", 8)
         self.claim("it is filled up with", implies(fills & has & ~stored, self.byte == fill))
-        m.d.comb += dut.place.eq(Cat(self.i, self.p, self.buffer))
-        lane = (self.i + self.j)[0]
-        self.claim(
-            "memory",
-            implies(unread & has & stored & (self.stage == 0), Mux(lane, *reversed(dut.shown)) == self.byte),
-        )
+        place, lane = Cat(self.i, self.p, self.buffer), (self.i + self.j)[0]
+        lanes = [self.peek_word(f"lane{k}", place, 1 << len(place), 8) for k in range(self.config.n)]
+        waits = unread & has & stored & (self.stage == 0)
+        self.claim("memory", implies(waits, Mux(lane, *reversed(lanes)) == self.byte))
 
-    def _columns(self, stage: Value) -> None:
-        """The watched column on its way."""
+    def _claim_stages(self, stage: Value) -> None:
         layout = self.dut._column
-        lane, place = (self.i + self.j)[0], self._place_of(self.p, self.j)
+        lane, place = (self.i + self.j)[0], self._column_address(self.p, self.j)
         for number in range(2):
             column = layout(self.peek(f"column{number}", layout.size))
             there = self.there & (stage == number + 1)
@@ -376,19 +346,8 @@ class TransposeBench(Bench):
         self.claim("at the port", implies(there, word & (self.peeks["port_signal"] == self.signal)))
 
 
-def _transposer() -> Bench:
-    sizes = {"n": 2, "lanes": 2, "scratchpad_banks": 2, "scratchpad_depth": 2, "probability_bits": 7}
-    return TransposeBench(_Small(**sizes))
+_SIZES = {"n": 2, "lanes": 2, "scratchpad_banks": 2, "scratchpad_depth": 2, "probability_bits": 7}
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "load/transpose",
-        "columns of 2",
-        "Vectors that LOAD transposes become columns, byte by byte, of all pixels of a group, of up to two vectors "
-        "each, with the fill byte for those that the last group lacks; each goes to its place once, and in order with "
-        "vectors that are not transposed; the signal comes behind the last one.",
-        _transposer,
-        Induction(4),
-        cover=40,
-    )
+    yield TransposeBench.proves("load/transpose", "columns of 2", Induction(4), _Small(**_SIZES), cover=40)

@@ -1,39 +1,43 @@
-"""Properties of `weft.hdl.load.transpose`: values of 4 bits to bytes."""
+"""Properties of `weft.hdl.load.transpose`: values of 4 bits become bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.streams import assume_stable, stable
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.encoding import FACTOR_FRACTION_BITS, GROUP_WORDS
 from weft.hdl.load.transpose import Widener
 
 _BYTES = 4
-"""Of a word of the bus."""
+"""Bytes of a word of the bus."""
 
 
 def bytes_of(values: Value) -> Value:
-    """Signed values of 4 bits as bytes, the low nibble first."""
+    """Return signed values of 4 bits as bytes, the low nibble first."""
     nibbles = [values[at : at + 4].as_signed() for at in range(0, len(values), 4)]
     return Cat(*((nibble + Const(0, 8))[:8] for nibble in nibbles))
 
 
 class WidenBench(Bench):
-    """The widener in free inputs. Beats wait until they are taken, as all streams do; `narrow` stays as it is while a
-    word waits or one of its halves is still to come."""
+    """A word passes unchanged, or as the bytes of its lower and then of its upper half, for all codes; none is lost.
+
+    Assumed: beats stay until they are taken; `narrow` is constant while a word or its second half waits.
+    """
+
+    UNIT = Widener
 
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.free_inputs(m)
         beat, wide = dut.beat, dut.wide
         second = Signal()  # the first half has left
-        before, holds = Signal(), Signal()
+        before = Signal()
+        holds = Signal()
         m.d.sync += [before.eq(dut.narrow), holds.eq(beat.valid & ~beat.ready)]
         assume_stable(m, self, beat, "beat")
         self.assume(implies(holds, dut.narrow == before))
@@ -53,15 +57,15 @@ class WidenBench(Bench):
 class BlocksBench(Bench):
     """The widener with blocks.
 
-    Assumed: beats wait until they are taken; with `blocks` values are narrow; `narrow` and `blocks` stay as they are
-    while a word waits, within a word, and `blocks` within a group. Factors are those of the group's first word, value k
-    of them multiplies the words k, k + N, ... of the group.
-
-    With `values` it claims what words are, else which beats are taken and when.
+    Assumed: beats stay until they are taken; with `blocks` values are narrow; `narrow` and `blocks` are constant while
+    a word waits and within a word, and `blocks` within a group. Factors are in the group's first word: value k
+    multiplies the words k, k + N, ... of the group. With `values`, the bench claims the words, else the handshakes.
     """
 
-    def __init__(self, dut: Widener, *, values: bool) -> None:
-        super().__init__(dut)
+    UNIT = Widener
+
+    def __init__(self, config: Config, *, values: bool) -> None:
+        super().__init__(config)
         self.values = values
 
     def watch(self, m: Module) -> None:
@@ -69,7 +73,8 @@ class BlocksBench(Bench):
         self.free_inputs(m)
         beat, wide = dut.beat, dut.wide
         word = Signal(range(GROUP_WORDS))  # of the group: words that have left
-        inside, second = Signal(), Signal()
+        inside = Signal()
+        second = Signal()
         factors = Signal(8 * _BYTES, reset_less=True)
         self._assume(m, inside, second)
         heading = dut.blocks & ~inside
@@ -82,8 +87,8 @@ class BlocksBench(Bench):
             m.d.sync += [word.eq(word + 1), inside.eq(word != GROUP_WORDS - 1)]
 
         if self.values:
-            self._helpers(m, inside, second, word, factors)
-            self._payload(word)
+            self._claim_registers(m, inside, second, word, factors)
+            self._claim_payload(word)
             return
         self.claim("factors do not pass", wide.valid == (beat.valid & ~heading))
         whole = wide.ready & (second | ~dut.narrow)
@@ -96,12 +101,12 @@ class BlocksBench(Bench):
             "a second group", heading & wide.ready & beat.valid & ago(m, inside, 1, "was_inside", reset=True)
         )
 
-    def _payload(self, word: Value) -> None:
-        """Cut at the unit's registers for the half of the word and the factor, which `_helpers` claims."""
+    def _claim_payload(self, word: Value) -> None:
+        """Claim the words. The proof is cut at the registers that `_claim_registers` claims."""
         dut, wide = self.dut, self.dut.wide
         payload = dut.beat.payload
         values = payload.word_select(self.peeks["upper"], 4 * _BYTES)
-        products = self._times(values, self.peeks["kept"][:8].as_signed())
+        products = self._multiply(values, self.peeks["kept"][:8].as_signed())
         narrow = Mux(dut.blocks, products, bytes_of(values))
         self.claim("payload", implies(wide.valid, wide.payload == Mux(dut.narrow, narrow, payload)))
         self.cover(
@@ -110,7 +115,8 @@ class BlocksBench(Bench):
 
     def _assume(self, m: Module, inside: Value, second: Value) -> None:
         dut, beat = self.dut, self.dut.beat
-        before, holds = Signal(2), Signal()
+        before = Signal(2)
+        holds = Signal()
         m.d.sync += [before.eq(Cat(dut.narrow, dut.blocks)), holds.eq(beat.valid & ~beat.ready)]
         assume_stable(m, self, beat, "beat")
         self.assume(implies(holds, Cat(dut.narrow, dut.blocks) == before))
@@ -118,9 +124,10 @@ class BlocksBench(Bench):
         self.assume(implies(dut.blocks, dut.narrow))
         self.assume(implies(inside, dut.blocks))
 
-    def _helpers(self, m: Module, inside: Value, second: Value, word: Value, factors: Value) -> None:
-        """What the unit's registers hold: the factor that is next, number ``word mod N``, is in the lowest byte."""
-        beat, waits = self.dut.beat, Signal()
+    def _claim_registers(self, m: Module, inside: Value, second: Value, word: Value, factors: Value) -> None:
+        """Claim the unit's registers: the next factor, number ``word mod N``, is in the lowest byte."""
+        beat = self.dut.beat
+        waits = Signal()
         m.d.sync += waits.eq(beat.valid & ~beat.ready)
         self.claim("a beat waits for its second half", implies(second, waits))
         rotated = Mux(word[0], factors.rotate_right(8), factors)
@@ -132,8 +139,8 @@ class BlocksBench(Bench):
         self.claim("groups have whole beats", implies(inside, word[0] == second))
 
     @staticmethod
-    def _times(values: Value, factor: Value) -> Value:
-        """As `weft.hdl.isa.encoding.times` has it."""
+    def _multiply(values: Value, factor: Value) -> Value:
+        """Return the products of `weft.hdl.isa.encoding.times`."""
         results = []
         for at in range(0, len(values), 4):
             rounded = (
@@ -143,34 +150,28 @@ class BlocksBench(Bench):
         return Cat(*results)
 
 
-def _widen() -> Bench:
-    return WidenBench(Widener(Config(n=2, lanes=2, bus_bytes=_BYTES, int4=1)))
-
-
-def _blocks(values: bool) -> Bench:
-    return BlocksBench(Widener(Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2)), values=values)
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "load/widen",
-        "values of 4 bits",
-        "A word passes as it is, or as the bytes of its lower and then of its upper half, for all codes; none is lost.",
-        _widen,
+    yield WidenBench.proves(
+        "load/widen", "values of 4 bits", Invariant(), Config(n=2, lanes=2, bus_bytes=_BYTES, int4=1)
     )
-    yield Property(
+    config = Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2)
+    yield BlocksBench.proves(
         "load/widen",
         "blocks",
-        "The first word of a group is taken where it is wanted and does not pass, and 32 words of the 16 beats do; "
-        "others pass as without blocks.",
-        partial(_blocks, False),
+        Invariant(),
+        config,
+        claim="The first word of a group is taken where it is wanted and does not pass, and the 32 words of "
+        "16 beats do; others pass as without blocks.",
         cover=48,
+        values=False,
     )
-    yield Property(
+    config = Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2)
+    yield BlocksBench.proves(
         "load/widen",
         "values of blocks",
-        "Each of a group's words is multiplied by the next of its factors in turn, rounded and saturated, for all "
-        "codes and factors.",
-        partial(_blocks, True),
         Induction(6),
+        config,
+        claim="Each of a group's words is multiplied by the next of its factors in turn, rounded and "
+        "saturated, for all codes and factors.",
+        values=True,
     )

@@ -192,7 +192,7 @@ def _is_equal_from_reset(plain: Path, mutant: Mutant, seconds: int) -> bool:
             run_yosys(_write_miter, folder, job)
             names = re.findall(r"^output (\d+) 0 (.*)$", (folder / _MAP).read_text(), re.MULTILINE)
             outputs = {name: int(index) for index, name in names}
-            literals = engines.simplified(folder, _AIG, _SIMPLE, max(1.0, (end - time.monotonic()) / 2))
+            literals = engines.simplify(folder, _AIG, _SIMPLE, max(1.0, (end - time.monotonic()) / 2))
             if literals[outputs[_DIFFERS]] == 0:  # the constant 0: no output ever differs
                 return True
             # An output `cmp...` is 1 while an input of a cut cell is equal; literal 1 is the constant 1.
@@ -203,7 +203,7 @@ def _is_equal_from_reset(plain: Path, mutant: Mutant, seconds: int) -> bool:
             }
             left = end - time.monotonic()
             if unproven <= more or turn == _ROUNDS - 1 or left < 0:
-                return left > 0 and engines.never(folder, _SIMPLE, outputs[_DIFFERS], left)
+                return left > 0 and engines.is_never_1(folder, _SIMPLE, outputs[_DIFFERS], left)
         more |= unproven
     raise AssertionError("the last round returns")
 

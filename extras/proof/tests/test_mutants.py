@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from weft.extras.proof.engine import engines, netlist
 from weft.extras.proof.engine.mutants import mutants
-from weft.extras.proof.hardware import queues, states, transfers
-from weft.extras.proof.hardware.instructions import load, load_bytes
-from weft.extras.proof.hardware.property import OPENED, Bench, Property
+from weft.extras.proof.hardware import queues, transfers
+from weft.extras.proof.hardware.instructions import load
+from weft.extras.proof.hardware.property import Bench, Property
+from weft.extras.proof.hardware.softmax import rows
 from weft.hdl.lib.queues import SkidBuffer
 
 
@@ -154,9 +154,7 @@ def test_other_units_are_not_shown_the_mutants() -> None:
 )
 def test_what_a_bench_looks_at_does_not_make_another_unit(titles: tuple[str, str]) -> None:
     """Amaranth writes connections in another order then, and numbers those without names otherwise."""
-    every = {
-        item.title: item for module in (states, transfers, load, load_bytes) for item in module.properties()
-    }
+    every = {item.title: item for module in (rows, transfers, load) for item in module.properties()}
     first, second = (netlist.logic(netlist.source(every[title].bench())) for title in titles)
     assert first == second
 
@@ -187,37 +185,3 @@ def test_submodules_are_left_out(tmp_path: Path) -> None:
     assert any("top.dut.inner" in command for command in every)
     some = netlist.mutations(found, tmp_path, 12, 1, but=("inner",))
     assert {command.split(" -module ")[1].split()[0] for command in some} == {"top.dut"}
-
-
-class Opened(wiring.Component):
-    """A memory of one port, and another one to show what it holds."""
-
-    def __init__(self) -> None:
-        super().__init__({"a": In(2), "b": In(2), "read": Out(2)})
-        self.shown = Signal(2, name=f"{OPENED}memory")
-
-    def elaborate(self, platform: object) -> Module:
-        m = Module()
-        m.submodules.memory = ram = Memory(shape=2, depth=4, init=[])
-        store, fetch, port = ram.write_port(), ram.read_port(domain="comb"), ram.read_port(domain="comb")
-        m.d.comb += [store.en.eq(self.b[0]), store.addr.eq(self.a), store.data.eq(self.b)]
-        m.d.comb += [fetch.addr.eq(self.b), self.read.eq(fetch.data)]
-        m.d.comb += [port.addr.eq(self.a), self.shown.eq(port.data)]
-        return m
-
-
-class Shown(Bench):
-    def watch(self, m: Module) -> None:
-        self.free_inputs(m)
-        self.claim("little", self.dut.read == self.dut.read)
-        self.claim("of the memory", self.dut.shown == self.dut.shown)
-
-
-def test_what_shows_memories_is_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = netlist.mutations(netlist.source(Shown(Opened())), tmp_path, 10, 1)
-    assert some
-    assert not any(OPENED in command for command in some)
-    monkeypatch.setattr(netlist, "OPENED", "something else")
-    assert any(
-        OPENED in command for command in netlist.mutations(netlist.source(Shown(Opened())), tmp_path, 10, 1)
-    )

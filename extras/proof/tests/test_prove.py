@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from weft.extras.proof.engine.netlist import NetlistError
 from weft.extras.proof.engine.prove import Outcome, Result, prove
+from weft.extras.proof.hardware.pipelines import ago, latch, watch_cycle
 from weft.extras.proof.hardware.property import Bench, Bounded, Induction, Invariant, Method, Property
 
 
@@ -223,6 +225,55 @@ def test_a_path_to_several_signals_is_refused() -> None:
 
     with pytest.raises(NetlistError, match=r"several signals 'dut\.counter': append #0"):
         prove(Property("crowded", "test", "A test's claim.", lambda: Ambiguous(Crowded(2))))
+
+
+class Table(wiring.Component):
+    """A memory of four words, which is written at ``place`` only."""
+
+    def __init__(self) -> None:
+        super().__init__({"place": In(2), "word": In(2), "read": Out(2)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.table = table = Memory(shape=2, depth=4, init=[])
+        store, fetch = table.write_port(), table.read_port(domain="comb")
+        m.d.comb += [store.en.eq(1), store.addr.eq(self.place), store.data.eq(self.word)]
+        m.d.comb += [fetch.addr.eq(self.place), self.read.eq(fetch.data)]
+        return m
+
+
+class TableBench(Bench):
+    """A word of the memory is
+    the word that was written last.
+
+    Writes are unconstrained.
+    """
+
+    UNIT = Table
+
+    def __init__(self, offset: int) -> None:
+        super().__init__()
+        self.offset = offset
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        watched = self.constant(m, 2, "watched")
+        here = self.dut.place == watched
+        content = latch(m, here, self.dut.word, 2, "content")
+        known = latch(m, here, 1, 1, "known")
+        word = self.peek_word("table", watched + self.offset, 4, 2)
+        self.claim("the word", ~known | (word == content))
+        age, (read,) = watch_cycle(m, self, 2, (self.dut.read, 2, "read"))
+        self.claim("the word of the watched cycle", (age != 1) | (read == ago(m, self.dut.read, 1, "before")))
+
+
+@pytest.mark.parametrize(("offset", "outcome"), [(0, Outcome.PROVEN), (1, Outcome.FAILED)])
+def test_words_of_memories(offset: int, outcome: Outcome) -> None:
+    item = TableBench.proves("table", "words", Induction(2), offset)
+    assert item.claim == "A word of the memory is the word that was written last."
+    result = prove(item)
+    assert result.outcome is outcome
+    assert offset == 0 or result.how.startswith("the word in cycle")
 
 
 def test_out_of_time_is_not_proven() -> None:

@@ -1,4 +1,4 @@
-"""The effects of SET, LOOP, NEXT and READ: on registers, and on which instruction comes next."""
+"""Properties of SET, LOOP, NEXT and READ: their effect on registers, and on the next instruction."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
-from amaranth.lib.memory import Memory
 
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
@@ -30,46 +29,28 @@ from weft.hdl.isa import (
     ReadRegisters,
     SetRegisters,
 )
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.loops import READ_WORDS, SLOTS
 from weft.hdl.lib.pipeline import FIRST_FIELD
 
 _BITS = 4
-"""Of the number of a register."""
-
-
-class _Open(Sequencer):
-    """The sequencer with two more ports by which `content` shows what the registers `shown` hold."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.shown = [Signal(_BITS, name=f"shown{k}") for k in range(2)]
-        self.content = [Signal(WORD, name=f"content{k}") for k in range(2)]
-
-    def elaborate(self, platform: object) -> Module:
-        m = super().elaborate(platform)
-        registers: Memory = m.submodules.registers
-        for number, content in zip(self.shown, self.content, strict=True):
-            port = registers.read_port(domain="comb")
-            m.d.comb += [port.addr.eq(number), content.eq(port.data)]
-        return m
+"""Width of the number of a register."""
 
 
 class RegistersBench(Bench):
-    """The sequencer with a bus of a whole instruction, between memory that brings these at any time and queues that
-    take them at any time.
+    """Each slot of SET and NEXT changes its register as its mode says, in order and once; READ sets the registers that
+    it names to its words. LOOP and NEXT jump where and when they must. All other instructions go to their queue once,
+    with the content of the first register that they name. Fields and contents of registers are unconstrained.
 
-    Assumed: an instruction stands until it is taken or there is a jump, and goes where its opcode says; modes of slots
-    are those that there are, READ has 1 to 8 words, from a multiple of 32 bytes; a start comes when nothing is under
-    way, and base registers of the host do not change. All other fields and words are any.
+    The sequencer has a bus of a whole instruction, between memory and queues that work at any time. Assumed: an
+    instruction stays until it is taken or there is a jump, and its route follows from its opcode; slots have valid
+    modes; READ has 1 to 8 words, from a multiple of 32 bytes; a start comes when nothing is under way, and the host's
+    base registers do not change.
 
-    Two registers, any two, are watched. What registers beside them hold is taken from the unit where a watched one gets
-    it: that it is right is claimed for the two that are watched then.
+    Two registers, which may be any, are watched. Where a watched register gets the content of another register, the
+    model takes that content from the unit: it is right because the other register may be watched, too.
     """
 
-    def __init__(self) -> None:
-        self.config = SMALLEST.replace(loops=1, bus_bytes=WORD_BYTES)
-        super().__init__(_Open(self.config))
+    UNIT = Sequencer
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -125,12 +106,10 @@ class RegistersBench(Bench):
     def _names(self, m: Module) -> None:
         self.named = [self.constant(m, _BITS, f"named{k}") for k in range(2)]
         self.values = [Signal(WORD, name=f"value{k}") for k in range(2)]
-        m.d.comb += [to.eq(of) for to, of in zip(self.dut.shown, self.named, strict=True)]
         self.assume(self.named[0] != self.named[1])
 
     def _registers(self, m: Module, bases: Value) -> None:
-        """What the two watched registers hold."""
-        dut = self.dut
+        """Claim the contents of the two watched registers."""
         changes = self._changes()
         for number, (name, value) in enumerate(zip(self.named, self.values, strict=True)):
             base = Mux(name[3], 0, bases.word_select(name[:3], WORD))
@@ -140,17 +119,18 @@ class RegistersBench(Bench):
                 with m.If(happens & (register == name)):
                     m.d.sync += value.eq(new)
             there = self.started & (self.loading <= name)
-            self.claim(f"content of register {number}", ~there | (dut.content[number] == value))
+            content = self.peek_word("registers", name, 1 << _BITS, WORD)
+            self.claim(f"content of register {number}", ~there | (content == value))
         self.claim("loading", self.loading <= 16)
         self.claim("loaded before anything else", self.started | (self.loading == 0))
 
     def value_of(self, number: Value, otherwise: Value) -> Value:
-        """What the register `number` holds; `otherwise` if it is not watched."""
+        """Return the content of the register `number`, or `otherwise` if it is not watched."""
         first, second = (number == name for name in self.named)
         return Mux(first, self.values[0], Mux(second, self.values[1], otherwise))
 
     def _changes(self) -> list[Any]:
-        """When a register changes, which one, and what it becomes of what it was."""
+        """Return the changes of registers: when, which register, and its new content."""
         slots = SetRegisters.layout()(self.part)
         slot = (self.word - FIRST_VALUE_WORD)[:3]
         register, mode, value = (
@@ -160,7 +140,7 @@ class RegistersBench(Bench):
         self.in_slot = (
             self.go & self.slotted & (self.word >= FIRST_VALUE_WORD) & (self.word < FIRST_VALUE_WORD + SLOTS)
         )
-        # What the unit adds is cut at its own signals, of which is claimed what they are.
+        # The sum is cut at the unit's operands, whose values are claimed.
         taken_up, named = self.peek("word", WORD), self.peek("named__data", WORD)
         word = self.part.word_select(self.half * READ_WORDS + self.number, WORD)
         reads = self.go & self.dut.reads
@@ -171,20 +151,15 @@ class RegistersBench(Bench):
         self.claim("what the slot's register holds", ~self.in_slot | (self.looked == held))
         added = Mux(mode == Mode.ADD_REGISTER, named, taken_up)
         changed = (added + Mux(mode == Mode.SET, 0, self.looked))[:WORD]
-        return [
-            (self.in_slot & (mode != Mode.NONE), register, changed),
-            (reads, self.read_to, taken_up),
-        ]
+        return [(self.in_slot & (mode != Mode.NONE), register, changed), (reads, self.read_to, taken_up)]
 
     def _counts(self, m: Module) -> None:
-        """How far SET and NEXT are taken up, and READ's words."""
+        """Count the words of SET, NEXT and READ that were processed."""
         dut, read = self.dut, ReadRegisters.layout()(self.part)
         self.word, self.number = Signal(4, name="word"), Signal(4, name="number")
-        self.half, self.read_to, count = (
-            Signal(name="half"),
-            Signal(_BITS, name="read_to"),
-            Signal(4, name="words"),
-        )
+        self.half = Signal()
+        self.read_to = Signal(_BITS)
+        count = Signal(4, name="words")
         self.taken = Signal(name="taken")
         m.d.comb += self.taken.eq(dut.parts.valid & dut.parts.ready)
         with m.If(self.taken | dut.jump | dut.start):
@@ -210,7 +185,7 @@ class RegistersBench(Bench):
         self.claim("no word before the jump", ~(dut.reads & dut.jump) | (self.number == 0))
 
     def _progress(self, m: Module) -> None:
-        """What is kept of an instruction while it is taken up."""
+        """Claim the registers of the unit that describe the instruction in progress."""
         del m
         dut, first = self.dut, self.part[FIRST_FIELD : FIRST_FIELD + HEAD_BITS]
         waits = self.waits
@@ -237,7 +212,7 @@ class RegistersBench(Bench):
         )
 
     def _queued(self, m: Module) -> None:
-        """What has a queue goes there, once, whole, and with what its register holds."""
+        """Claim that an instruction with a queue goes there once, whole, and with the content of its register."""
         del m
         dut, queued = self.dut, self.dut.queued
         own = dut.reads | self.slotted | self.kinds[LoopStart] | self.kinds[ReadRegisters]
@@ -252,7 +227,7 @@ class RegistersBench(Bench):
         self.cover("an instruction with a register", queued.valid & (held == 3) & (number == self.named[0]))
 
     def _next(self, m: Module) -> None:
-        """Which instruction comes next."""
+        """Claim the address of the next instruction."""
         dut, kinds = self.dut, self.kinds
         loop, back = LoopStart.layout()(self.part), LoopNext.layout()(self.part)
         read = ReadRegisters.layout()(self.part)
@@ -262,10 +237,7 @@ class RegistersBench(Bench):
         backs = self.go & kinds[LoopNext] & (self.word == BACK_WORD)
         self.claim("slots ahead of the jump", ~backs | (self.word >= FIRST_VALUE_WORD + SLOTS))
         step, following = Signal(32, name="step"), self.following
-        m.d.comb += [
-            step.eq(WORD_BYTES),
-            following.eq(Mux(self.reads, self.looked, place) + step),
-        ]
+        m.d.comb += [step.eq(WORD_BYTES), following.eq(Mux(self.reads, self.looked, place) + step)]
         with m.If(skips):
             m.d.comb += step.eq((loop.skip + 1) * WORD_BYTES)
         with m.Elif(self.reads):
@@ -277,10 +249,7 @@ class RegistersBench(Bench):
             m.d.sync += [place.eq(dut.program & -WORD_BYTES), reads.eq(0)]
         with m.Elif(plain | backs | self.done):
             m.d.sync += place.eq(following)
-        m.d.sync += [
-            due.eq(skips | backs | self.done | self.reads),
-            target.eq(following),
-        ]
+        m.d.sync += [due.eq(skips | backs | self.done | self.reads), target.eq(following)]
         with m.If(self.reads):
             m.d.sync += reads.eq(1)
         with m.Elif(self.done):
@@ -295,19 +264,8 @@ class RegistersBench(Bench):
         self.cover("NEXT", backs)
 
 
-def _registers() -> Bench:
-    return RegistersBench()
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "control/sequencer",
-        "SET, LOOP, NEXT and READ",
-        "Each slot of SET and NEXT changes its register as its mode says, in order and once, and READ the "
-        "registers that it names to its words; LOOP and NEXT jump where and if they have to; all others go "
-        "to their queue, once, with what the register holds that they name first; for all fields and "
-        "contents of registers.",
-        _registers,
-        Induction(4),
-        cover=32,
+    config = SMALLEST.replace(loops=1, bus_bytes=WORD_BYTES)
+    yield RegistersBench.proves(
+        "control/sequencer", "SET, LOOP, NEXT and READ", Induction(4), config, cover=32
     )

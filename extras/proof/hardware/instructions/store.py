@@ -1,34 +1,44 @@
-"""The effect of STORE: which vectors it reads, and where in memory their bytes go, for instructions of any length."""
+"""Properties of STORE: its vectors, their places in memory, bursts and signals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Const, Fragment, Module, Mux, Signal, Value
+from amaranth.lib import wiring
 
-from weft.extras.proof.hardware.pipelines import ago
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.property import Bench, Bounded, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.streams import Order, assume_stable
-from weft.extras.proof.hardware.walks import Walked, held, skid_slots
+from weft.extras.proof.hardware.streams import (
+    Channel,
+    Order,
+    assume_answers,
+    assume_stable,
+    count,
+    stable,
+    within,
+)
+from weft.extras.proof.hardware.walks import WalkModel, claim_slots, skid_slots
+from weft.hdl.bus.axi import BurstSplitter
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY
-from weft.hdl.store import READS, StoreReader, StoreRequests, vector_layout
+from weft.hdl.store import _TAG, BURSTS, READS, Packer, StoreReader, StoreRequests, StoreUnit, vector_layout
 
 _LOOPS = {"rows": 12, "pixels": 16, "vectors": 16}
 
 
 class RequestsBench(Bench):
-    """What turns STORE into runs of bytes, in free inputs; base registers have any value when it is taken.
+    """For every STORE, of any length and with any fields, runs of bytes are requested in the order of its loops, at
+    their addresses and of their lengths; the last one carries the signal mask. Each instruction is described to the
+    reader.
 
-    Assumed: an instruction stands until it is taken, with its counts and its length at least 1. All other fields are
-    any.
+    The inputs are free; base registers have any value when an instruction is taken. Assumed: an instruction stays until
+    it is taken, and its counts and its length are at least 1. All other fields are unconstrained.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(StoreRequests(config))
-        self.config = config
+    UNIT = StoreRequests
 
     def watch(self, m: Module) -> None:
         dut, op = self.dut, self.dut.instruction.payload
@@ -40,7 +50,7 @@ class RequestsBench(Bench):
         merged = (op.pitch == op.length) | (op.pixels == 1)
         first = (dut.bases[op.base[:3]] + op.offset)[:32]
         step = dut.run.valid & dut.run.ready
-        walked = Walked(
+        walk = WalkModel(
             m,
             self,
             "nest",
@@ -53,22 +63,20 @@ class RequestsBench(Bench):
             strides={"address": {"rows": op.row_pitch, "pixels": op.pitch}},
         )
         self.claim(
-            "taken when the one before is through", dut.instruction.ready == (~walked.on & dut.read.ready)
+            "taken when the one before is through", dut.instruction.ready == (~walk.on & dut.read.ready)
         )
-        self._runs(m, walked, load, merged)
-        self._described(first, merged, load)
+        self._claim_runs(m, walk, load, merged)
+        self._claim_read_fields(first, merged, load)
         waited = ago(m, dut.run.valid & ~dut.run.ready, 1, "waited", reset=True)
         before = ago(m, dut.run.payload.as_value(), 1, "before")
         self.claim("a run stays", ~waited | (dut.run.valid & (dut.run.payload.as_value() == before)))
 
-    def _runs(self, m: Module, walked: Walked, load: Value, merged: Value) -> None:
-        """Runs in the order of loops: of a pixel's bytes, or of all of a row where pixels follow each other."""
+    def _claim_runs(self, m: Module, walk: WalkModel, load: Value, merged: Value) -> None:
+        """Claim the runs: the bytes of a pixel, or of a whole row where pixels follow each other without a gap."""
         op, run = self.dut.instruction.payload, self.dut.run
-        length, factor, mask = (
-            Signal(16, name="length"),
-            Signal(16, name="factor_kept"),
-            Signal.like(op.signal, name="mask"),
-        )
+        length = Signal(16)
+        factor = Signal(16, name="factor_kept")
+        mask = Signal.like(op.signal)
         place = Signal(range(17), name="place")
         with m.If(load):
             m.d.sync += [
@@ -78,14 +86,14 @@ class RequestsBench(Bench):
                 place.eq(0),
             ]
         left, counted, addend = self.peek("factor", 16), self.peek("counted", 1), self.peek("addend", 32)
-        # The product of the two, by the method of paper and pencil.
+        # The unit multiplies length and factor bit by bit.
         so_far = Signal(32, name="bytes_so_far")
         with m.If(load):
             m.d.sync += so_far.eq(0)
         with m.Elif(~counted & (place != 16)):
             m.d.sync += place.eq(place + 1)
             m.d.sync += so_far.eq(so_far + Mux(factor.bit_select(place, 1), (length << place)[:32], 0))
-        on = walked.on
+        on = walk.on
         self.claim("counted so far", ~on | (run.payload.bytes == so_far))
         self.claim("what is left to count", ~on | (left == (factor >> place)))
         self.claim("the next part", ~on | (addend == (length << place)[:32]))
@@ -95,18 +103,15 @@ class RequestsBench(Bench):
         self.claim("counts", ~on | ((length != 0) & (factor != 0)))
         self.claim("the mask is kept", ~on | (self.peek("signal", len(mask)) == mask))
         self.claim("a run", run.valid == (on & counted))
-        self.claim("where it begins", ~on | (run.payload.address == walked.values["address"]))
+        self.claim("where it begins", ~on | (run.payload.address == walk.values["address"]))
         self.claim("its bytes", ~run.valid | ((factor >> place) == 0))
-        self.claim("its tag", ~on | (run.payload.tag == Mux(walked.ends, Cat(1, mask), 0)))
-        self.cover(
-            "the last of several runs", run.valid & walked.ends & ~walked.at_start("rows") & (length > 4)
-        )
+        self.claim("its tag", ~on | (run.payload.tag == Mux(walk.ends, Cat(1, mask), 0)))
+        self.cover("the last of several runs", run.valid & walk.ends & ~walk.at_start("rows") & (length > 4))
         self.cover("a run of several pixels", run.valid & (factor == 3) & (length == 3))
 
-    def _described(self, first: Value, merged: Value, load: Value) -> None:
-        """What the reader is told."""
+    def _claim_read_fields(self, first: Value, merged: Value, load: Value) -> None:
         op, read, n = self.dut.instruction.payload, self.dut.read, self.config.n
-        told, width = read.payload, len(self.dut.read.payload.src)
+        payload, width = read.payload, len(self.dut.read.payload.src)
         vectors = ((op.length + (n - 1)) // n)[:16]
         fields: dict[str, Any] = {
             "merged": merged,
@@ -122,23 +127,22 @@ class RequestsBench(Bench):
             "pointer_pixels": op.pitch[:12],
             "pointer_vectors": n,
         }
-        self.claim("the reader is told of each", (read.valid & read.ready) == load)
+        self.claim("each is described to the reader", (read.valid & read.ready) == load)
         for name, value in fields.items():
-            self.claim(f"{name} is told", ~load | (told[name] == value))
-        self.claim("the last vector's bytes", ~load | ((told.tail + (vectors - 1) * n)[:17] == op.length))
+            self.claim(f"reader {name}", ~load | (payload[name] == value))
+        self.claim("the last vector's bytes", ~load | ((payload.tail + (vectors - 1) * n)[:17] == op.length))
 
 
 class ReadsBench(Bench):
-    """What reads the vectors of STORE, in free inputs: reads are refused at any time.
+    """For every STORE, of any length and with any fields, vectors are read in the order of its loops, each once and at
+    its address. With its data come its place in memory, its number of bytes, and whether it ends a run.
 
-    Assumed: what is to be read stands until it is taken, with counts of at least 1; all other fields are any.
-
-    Each vector is followed, by what is defined of it, from the loop nest to its read and on to the next stage.
+    The inputs are free: reads are refused at any time. Assumed: a description stays until it is taken, and its counts
+    are at least 1. All other fields are unconstrained. The model defines each vector, and follows it from the loop nest
+    to its read and on to the next stage.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(StoreReader(config))
-        self.config = config
+    UNIT = StoreReader
 
     def watch(self, m: Module) -> None:
         dut, op = self.dut, self.dut.read.payload
@@ -148,7 +152,7 @@ class ReadsBench(Bench):
         m.d.comb += load.eq(dut.read.ready)
         step = self.peek("nest.step", 1)
         widths = {"src": self.config.widths.scratchpad_address, "pointer": 12}
-        walked = Walked(
+        walk = WalkModel(
             m,
             self,
             "nest",
@@ -161,45 +165,45 @@ class ReadsBench(Bench):
             strides={name: {loop: op[f"{name}_{loop}"].as_signed() for loop in _LOOPS} for name in widths},
         )
         self.claim("taken if it is there", ~load | dut.read.valid)
-        self.claim("taken when all before is on its way", ~load | ~walked.on)
-        self._reads(m, walked, load)
+        self.claim("taken when all before is on its way", ~load | ~walk.on)
+        self._claim_reads(m, walk, load)
 
-    def _reads(self, m: Module, walked: Walked, load: Value) -> None:
+    def _claim_reads(self, m: Module, walk: WalkModel, load: Value) -> None:
         dut, op, n = self.dut, self.dut.read.payload, self.config.n
         merged, tail = Signal(name="merged"), Signal.like(op.tail, name="tail")
         with m.If(load):
             m.d.sync += [merged.eq(op.merged), tail.eq(op.tail)]
         kept_op = op.shape()(self.peek("op", op.shape().size))
-        self.claim("what is kept", ~walked.on | ((kept_op.merged == merged) & (kept_op.tail == tail)))
+        self.claim("what is kept", ~walk.on | ((kept_op.merged == merged) & (kept_op.tail == tail)))
         layout = vector_layout(self.config)
         defined = Signal(layout, name="defined")
-        width, values = self.config.widths.scratchpad_address, walked.values
+        width, values = self.config.widths.scratchpad_address, walk.values
         m.d.comb += [
             defined.pointer.eq(values["pointer"]),
-            defined.count.eq(Mux(walked.at_end("vectors"), tail, n)),
-            defined.last.eq(walked.at_end("vectors") & (walked.at_end("pixels") | ~merged)),
+            defined.count.eq(Mux(walk.at_end("vectors"), tail, n)),
+            defined.last.eq(walk.at_end("vectors") & (walk.at_end("pixels") | ~merged)),
         ]
         word = Cat(values["src"], defined.as_value())
         size = width + layout.size
         coming = self.peek("skid.i__payload", size)
-        self.claim("the vector that comes", ~walked.on | (coming == word))
+        self.claim("the vector that comes", ~walk.on | (coming == word))
         port = dut.scratchpad
         slots = skid_slots(self, size)
         following = slots[0][1]
         granted = port.valid & port.ready
-        order = Order(m, self, push=walked.step, i=word, pop=granted, o=following, most=2)
-        held(self, order, slots, "a vector on its way")
+        order = Order(m, self, push=walk.step, i=word, pop=granted, o=following, most=2)
+        claim_slots(self, order, slots, "a vector on its way")
         self.claim("read where it is", port.address == following[:width])
-        self._arrive(m, granted, layout(following[width:]))
-        self.cover("the last vector of several rows", granted & ~walked.on & walked.last["rows"])
+        self._claim_arrival(m, granted, layout(following[width:]))
+        self.cover("the last vector of several rows", granted & ~walk.on & walk.last["rows"])
 
-    def _arrive(self, m: Module, granted: Value, told: Any) -> None:
-        """What is told of a vector comes with its data to the queue, in which there is room."""
-        dut, layout = self.dut, told.shape()
-        due, valid = told.as_value(), granted
+    def _claim_arrival(self, m: Module, granted: Value, described: Any) -> None:
+        """Claim that the description of a vector reaches the queue with its data, and that the queue has room."""
+        dut, layout = self.dut, described.shape()
+        due, valid = described.as_value(), granted
         on_the_way: Value = Const(0)
         for stage in range(READ_LATENCY):
-            due = ago(m, due, 1, f"told{stage}", reset=True)
+            due = ago(m, due, 1, f"described{stage}", reset=True)
             valid = ago(m, valid, 1, f"granted{stage}", reset=True)
             on_the_way = on_the_way + valid
             self.claim(f"on the way {stage}", self.peek(f"stage{stage}", layout.size) == due)
@@ -221,32 +225,99 @@ class ReadsBench(Bench):
         self.cover("the queue is full", level == READS)
 
 
-def _requests() -> Bench:
-    return RequestsBench(SMALLEST)
+def _create_ports(unit: wiring.Component, name: str) -> Any:
+    """Return the ports of a unit without the unit."""
+    Fragment.get(unit, None)  # or Amaranth warns that it is not used
+    return unit.signature.create(path=(name,))
 
 
-def _reads() -> Bench:
-    return ReadsBench(SMALLEST)
+class _OpenUnit(StoreUnit):
+    """Bus of STORE alone, whose bursts and words come from the bench instead of the splitter and the packer."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.splitter: Any = _create_ports(BurstSplitter(config, tag=_TAG), "splitter")
+        self.packer: Any = _create_ports(Packer(config), "packer")
+        self.finishing = Signal(name="finishing")
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.d.comb += self.finishing.eq(self._bus(m, self.splitter, self.packer))
+        return m
+
+
+class BusBench(Bench):
+    """Bursts and their words pass in order, words after their burst, and no more bursts than can be counted. An
+    instruction is signalled, in order and at once, when memory has confirmed all bursts up to its last one.
+
+    Memory confirms at any time. Assumed: bursts and words stay until they are taken; memory confirms only bursts that
+    it got. Masks are not 0 here, so that every signal is visible.
+    """
+
+    UNIT = _OpenUnit
+
+    def watch(self, m: Module) -> None:
+        dut, bus = self.dut, self.dut.bus
+        m.d.comb += [
+            bus.request.ready.eq(self.free(1, "request_ready")),
+            bus.beat.ready.eq(self.free(1, "beat_ready")),
+            bus.confirmed.eq(self.free(1, "confirmed")),
+        ]
+        burst, beat = dut.splitter, dut.packer.beat
+        inputs = {"valid": burst.request.valid, "payload": burst.request.payload.as_value()}
+        inputs |= {
+            "last": burst.last,
+            "tag": burst.tag,
+            "word_valid": beat.valid,
+            "word": beat.payload.as_value(),
+        }
+        for name, value in inputs.items():
+            m.d.comb += value.eq(self.free(len(value), f"given_{name}"))
+        request = burst.request
+        whole = Cat(request.payload.as_value(), burst.last, burst.tag)
+        assume_stable(m, self, Channel(request.valid, request.ready, whole), "burst")
+        assume_stable(m, self, beat, "word")
+        self._claim_passing(m)
+        self._claim_signals(m)
+
+    def _claim_passing(self, m: Module) -> None:
+        """Claim that bursts and words pass, and that words wait for their burst."""
+        bus, burst, beat = self.dut.bus, self.dut.splitter, self.dut.packer.beat
+        # A request may be withdrawn, as there is room only by the count of a cycle ago: the manager has registers.
+        stable(m, self, bus.beat, "beat")
+        self.send = bus.request.valid & bus.request.ready
+        sent = bus.beat.valid & bus.beat.ready & bus.beat.payload.last
+        self.claim("bursts pass once", self.send == (burst.request.valid & burst.request.ready))
+        same = bus.request.payload.as_value() == burst.request.payload.as_value()
+        self.claim("as they come", implies(bus.request.valid, same))
+        self.claim("words pass once", (bus.beat.valid & bus.beat.ready) == (beat.valid & beat.ready))
+        self.claim(
+            "unchanged", implies(bus.beat.valid, bus.beat.payload.as_value() == beat.payload.as_value())
+        )
+        ahead = count(m, "bursts_ahead", 2 * BURSTS, self.send, sent)
+        self.claim("words of bursts that were asked for", bus.beat.valid == (beat.valid & (ahead != 0)))
+
+    def _claim_signals(self, m: Module) -> None:
+        """Claim that a signal comes when memory has confirmed all bursts up to the last one of the instruction."""
+        dut, bus, burst = self.dut, self.dut.bus, self.dut.splitter
+        owed = assume_answers(m, self, "owed", asked=self.send, answer=bus.confirmed, limit=2 * BURSTS)
+        self.claim("no more bursts than it counts", owed <= BURSTS)
+        mask = burst.tag[1:]
+        self.assume(mask.any())
+        ends = self.send & burst.tag[0] & burst.last
+        pop = dut.signal.any()
+        order = Order(m, self, push=ends, i=mask[:1], pop=pop, o=dut.signal[:1], most=2)
+        need, begins = Signal(range(2 * BURSTS), name="need"), ends & ~order.watched
+        m.d.sync += need.eq(Mux(begins, owed + 1 - bus.confirmed, need - (bus.confirmed & (need != 0))))
+        first = order.watched & (order.ahead == 0)
+        self.claim("a signal of what is confirmed", implies(first & pop, need == 0))
+        within(m, self, first & (need == 0) & ~pop, 2, "a signal")
+        self.cover("a second instruction", pop & order.watched & (order.ahead == 1) & (need != 0))
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "store/store",
-        "runs of STORE",
-        "For every STORE, of any length and with any fields, runs of bytes are asked for in the order of its "
-        "loops, where they are defined and of as many bytes; the last one bears the mask; the reader is told "
-        "of each.",
-        _requests,
-        Induction(4),
-        cover=16,
-    )
-    yield Property(
-        "store/store",
-        "vectors of STORE",
-        "For every STORE, of any length and with any fields, vectors are read in the order of its loops, "
-        "each once and where it is defined; with its data come its place in memory, its bytes, and whether "
-        "it ends a run.",
-        _reads,
-        Induction(4),
-        cover=16,
+    yield RequestsBench.proves("store/store", "runs of STORE", Induction(4), SMALLEST, cover=16)
+    yield ReadsBench.proves("store/store", "vectors of STORE", Induction(4), SMALLEST, cover=16)
+    yield BusBench.proves(
+        "store/store", "bursts and signals", Bounded(14), SMALLEST.replace(queue_depth=1), cover=16
     )

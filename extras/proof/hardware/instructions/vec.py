@@ -1,37 +1,34 @@
-"""The effect of VEC behind its reads: operands, the way of results, and what is written."""
+"""Properties of VEC after its reads: operands, the path of results, and writes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.pipelines import ago, implies, latch, watch_cycle
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.vector.requantise import LATENCY
 from weft.hdl.vector.vec import VecOperands, VecUnit, VecWriter
 from weft.hdl.vector.vec_streams import arrival_layout, instruction_layout, results_layout
 
 _OPERANDS = 2
-"""Cycles from what arrives to what requantisation gets."""
+"""Cycles from the arrival of data to the input of requantisation."""
 _PLAIN = SMALLEST.replace(lanes=1, lookup_tables=0)
 
 
 class OperandsBench(Bench):
-    """What brings operands to requantisation, in free inputs.
+    """For each element, requantisation gets its operands.
 
-    Assumed is what the reader keeps: the fields of an instruction are there in the two cycles behind its elements'
-    arrival, and with `multiply` in that cycle as well; the lane group is that of what arrives.
+    The inputs are free. Assumed, as the reader guarantees: the fields of an instruction are present in the two cycles
+    after its elements' arrival, and with `multiply` also in the cycle of arrival; the lane group is that of the
+    arriving element.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(VecOperands(config))
-        self.config = config
+    UNIT = VecOperands
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -51,14 +48,14 @@ class OperandsBench(Bench):
             due = ago(m, value, _OPERANDS, name, reset=True)
             self.claim(name, Value.cast(dut.operands[name]) == due)
         self.index = ago(m, element.tag.index, _OPERANDS, "index", reset=True)
-        self._columns(m)
-        self._elements(m, came)
+        self._claim_columns(m)
+        self._claim_elements(m, came)
         if self.config.softmax:
             row = ago(m, arrival.valid & element.row, 1, "row", reset=True)
             self.claim("the first element of a row", dut.row == row)
 
-    def _columns(self, m: Module) -> None:
-        """The parameters of a column are the bytes of the last vectors of parameters that were read."""
+    def _claim_columns(self, m: Module) -> None:
+        """Claim that a column's parameters are its bytes of the last parameter vectors that were read."""
         dut = self.dut
         vectors = [Signal(self.config.widths.vector, name=f"vector{k}", reset_less=True) for k in range(8)]
         with m.If(dut.arrival.parameter):
@@ -81,13 +78,15 @@ class OperandsBench(Bench):
                 value, scale = (Value.cast(of).as_unsigned() for of in (column[name], self._scale(name)))
                 self.claim(f"{name} {lane}", value == (part | scale))
 
-    def _elements(self, m: Module, came: Value) -> None:
-        """An element is what was read, with its sign, or what stands for it if it is out of range; with `multiply` it
-        is the product with the second operand's byte, both less their zero points."""
+    def _claim_elements(self, m: Module, came: Value) -> None:
+        """Claim the elements: the value that was read, or its substitute if it is out of range.
+
+        With `multiply`, an element is the product with the second operand's byte, both less their zero points.
+        """
         dut, config, current = self.dut, self.config, self.dut.current
-        second = Signal(config.widths.vector, name="last_second", reset_less=True)
-        with m.If(dut.arrival.second):
-            m.d.sync += second.eq(dut.scratchpad)
+        second = latch(
+            m, dut.arrival.second, dut.scratchpad, config.widths.vector, "last_second", reset=False
+        )
         self.claim("the last second operand", self.peek("second", len(second)) == second)
         group = self.element.tag.index
         inside = ago(m, self.element.in_range, _OPERANDS, "inside", reset=True)
@@ -114,20 +113,19 @@ class OperandsBench(Bench):
             self.cover(f"an element out of range {lane}", came & ~inside & ~current.multiply)
 
     def _scale(self, name: str) -> Value:
-        """What NORMALISE has in the place of parameters."""
+        """Return the part of a column that NORMALISE adds to parameters."""
         scale: Value = Value.cast(self.dut.scale[name]) if self.config.softmax else Const(0)
         return scale
 
     def _element(self, m: Module, vector: Value) -> Value:
-        """A byte of a vector; for NORMALISE a probability, which is stored less 128."""
+        """Return a byte as an element; NORMALISE reads probabilities, which are stored less 128."""
         if not self.config.softmax:
             return vector
         normalising = ago(m, self.dut.normalising, 1, "normalising")
         return Mux(normalising, vector + 128, vector)
 
     def _product(self, m: Module, lane: int, place: Value, second: Value) -> Value:
-        """Both factors, and their product, a cycle each: solvers do not prove two products of the same operands equal
-        unless those are."""
+        """Claim both factors, and then their product: solvers prove products equal only if their operands are."""
         fields, inside = self.dut.current, self.element.in_range
         bytes_ = (value.word_select(place, 8).as_signed() for value in (self.dut.scratchpad, second))
         factors = [self.peek(f"{name}_{lane}", 9).as_signed() for name in ("factor", "second_factor")]
@@ -146,11 +144,13 @@ class OperandsBench(Bench):
 
 
 class WriterBench(Bench):
-    """What writes results, in free inputs; nothing is assumed."""
+    """Results are written as they came, each lane group to its place in the vector and the vector to its address; an
+    instruction is signalled when its last one can be read.
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(VecWriter(config))
-        self.config = config
+    The inputs are free; nothing is assumed.
+    """
+
+    UNIT = VecWriter
 
     def watch(self, m: Module) -> None:
         dut, results = self.dut, self.dut.results
@@ -163,23 +163,23 @@ class WriterBench(Bench):
         self.claim("to its place", dut.write.address == ago(m, results.dst, 1, "dst", reset=True))
         self.claim("the lane groups that came last", dut.write.data == vector)
         ended = ago(m, results.end, 1, "end", reset=True)
-        behind = ago(m, ended, 1, "behind", reset=True)
+        ended_before = ago(m, ended, 1, "ended_before", reset=True)
         mask = ago(m, Mux(results.end, dut.mask, 0), 2, "mask", reset=True)
         self.claim("signalled when it can be read", dut.signal == mask)
-        self.claim("busy", dut.busy == (ended | behind))
+        self.claim("busy", dut.busy == (ended | ended_before))
         self.cover("a vector of two lane groups", dut.write.valid & (dut.write.data == 0x1234))
         self.cover("signalled", dut.signal == 0x8001)
 
 
 class WayBench(Bench):
-    """The whole vector unit, for what goes from its reads to its writes, in free inputs; nothing is assumed.
+    """For each output whose operands were all read, and for nothing else, a vector is written a fixed number of cycles
+    later, to the place that the instruction defines. Stages are connected.
 
-    One cycle, any one, is watched, with the element for which there is all that has to be read.
+    The inputs of the whole vector unit are free; nothing is assumed. One cycle, which may be any, is watched, with the
+    element whose reads are complete in it.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(VecUnit(config))
-        self.config = config
+    UNIT = VecUnit
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
@@ -188,12 +188,7 @@ class WayBench(Bench):
         granted = layout(self.peek("reader.granted", layout.size))
         there = results(self.peek("writer.results", results.size))
         out = READ_LATENCY + _OPERANDS + LATENCY
-        mark = self.free(1, "mark")
-        age, element = Signal(range(out + 2)), Signal(layout)
-        with m.If(age != 0):
-            m.d.sync += age.eq(Mux(age == out + 1, 0, age + 1))
-        with m.Elif(mark):
-            m.d.sync += [age.eq(1), element.eq(granted)]
+        age, (element,) = watch_cycle(m, self, out + 1, (granted, layout, "element"))
         tag = element.element.tag
         result = element.valid & element.element.last
         comes = age == out
@@ -205,11 +200,11 @@ class WayBench(Bench):
         seen = age == out + 1
         self.claim("a write for each output", implies(seen, dut.write.valid == writes))
         self.claim("its place", implies(seen & writes, dut.write.address == tag.dst))
-        self._connected(m)
+        self._claim_connections(m)
         self.cover("an output", seen & dut.write.valid & (dut.write.address == 5))
 
-    def _connected(self, m: Module) -> None:
-        """What one stage makes is what the next one gets."""
+    def _claim_connections(self, m: Module) -> None:
+        """Claim that each stage gets the output of the stage before it."""
         config, dut = self.config, self.dut
 
         fields = instruction_layout(config)
@@ -229,51 +224,33 @@ class WayBench(Bench):
         same("signals", "writer.signal", "signal", len(dut.signal))
 
 
-def _operands(softmax: int) -> Bench:
-    return OperandsBench(_PLAIN.replace(probability_bits=softmax))
-
-
-def _writer() -> Bench:
-    return WriterBench(_PLAIN)
-
-
-def _way() -> Bench:
-    return WayBench(_PLAIN.replace(mantissa_bits=16))
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
+    config = _PLAIN.replace(probability_bits=0)
+    yield OperandsBench.proves(
         "vector/vec_operands",
         "operands of VEC",
-        "For each element requantisation gets what was read of it, or what stands for it out of range, or "
-        "its product with the second operand; with the second operand's byte and the parameters of its "
-        "column; for all values.",
-        partial(_operands, 0),
         Induction(4),
+        config,
+        claim="For each element requantisation gets what was read of it, or what stands for it out of range, "
+        "or its product with the second operand; with the second operand's byte and the parameters of its "
+        "column; for all values.",
     )
-    yield Property(
+    config = _PLAIN.replace(probability_bits=8)
+    yield OperandsBench.proves(
         "vector/vec_operands",
         "operands of SOFTMAX, NORMALISE and VEC",
-        "The same; for NORMALISE bytes of vectors are probabilities as SOFTMAX stored them, and parameters are cleared "
-        "and replaced by what it has for them; the first element of a row is told.",
-        partial(_operands, 8),
         Induction(4),
+        config,
+        claim="As for VEC alone; for NORMALISE, bytes are probabilities that SOFTMAX stored, and parameters "
+        "are cleared and replaced by what it has for them; the first element of a row is marked.",
     )
-    yield Property(
-        "vector/vec_writer",
-        "writes",
-        "Results are written as they came, each lane group to its place in the vector and the vector to its "
-        "address; an instruction is signalled when its last one can be read.",
-        _writer,
-        Induction(4),
-    )
-    yield Property(
+    yield WriterBench.proves("vector/vec_writer", "writes", Induction(4), _PLAIN)
+    config = _PLAIN.replace(mantissa_bits=16)
+    yield WayBench.proves(
         "vector/vec",
         "the way of results",
-        "For each output of which everything was read, and for nothing else, a vector is written so many "
-        "cycles later, where the instruction defines it; stages are connected.",
-        _way,
         Induction(17),
+        config,
         cover=30,
         proven=("reader", "vec_operands", "requantise", "writer"),
     )

@@ -1,4 +1,4 @@
-"""The course of a KERNEL by its definition, carried out by counting and adding up, beside the unit's sequence."""
+"""Model of the course of a KERNEL beside the unit's sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from amaranth.lib import data
 
 from weft.extras.proof.hardware.cuts import CutBench
 from weft.hdl.isa import Kernel, MicroOp
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import SERIAL, SOURCES, STRIP_ROWS, TARGETS, Op
 from weft.hdl.isa.operands import kernel_min_cycles, kernel_serial_cycles
 from weft.hdl.vector.kernel_sequence import KernelSequence
@@ -22,35 +21,33 @@ LOOPS = ("ob", "oy", "ox")
 class CourseBench(CutBench):
     """The sequence in free inputs, with a memory of which each read returns any micro-operation.
 
-    Assumed is what the unit's user keeps, that no instruction comes before the one ahead of it is done, and what the
-    checker guarantees: counts are at least 1; the micro-operation at which the kernel ends is not serial, and no loop
-    goes on behind it, so that the first column is the current one if it does not end a loop itself.
+    Assumed: an instruction comes only after the end of the one before it. Also assumed, as the checker guarantees:
+    counts are at least 1; the micro-operation that ends the kernel is not serial, and no loop crosses it, so the first
+    column is current unless it ends a loop.
 
     Attributes
     ----------
     fields
-        Of the instruction that runs.
+        Fields of the current instruction.
     on, begun : Signal
-        There is one; its first micro-operation has begun.
-    op
-        The current micro-operation, `entry` its place in memory.
+        There is a current instruction; its first micro-operation has begun.
+    op, entry
+        The current micro-operation, and its place in memory.
     column, strip, block : Signal
-        Where it is.
+        Position of the micro-operation.
     onward, back, next_strip, next_block, done : Signal
-        What follows it: the next column, or the first one, of a loop; the next strip; the next block; nothing.
+        What follows: the next or the first column of a loop, the next strip, the next block, or nothing.
     rows : Signal
-        Of the strip, less 1.
+        Number of rows of the strip, less 1.
     row, group, todo : Signal
         The next issue of the micro-operation, if there is one.
     serial, uniform : Signal
-        Its results are computed one after the other; one is for all of a row.
+        Results are computed one after the other; one result is for all of a row.
     turn : Signal
-        The unit's: the next micro-operation begins behind this slot.
+        Signal of the unit: the next micro-operation begins after this slot.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(KernelSequence(config))
-        self.config = config
+    UNIT = KernelSequence
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
@@ -68,9 +65,9 @@ class CourseBench(CutBench):
         self.on, self.begun = Signal(name="on"), Signal(name="begun")
         self.op: Any = Signal(MicroOp.layout(), name="current_op")
         self.entry = Signal(range(config.kernel), name="current_entry")
-        self._follows(m)
-        self._counts(m)
-        self._slots(m)
+        self._define_moves(m)
+        self._count_loops(m)
+        self._count_slots(m)
         self.assume(~dut.load | ~self.on)
         ends = self.on & self.begun & self.op.end
         self.assume(~(ends & self.serial))
@@ -80,8 +77,7 @@ class CourseBench(CutBench):
     def _watch(self, m: Module) -> None:
         raise NotImplementedError
 
-    def _follows(self, m: Module) -> None:
-        """What follows the current micro-operation."""
+    def _define_moves(self, m: Module) -> None:
         names = ("onward", "back", "next_strip", "next_block", "done")
         self.onward, self.back, self.next_strip, self.next_block, self.done = (
             Signal(name=name) for name in names
@@ -108,7 +104,7 @@ class CourseBench(CutBench):
             self.rows.eq(Mux(last_strip, fields.oy - 1 - self.strip * STRIP_ROWS, STRIP_ROWS - 1)),
         ]
 
-    def _counts(self, m: Module) -> None:
+    def _count_loops(self, m: Module) -> None:
         fields, op = self.fields, self.op
         self.following = Signal(range(self.config.kernel), name="following_entry")
         bits = len(self.following)
@@ -135,15 +131,15 @@ class CourseBench(CutBench):
             with m.If(self.next_block):
                 m.d.sync += [self.strip.eq(0), self.block.eq(self.block + 1)]
 
-    def _slots(self, m: Module) -> None:
-        """Issues of the micro-operation, one for each lane group of each row of the strip, or for each row; and slots
-        since it began, and since its last issue, if it is serial."""
+    def _count_slots(self, m: Module) -> None:
+        """Count the issues of the micro-operation, the slots since it began, and the slots since its last serial issue.
+
+        There is an issue for each lane group of each row of the strip, or for each row if the operation is uniform.
+        """
         dut, config = self.dut, self.config
         self.least = kernel_min_cycles(config.groups)
-        self.row, self.group = (
-            Signal(range(STRIP_ROWS), name="row"),
-            Signal(range(max(config.groups, 2)), name="group"),
-        )
+        self.row = Signal(range(STRIP_ROWS))
+        self.group = Signal(range(max(config.groups, 2)))
         self.todo, self.steps, self.real = (Signal(name=name) for name in ("todo", "steps", "issues"))
         self.serial, self.uniform = Signal(name="serial"), Signal(name="uniform")
         waits = {

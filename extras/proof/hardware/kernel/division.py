@@ -1,41 +1,40 @@
-"""The kernel engine's divider: reciprocals and reciprocal square roots, element after element."""
+"""Properties of the kernel engine's divider: reciprocals and reciprocal square roots, element after element."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
 
-from weft.extras.proof.hardware.kernel.arithmetic import sizes
 from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.property import Bench, Induction, Property
-from weft.hdl.isa.config import Config
+from weft.extras.proof.hardware.smallest import kernel_sizes
 from weft.hdl.isa.kernel import MULTIPLIER_BITS, REGISTERS, STRIP_ROWS, Op
 from weft.hdl.isa.operands import KERNEL_DIVISION_CYCLES, KERNEL_ROOT_CYCLES
 from weft.hdl.vector.kernel_divide import KernelDivide
 
-_BITS = 16
-"""Bits of a root, and of a quotient."""
-_READY = 3
-"""The step in which the top bits are there."""
+_RESULT_BITS = 16
+"""Bits of a root and of a quotient."""
+_READY_STEP = 3
+"""Step in which the operand is normalised."""
 
 
 class DivideBench(Bench):
-    """The divider, in free inputs: any lane group comes, but only after the results of the one before were written, as
-    its users promise. A row's micro-operation is RECIPROCAL or RSQRT.
+    """Factor and exponent of RECIPROCAL and RSQRT follow from each element by their definition, for all values, step by
+    step. All lanes are written once, when they are complete, to the place that the micro-operation names.
 
-    Of a square root and of a long division what is claimed is each of their steps, in terms of the one before, as no
-    solver looks through all of them. Of the root: four times the rest, and the next two bits, is the rest of the next
-    one and, if its next bit is set, four times the root and 1; and no rest is over twice the root. So the rest is what
-    the square of the root leaves of the bits so far, and the root is the largest. Of the division, of ``2**32`` by t:
-    twice the rest is digit times t plus the next rest, which is less than t; where t is ``2**16``, and the quotient has
-    17 bits, all digits are 1, which is its limit.
+    The inputs are free: any lane group comes, but only after the results of the one before were written, as users
+    guarantee. A row's micro-operation is RECIPROCAL or RSQRT.
+
+    No solver proves a whole square root or long division, so each of their steps is claimed in terms of the step
+    before. For the root: four times the rest, plus the next two bits, is the next rest plus, if the next bit of the
+    root is set, four times the root and 1; no rest exceeds twice the root. So the rest is the difference between the
+    bits so far and the square of the root, which is the largest possible. For the division of ``2**32`` by t: twice the
+    rest is digit times t plus the next rest, which is less than t. Where t is ``2**16``, the quotient has 17 bits, and
+    all digits are 1, which is its limit.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(KernelDivide(config))
-        self.config = config
+    UNIT = KernelDivide
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
@@ -44,7 +43,7 @@ class DivideBench(Bench):
         self.assume(~dut.valid | (op.op == Op.RECIPROCAL) | (op.op == Op.RSQRT))
         self.root, self.uniform = Signal(name="is_root"), Signal(name="is_uniform")
         self.numbers = Signal(32 * config.lanes, name="numbers", reset_less=True)
-        self._schedule(m)
+        self._count_steps(m)
         with m.If(dut.valid):
             m.d.sync += [
                 self.root.eq(op.op == Op.RSQRT),
@@ -53,16 +52,17 @@ class DivideBench(Bench):
             ]
         self.number = Signal(32, name="number")
         m.d.comb += self.number.eq(self.numbers.word_select(self.index, 32))
-        self._prepared(m)
-        self._rooted(m)
-        self._divided(m)
-        self._written(m)
+        self._claim_normalisation(m)
+        self._claim_root(m)
+        self._claim_division(m)
+        self._claim_results(m)
 
-    def _schedule(self, m: Module) -> None:
-        """The steps of each element, and when results are written; they are what the unit counts."""
+    def _count_steps(self, m: Module) -> None:
+        """Count the steps of each element, and the writes of results, like the unit."""
         dut, config = self.dut, self.config
         steps = KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES
-        self.index, self.step = Signal(range(max(config.lanes, 2))), Signal(range(steps))
+        self.index = Signal(range(max(config.lanes, 2)))
+        self.step = Signal(range(steps))
         self.works = Signal()
         writes = Signal(range(config.groups + 1))
         self.last = Signal(name="last_step")
@@ -94,8 +94,8 @@ class DivideBench(Bench):
         self.claim("root", self.peek("root", 1) == self.root)
         self.claim("uniform", self.peek("uniform", 1) == self.uniform)
 
-    def _prepared(self, m: Module) -> None:
-        """The element's size, E, and its bits from the top."""
+    def _claim_normalisation(self, m: Module) -> None:
+        """Claim the element's size and its bits from the top."""
         config = self.config
         kept = self.peek("remaining", 32 * config.lanes)
         self.claim("element", implies(self.works, kept == self.numbers >> (self.index << 5)))
@@ -113,27 +113,24 @@ class DivideBench(Bench):
         counted = Mux(self.root, even, bits)
         size, highest = self.peek("size", 32), self.peek("highest", 5)
         some = self.works & ~self.nothing
-        sized, ready = self.works & (self.step > 0), some & (self.step >= _READY)
+        sized, ready = self.works & (self.step > 0), some & (self.step >= _READY_STEP)
         self.claim("size", implies(sized, size == self.size))
         self.claim("nothing", implies(sized, self.peek("nothing", 1) == self.nothing))
         self.claim("bits", implies(some & (self.step > 1), highest == counted - 1))
-        self.claim("exponent", implies(ready, self.exponent_of() == Mux(self.root, even >> 1, bits)))
+        self.claim("exponent", implies(ready, self.peek("exponent", 6) == Mux(self.root, even >> 1, bits)))
         self.normal = Signal(32, name="normal")
         m.d.comb += self.normal.eq(self.size << (32 - counted)[:5])
         self.top = self.peek("top", 32)
-        rooted = Mux(self.step > _READY + _BITS, _BITS, self.step - _READY)
+        rooted = Mux(self.step > _READY_STEP + _RESULT_BITS, _RESULT_BITS, self.step - _READY_STEP)
         moved = Mux(self.root, rooted, 0)[:5]
         self.ready = ready
         self.claim("top", implies(ready, self.top == (self.normal << (moved << 1))[:32]))
 
-    def exponent_of(self) -> Signal:
-        return self.peek("exponent", 6)
-
-    def _rooted(self, m: Module) -> None:
-        base, square = self.peek("base", _BITS), self.peek("square", _BITS + 2)
-        first = self.ready & (self.step == _READY)
-        taken = self.ready & self.root & (self.step > _READY) & (self.step <= _READY + _BITS)
-        self.rooted = self.ready & self.root & (self.step >= _READY + _BITS)
+    def _claim_root(self, m: Module) -> None:
+        base, square = self.peek("base", _RESULT_BITS), self.peek("square", _RESULT_BITS + 2)
+        first = self.ready & (self.step == _READY_STEP)
+        taken = self.ready & self.root & (self.step > _READY_STEP) & (self.step <= _READY_STEP + _RESULT_BITS)
+        self.rooted = self.ready & self.root & (self.step >= _READY_STEP + _RESULT_BITS)
         self.claim("no root yet", implies(first, (base == 0) & (square == 0)))
         before, rest = ago(m, base, 1, "base"), ago(m, square, 1, "square")
         following = ago(m, self.top[-2:], 1, "following")
@@ -141,50 +138,52 @@ class DivideBench(Bench):
         self.claim("bit of the root", implies(taken, Cat(following, rest) == term + square))
         self.claim("root moves up", implies(taken, base[1:] == before[:-1]))
         self.claim("no bit is lost", implies(taken, ~before[-1]))
-        number = self.step - _READY
-        for bit in range(_BITS):
+        number = self.step - _READY_STEP
+        for bit in range(_RESULT_BITS):
             self.claim(
                 f"root below 2**{bit}", implies(self.ready & self.root & (number <= bit), base[bit:] == 0)
             )
         self.claim("rest of the root", implies(self.ready & self.root, square <= base << 1))
-        stays = self.rooted & (self.step > _READY + _BITS)
+        stays = self.rooted & (self.step > _READY_STEP + _RESULT_BITS)
         self.claim("root stays", implies(stays, base == before))
-        highest = Mux(number > _BITS, _BITS, number) - 1
+        highest = Mux(number > _RESULT_BITS, _RESULT_BITS, number) - 1
         begun = self.ready & self.root & (number >= 1)
         self.claim("top bit of a root", implies(begun, (base >> highest[:4])[0]))
 
-    def _divided(self, m: Module) -> None:
-        start = Mux(self.root, _READY + KERNEL_ROOT_CYCLES, _READY)
+    def _claim_division(self, m: Module) -> None:
+        start = Mux(self.root, _READY_STEP + KERNEL_ROOT_CYCLES, _READY_STEP)
         divides = self.ready & (self.step >= start)
         rest, quotient = (self.peek(name, width) for name, width in (
-            ("rest", 17), ("quotient", _BITS)))  # fmt: skip
+            ("rest", 17), ("quotient", _RESULT_BITS)))  # fmt: skip
         base = self.peeks["base"]
         t = Signal(17, name="t")
         m.d.comb += t.eq(Mux(self.root, base << 1, self.normal[15:]))
         taken = divides & (self.step > start)
-        least = t == 1 << _BITS
+        least = t == 1 << _RESULT_BITS
         self.claim("t has its top bit", implies(divides, t[-1]))
-        self.claim("first rest", implies(self.ready & (self.step <= start), rest == 1 << _BITS))
+        self.claim("first rest", implies(self.ready & (self.step <= start), rest == 1 << _RESULT_BITS))
         before = ago(m, rest, 1, "rest")
         digit = quotient[0]
         self.claim("digit", implies(taken & ~least, before << 1 == Mux(digit, t, 0) + rest))
         self.claim("rest", implies(taken & ~least, rest < t))
-        self.claim("rest of the least", implies(divides & least, rest == 1 << _BITS))
+        self.claim("rest of the least", implies(divides & least, rest == 1 << _RESULT_BITS))
         self.claim("digit of the least", implies(taken & least, digit))
-        behind = ago(m, quotient, 1, "quotient")
-        self.claim("digits move up", implies(taken, quotient[1:] == behind[:-1]))
-        self.claim("all digits", implies(self.last, self.step == start + _BITS))
+        quotient_before = ago(m, quotient, 1, "quotient")
+        self.claim("digits move up", implies(taken, quotient[1:] == quotient_before[:-1]))
+        self.claim("all digits", implies(self.last, self.step == start + _RESULT_BITS))
         self.quotient = quotient
         self.cover("a quotient", self.last & ~self.root & (quotient == 0xAAAA) & ~self.nothing)
 
-    def _written(self, m: Module) -> None:
-        """Results are factors and exponents of the elements, of element 0 where it is for all, and go where the
-        micro-operation says, or to all lane groups."""
+    def _claim_results(self, m: Module) -> None:
+        """Claim the results, and where they go.
+
+        A uniform operation writes the result of element 0 to all lanes of all lane groups.
+        """
         dut, config = self.dut, self.config
         factor = Signal(MULTIPLIER_BITS, name="factor")
         m.d.comb += factor.eq(Mux(self.number[-1], -self.quotient, self.quotient))
-        nothing = Const((1 << _BITS) - 1, MULTIPLIER_BITS + 6)
-        packed = Mux(self.nothing, nothing, Cat(factor, self.exponent_of()))
+        nothing = Const((1 << _RESULT_BITS) - 1, MULTIPLIER_BITS + 6)
+        packed = Mux(self.nothing, nothing, Cat(factor, self.peek("exponent", 6)))
         for lane in range(config.lanes):
             result = Signal(MULTIPLIER_BITS + 6, name=f"result{lane}", reset_less=True)
             known = Signal(name=f"known{lane}")
@@ -206,7 +205,8 @@ class DivideBench(Bench):
             self.claim(f"result {lane}", implies(dut.write, words == result))
             self.cover(f"a root {lane}", dut.write & self.root & (words[:16] == 0xB504) & ~self.uniform)
         place = Signal(range(STRIP_ROWS * REGISTERS), name="place")
-        group, turn = Signal(range(config.groups + 1), name="first_group"), Signal(range(config.groups + 1))
+        group = Signal(range(config.groups + 1), name="first_group")
+        turn = Signal(range(config.groups + 1))
         with m.If(dut.valid):
             m.d.sync += [place.eq(Cat(dut.issue.entry.row, dut.issue.op.d)), group.eq(dut.issue.entry.group)]
         m.d.sync += turn.eq(Mux(self.writes.any(), turn + 1, 0))
@@ -215,18 +215,12 @@ class DivideBench(Bench):
         self.cover("all lane groups", dut.write & self.uniform & (turn == config.groups - 1))
 
 
-def _divide(config: Config) -> Bench:
-    return DivideBench(config)
-
-
 def properties() -> Iterator[Property]:
-    for config, groups in sizes():
-        yield Property(
+    for config, groups in kernel_sizes():
+        yield DivideBench.proves(
             "vector/kernel_divide",
             f"results, {groups}",
-            "Factor and exponent of RECIPROCAL and RSQRT follow from each element by their definition, for all values, "
-            "step by step; all lanes are written once, when they are complete, where the micro-operation says.",
-            partial(_divide, config),
             Induction(3),
+            config,
             cover=2 * (KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES) + 8,
         )

@@ -1,14 +1,15 @@
-"""The kernel engine's memories: what is read is what was written."""
+"""Properties of the kernel engine's memories."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from amaranth.hdl import Cat, Elaboratable, Module, Signal
+from amaranth.hdl import Cat, Module, Signal
 
-from weft.extras.proof.hardware.kernel.arithmetic import KERNEL_SMALLEST
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Property
+from weft.extras.proof.hardware.property import Bench, Invariant, Property
+from weft.extras.proof.hardware.smallest import KERNEL_SMALLEST
 from weft.hdl.isa.kernel import MICRO_BITS, REGISTERS, STRIP_ROWS
 from weft.hdl.vector.kernel import KernelLanes
 from weft.hdl.vector.kernel_sequence import KernelSequence
@@ -21,13 +22,14 @@ class MemoryBench(Bench):
 
     Parameters
     ----------
-    dut : component
+    unit : type
+        Class of the unit.
     memories : mapping of str to (int, int, tuple of int)
         By submodule: bits of a word, bits of an address, and which bits of a word are watched.
     """
 
-    def __init__(self, dut: Elaboratable, memories: Mapping[str, tuple[int, int, Sequence[int]]]) -> None:
-        super().__init__(dut)
+    def __init__(self, unit: Any, memories: Mapping[str, tuple[int, int, Sequence[int]]]) -> None:
+        super().__init__(unit(KERNEL_SMALLEST))
         self.memories = memories
 
     def watch(self, m: Module) -> None:
@@ -56,34 +58,27 @@ _ENTRY = (STRIP_ROWS - 1).bit_length()
 _REGISTER = (REGISTERS - 1).bit_length()
 
 
-def _micro() -> Bench:
-    entries = (KERNEL_SMALLEST.kernel - 1).bit_length()
-    return MemoryBench(KernelSequence(KERNEL_SMALLEST), {"memory": (MICRO_BITS, entries, range(MICRO_BITS))})
-
-
-def _registers() -> Bench:
-    lanes = KERNEL_SMALLEST.lanes
+def properties() -> Iterator[Property]:
+    config, lanes = KERNEL_SMALLEST, KERNEL_SMALLEST.lanes
+    micro = (MICRO_BITS, (config.kernel - 1).bit_length(), range(MICRO_BITS))
     register = (32 * lanes, _ENTRY + _REGISTER, (0, 32 * lanes - 1))
     predicate = (lanes, _ENTRY, range(lanes))
-    return MemoryBench(
-        KernelLanes(KERNEL_SMALLEST),
-        {"register_a": register, "register_b": register, "predicates": predicate},
-    )
-
-
-def properties() -> Iterator[Property]:
-    yield Property(
+    yield MemoryBench.proves(
         "vector/kernel_sequence",
         "memory of micro-operations",
-        "A read returns the micro-operation that was written last to its entry.",
-        _micro,
+        Invariant(),
+        KernelSequence,
+        {"memory": micro},
+        claim="A read returns the micro-operation that was written last to its entry.",
         part=True,
     )
-    yield Property(
+    yield MemoryBench.proves(
         "vector/kernel_lanes",
         "registers",
-        "A read of a register, or of a predicate, returns what was written to it last; of a register its first and "
-        "last bit are watched.",
-        _registers,
+        Invariant(),
+        KernelLanes,
+        {"register_a": register, "register_b": register, "predicates": predicate},
+        claim="A read of a register, or of a predicate, returns the value that was written to it last. The "
+        "first and last bit of a register are watched.",
         part=True,
     )

@@ -1,4 +1,4 @@
-"""The load of micro-operations into the kernel engine's memory."""
+"""Properties of MICROCODE, which loads micro-operations into the kernel engine's memory."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from collections.abc import Iterator
 from amaranth.hdl import Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.cuts import CutBench
-from weft.extras.proof.hardware.kernel.arithmetic import KERNEL_SMALLEST
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Induction, Property
+from weft.extras.proof.hardware.smallest import KERNEL_SMALLEST
 from weft.hdl.isa import Microcode
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import MICRO_BITS, MICRO_OPS
 from weft.hdl.vector.kernel_sequence import KernelSequence
 from weft.hdl.vector.vec_streams import is_kind, view
 
 
 class MicrocodeBench(CutBench):
-    """The sequence in free inputs, for MICROCODE.
+    """Each micro-operation of MICROCODE is written once, to its entry of the memory, and nothing else is; the unit
+    reports when all of them are written.
 
-    Assumed: no instruction comes while words are written, as the unit's user keeps, and there are at least 1 and at
-    most `MICRO_OPS` words, as the checker sees to. KERNEL may come at any other time.
+    The inputs are free. Assumed: no instruction comes while words are written, and there are 1 to `MICRO_OPS` words, as
+    the checker guarantees. KERNEL may come at any other time.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(KernelSequence(config))
-        self.config = config
+    UNIT = KernelSequence
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -33,10 +31,8 @@ class MicrocodeBench(CutBench):
         code = view(Microcode, dut.payload)
         loads = Signal(name="loads")
         m.d.comb += loads.eq(dut.load & is_kind(Microcode, dut.payload))
-        fields, written = (
-            Signal(Microcode.layout(), name="fields"),
-            Signal(range(MICRO_OPS + 1), name="written"),
-        )
+        fields = Signal(Microcode.layout())
+        written = Signal(range(MICRO_OPS + 1))
         on, last = Signal(name="on"), Signal(name="last_word")
         self.assume(~loads | ((code.count >= 1) & (code.count <= MICRO_OPS)))
         self.assume(~(on & dut.load))
@@ -55,7 +51,7 @@ class MicrocodeBench(CutBench):
         self.claim("its word", ~on | (stored == word))
         self.claim("its place", ~on | (address == (fields.entry + written)[:bits]))
         self.claim("all of them are there", dut.loaded == loaded)
-        self._kept(fields, written, on)
+        self._claim_registers(fields, written, on)
         self.cover("the last of seven", last & (fields.count == MICRO_OPS) & (address == 3) & stored.all())
         self.cover("loaded", dut.loaded)
 
@@ -67,8 +63,8 @@ class MicrocodeBench(CutBench):
                     m.d.comb += word.eq(fields[f"op{index}"])
         return word
 
-    def _kept(self, fields: Value, written: Signal, on: Signal) -> None:
-        """What the unit keeps: the words that are left, and how many these are."""
+    def _claim_registers(self, fields: Value, written: Signal, on: Signal) -> None:
+        """Claim the words that are left, and their number."""
         words = self.peek("words", MICRO_BITS * MICRO_OPS)
         left = self.peek("left#0", MICRO_OPS.bit_length())
         self.claim("how many are left", left == Mux(on, fields.count - written, 0))
@@ -79,17 +75,7 @@ class MicrocodeBench(CutBench):
         self.claim("some", ~on | ((written < fields.count) & (fields.count <= MICRO_OPS)))
 
 
-def _microcode() -> Bench:
-    return MicrocodeBench(KERNEL_SMALLEST)
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "vector/kernel_sequence",
-        "microcode",
-        "Each micro-operation of MICROCODE is written once, to its entry of the memory, and nothing else is; it is "
-        "told when all of them are there.",
-        _microcode,
-        Induction(2),
-        cover=16,
+    yield MicrocodeBench.proves(
+        "vector/kernel_sequence", "microcode", Induction(2), KERNEL_SMALLEST, cover=16
     )

@@ -1,4 +1,4 @@
-"""The vector unit with the kernel engine: which of them has an instruction, the ports and the writer."""
+"""Properties of the vector unit with the kernel engine: distribution of instructions, ports and the writer."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from collections.abc import Iterator
 from amaranth.hdl import Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.cuts import CutBench
-from weft.extras.proof.hardware.kernel.arithmetic import KERNEL_SMALLEST
-from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.pipelines import ago, implies, latch
+from weft.extras.proof.hardware.property import Induction, Property
+from weft.extras.proof.hardware.smallest import KERNEL_SMALLEST
 from weft.hdl.isa import Kernel, Microcode
-from weft.hdl.isa.config import Config
 from weft.hdl.vector.vec import VecUnit
 from weft.hdl.vector.vec_streams import is_one_of, results_layout
 
 
 class ShareBench(CutBench):
-    """The vector unit in free inputs; nothing is assumed."""
+    """KERNEL and MICROCODE go to the kernel engine once, when no other instruction is in the unit, and no other one
+    comes before its end. Meanwhile the engine has the ports and the writer. Its vectors are written to their addresses,
+    and its signal comes after the last one.
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(VecUnit(config))
-        self.config = config
+    The inputs are free; nothing is assumed.
+    """
+
+    UNIT = VecUnit
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -41,30 +43,28 @@ class ShareBench(CutBench):
         others = self.peek("reader.instruction__valid", 1) & self.peek("reader.instruction__ready", 1)
         self.claim("others are not its", others == (taken & ~wanted))
         ends = Signal(name="ends")
-        m.d.comb += ends.eq(self._results().end)
+        m.d.comb += ends.eq(self._peek_results().end)
         due = Signal(name="due")
         m.d.sync += due.eq((taken & wanted) | (due & ~ends))
         self.claim("from its start to its end", self.active == due)
         self.claim("busy", implies(due | reader, dut.busy))
-        last = Signal(name="last_was_its")
-        with m.If(taken):
-            m.d.sync += last.eq(wanted)
+        last = latch(m, taken, wanted, 1, "last_was_its")
         self.claim("which was the last one", self.peek("kernel_last", 1) == last)
         mask = Mux(
             last, self.peek("kernel.mask", len(dut.signal)), self.peek("reader.signal", len(dut.signal))
         )
         signalled = ago(m, Mux(ends, mask, 0), 2, "mask", reset=True)
         self.claim("what it signals when it is written", dut.signal == signalled)
-        self._ports()
-        self._written(m)
+        self._claim_ports()
+        self._claim_writes(m)
         self.cover("it signals", dut.signal.any() & last)
 
-    def _results(self) -> Value:
+    def _peek_results(self) -> Value:
         layout = results_layout(self.config)
         return layout(self.peek("writer.results", layout.size))
 
-    def _ports(self) -> None:
-        """Its reads, while it is active."""
+    def _claim_ports(self) -> None:
+        """Claim that the engine has the ports while it is active."""
         for name in ("scratchpad", "accumulator"):
             port = getattr(self.dut, name)
             asks, other = (self.peek(f"{unit}.{name}__valid", 1) for unit in ("kernel", "reader"))
@@ -73,11 +73,11 @@ class ShareBench(CutBench):
             self.claim(f"{name} where", implies(self.active & asks, port.address == address))
             self.claim(f"{name} granted", self.peek(f"kernel.{name}__ready", 1) == port.ready)
 
-    def _written(self, m: Module) -> None:
-        """Its results, and nothing else, while it is active."""
+    def _claim_writes(self, m: Module) -> None:
+        """Claim that only the engine's results are written while it is active."""
         layout = results_layout(self.config)
         own = layout(self.peek("kernel.results", layout.size))
-        there = self._results()
+        there = self._peek_results()
         self.claim("its results", implies(self.active, Value.cast(own) == Value.cast(there)))
         written = ago(m, self.active & own.write, 1, "own_write", reset=True)
         place = ago(m, own.dst, 1, "own_place", reset=True)
@@ -85,19 +85,7 @@ class ShareBench(CutBench):
         self.cover("are written", written & (place == 5))
 
 
-def _share() -> Bench:
-    return ShareBench(KERNEL_SMALLEST)
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "vector/vec",
-        "the kernel engine's share",
-        "KERNEL and MICROCODE go to the kernel engine once, when no other instruction is there, and no other one comes "
-        "before its end; it has the ports and the writer meanwhile; its vectors are written where it says, and its "
-        "signal comes behind the last one.",
-        _share,
-        Induction(3),
-        cover=32,
-        part=True,
+    yield ShareBench.proves(
+        "vector/vec", "the kernel engine's share", Induction(3), KERNEL_SMALLEST, cover=32, part=True
     )

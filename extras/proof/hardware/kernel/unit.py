@@ -1,4 +1,4 @@
-"""The kernel engine as a whole: how its sequence and its lanes are put together."""
+"""Properties of the connection of the kernel engine's sequence and lanes."""
 
 from __future__ import annotations
 
@@ -8,40 +8,39 @@ from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import data
 
 from weft.extras.proof.hardware.cuts import CutBench
-from weft.extras.proof.hardware.kernel.arithmetic import KERNEL_SMALLEST
-from weft.extras.proof.hardware.pipelines import implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.pipelines import implies, latch
+from weft.extras.proof.hardware.property import Induction, Property
+from weft.extras.proof.hardware.smallest import KERNEL_SMALLEST
 from weft.extras.proof.hardware.streams import Order
-from weft.extras.proof.hardware.walks import held, skid_slots
+from weft.extras.proof.hardware.walks import claim_slots, skid_slots
 from weft.hdl.isa import Kernel, Vec
-from weft.hdl.isa.config import Config
 from weft.hdl.vector.kernel import KernelEngine
 from weft.hdl.vector.kernel_sequence import request_layout
 from weft.hdl.vector.vec_streams import results_layout, view
 
-_SLOTS = 3
-"""Slots between the sequence and the lanes: two in the skid buffer, and the one that reads."""
+_MOST = 3
+"""Slots between the sequence and the lanes: two in the skid buffer, and the slot that reads."""
 
 
 class EngineBench(CutBench):
-    """The engine in free inputs: reads are refused at any time, and instructions end at any time.
+    """Instructions are taken one at a time. Each slot of the sequence comes to the lanes once, in order, in the cycle
+    in which its read is granted. Results are passed on, and the end comes with the last result or with the last word of
+    a MICROCODE.
 
-    A slot, any one, is followed from the sequence to the cycle in which it reads what it has to, if anything: so each
-    issue comes to the lanes once, in order, in the cycle in which its read is granted.
+    The inputs are free: reads are refused, and instructions end, at any time. A slot, which may be any, is followed
+    from the sequence to the cycle of its read.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(KernelEngine(config))
-        self.config = config
+    UNIT = KernelEngine
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m)
-        self._instructions(m)
-        self._slots(m)
-        self._connected()
+        self._claim_instructions(m)
+        self._claim_slots(m)
+        self._claim_connections()
 
-    def _instructions(self, m: Module) -> None:
-        """One at a time, whose fields stand until the next one comes."""
+    def _claim_instructions(self, m: Module) -> None:
+        """Claim that there is one instruction at a time, whose fields stay until the next one comes."""
         dut = self.dut
         taken, active = Signal(name="taken"), Signal(name="is_active")
         payload = dut.instruction.payload
@@ -52,11 +51,9 @@ class EngineBench(CutBench):
             "source": (payload.source, self.peek("lanes.source", 1)),
             "tail": (view(Kernel, payload).tail, self.peek("lanes.tail", 8)),
         }
-        for name, (value, kept) in fields.items():
-            field = Signal(len(value), name=f"field_{name}")
-            with m.If(taken):
-                m.d.sync += field.eq(value)
-            self.claim(name, kept == field)
+        for name, (value, register) in fields.items():
+            field = latch(m, taken, value, len(value), f"field_{name}")
+            self.claim(name, register == field)
         self.claim("active", dut.active == active)
         self.claim("one at a time", dut.instruction.ready == ~active)
         self.claim("taken", self.peek("sequence.load", 1) == taken)
@@ -64,7 +61,7 @@ class EngineBench(CutBench):
         self.claim("the sequence's instruction", word == Value.cast(payload))
         self.cover("another one", taken & (dut.mask == 3) & (self.peek("lanes.tail", 8) == 2))
 
-    def _slots(self, m: Module) -> None:
+    def _claim_slots(self, m: Module) -> None:
         dut = self.dut
         layout = request_layout(self.config)
         width = layout.size
@@ -76,8 +73,8 @@ class EngineBench(CutBench):
         granted = valid & ~refused
         comes = self.peek("sequence.valid", 1) & self.peek("sequence.ready", 1)
         slot = self.peek("sequence.slot", width)
-        order = Order(m, self, push=comes, i=slot, pop=granted, o=word, most=_SLOTS)
-        held(self, order, [(valid, word), *skid_slots(self, width)], "slot")
+        order = Order(m, self, push=comes, i=slot, pop=granted, o=word, most=_MOST)
+        claim_slots(self, order, [(valid, word), *skid_slots(self, width)], "slot")
         for name, port in (("scratchpad", dut.scratchpad), ("accumulator", dut.accumulator)):
             asks = valid & request[f"ask_{name}"]
             self.claim(f"reads of the {name}", port.valid == asks)
@@ -91,7 +88,7 @@ class EngineBench(CutBench):
         self.claim("as it is", same)
         self.cover("a read waits", dut.stall_port & (request.address == 5))
 
-    def _connected(self) -> None:
+    def _claim_connections(self) -> None:
         dut = self.dut
         layout = results_layout(self.config)
         results = data.View(layout, self.peek("results", layout.size))
@@ -106,19 +103,12 @@ class EngineBench(CutBench):
             self.claim(f"{name} of the lanes", self.peek(f"lanes.{name}", len(value)) == value)
 
 
-def _engine() -> Bench:
-    return EngineBench(KERNEL_SMALLEST)
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
+    yield EngineBench.proves(
         "vector/kernel",
         "the way of slots",
-        "Instructions are taken one at a time; each slot of the sequence comes to the lanes once, in order, in the "
-        "cycle in which what it reads is granted; results go on, and the end with the last one or with the last "
-        "word of a MICROCODE.",
-        _engine,
         Induction(2),
+        KERNEL_SMALLEST,
         cover=32,
         proven=("sequence", "lanes", "skid"),
     )

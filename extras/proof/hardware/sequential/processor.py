@@ -1,4 +1,4 @@
-"""Properties of `weft.hdl.sequential.processor`: words of the microprogram are executed one after the other."""
+"""Properties of `weft.hdl.sequential.processor`: execution of the words of the microprogram."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import OPENED, Bench, Induction, Property
+from weft.extras.proof.hardware.pipelines import ago, implies, latch
+from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.hdl.sequential.assembler import CONDITIONS, PORTS, WIDTHS, Condition, Function, Port, Source
 from weft.hdl.sequential.assembler import Out as Target
 from weft.hdl.sequential.processor import JUMP_LAYOUT, Processor, word_layout
@@ -19,8 +19,9 @@ _WORDS, _DEPTH, _OPERAND_BITS = 8, 16, 8
 
 
 class _AnyWords(wiring.Component):
-    """In the place of `weft.hdl.sequential.processor.ProgramMemory`: what is read is `word`, of any value, and stands
-    until the next read. A program is one of those."""
+    """Replacement of `weft.hdl.sequential.processor.ProgramMemory`: each read returns any `word`, which stays until the
+    next read.
+    """
 
     def __init__(self, width: int) -> None:
         self.word = Signal(width)
@@ -28,49 +29,42 @@ class _AnyWords(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        fresh, kept = Signal(), Signal(len(self.word), reset_less=True)
-        m.d.sync += [fresh.eq(self.en), kept.eq(self.data)]
-        m.d.comb += self.data.eq(Mux(fresh, self.word, kept))
+        fresh = Signal()
+        register = Signal(len(self.word), reset_less=True)
+        m.d.sync += [fresh.eq(self.en), register.eq(self.data)]
+        m.d.comb += self.data.eq(Mux(fresh, self.word, register))
         return m
 
 
 class _OpenProcessor(Processor):
-    """The processor with words of any value, and one more port for data memory, by which `shown` has what stands at
-    `place`."""
+    """Processor with words of any value."""
 
     def __init__(self) -> None:
         super().__init__([0] * _WORDS, _OPERAND_BITS, [0] * _DEPTH, _DEPTH)
         self.words = _AnyWords(word_layout(_OPERAND_BITS).size)
-        self.place, self.shown = Signal(range(_DEPTH)), Signal(32, name=f"{OPENED}memory")
 
     def _words(self, width: int) -> Any:
         return self.words
 
-    def elaborate(self, platform: object) -> Module:
-        m = super().elaborate(platform)
-        port = m.submodules.memory.read_port(domain="comb")
-        m.d.comb += [port.addr.eq(self.place), self.shown.eq(port.data)]
-        return m
-
 
 class WordsBench(Bench):
-    """The processor between units that do as they like, with words of any value.
+    """Words that calculate are executed once and in order, with the accumulator, the index register, data memory and
+    the units as all earlier words leave them, by their definition. Results go to the accumulator, to data memory and to
+    one unit. Jumps use the state after all earlier words. Other users access data memory in between.
 
-    Assumed is what the assembler keeps: functions, ports, conditions and widths of fields are those that there are,
-    addresses are those of data memory, and nothing returns before something was called.
+    Units and words are unconstrained. Assumed, as the assembler guarantees: functions, ports, conditions and widths of
+    fields exist, addresses are in data memory, and there is no return before a call.
 
-    A word is followed from where it is decoded to where it is executed, two cycles later at the earliest. What it needs
-    of words ahead of it, which is the accumulator, the index register, data memory and the units, is there when it
-    takes that: as if words were executed one after the other. One word of data memory, any one, is watched, with what
-    was written there since the reset.
+    A word is followed from its decoding to its execution, at least two cycles later. The results of earlier words that
+    it needs are available when it takes them, as if words were executed one after the other. One word of data memory,
+    which may be any, is watched, with the value that was written to it since the reset.
     """
 
-    def __init__(self) -> None:
-        super().__init__(_OpenProcessor())
-        self.layout = word_layout(_OPERAND_BITS)
+    UNIT = _OpenProcessor
 
     def watch(self, m: Module) -> None:
         dut = self.dut
+        self.layout = word_layout(_OPERAND_BITS)
         self.free_inputs(m)
         m.d.comb += dut.words.word.eq(self.free(self.layout.size, "word"))
         self.word = self.layout(dut.words.data)
@@ -81,15 +75,14 @@ class WordsBench(Bench):
         self.goes = self.started & self.free_ & ~self.stays
         self.accumulator, self.index = self.peek("accumulator", 32).as_signed(), self.peek("index", 4)
         self.place = self.constant(m, range(_DEPTH), "place")
-        m.d.comb += dut.place.eq(self.place)
         # The address that a word reads; the index register is what all words ahead leave, as is claimed.
         self.at = Mux(self.indexed, self.index | self.word.operand[0], self.word.operand[:4])
-        self._pipeline(m)
-        self._waits()
-        self._operand(m)
-        self._execute(m)
-        self._memory(m)
-        self._sequence(m)
+        self._claim_pipeline(m)
+        self._claim_waits()
+        self._claim_operand(m)
+        self._claim_results(m)
+        self._claim_memory(m)
+        self._claim_sequence(m)
 
     def _assume(self) -> None:
         word, jump = self.word, JUMP_LAYOUT(self.word.as_value()[: JUMP_LAYOUT.size])
@@ -106,8 +99,8 @@ class WordsBench(Bench):
         self.assume(word.jump | (word.source != Source.PORT) | self.is_field | (word.operand < PORTS))
         self.assume(word.jump | ~self.is_field | (word.out < len(WIDTHS)))
 
-    def _pipeline(self, m: Module) -> None:
-        """The word that chooses its operand, and the one that is executed; with the address at the index register."""
+    def _claim_pipeline(self, m: Module) -> None:
+        """Claim the word that selects its operand, and the word that is executed, with resolved addresses."""
         word, layout = self.word, self.layout
         self.chosen, self.executed = Signal(layout, name="word_chosen"), Signal(layout, name="word_executed")
         there, runs = Signal(name="is_chosen"), Signal(name="is_executed")
@@ -126,11 +119,11 @@ class WordsBench(Bench):
             ("chosen", "chosen", self.chosen, there),
             ("executed", "executed", self.executed, runs),
         ):
-            kept = layout(self.peek(path, layout.size))
+            register = layout(self.peek(path, layout.size))
             for field in ("function", "source", "write", "out"):
-                self.claim(f"{field} of the word that is {name}", kept[field] == own[field])
-            self.claim(f"operand of the word that is {name}", implies(valid, kept.operand == own.operand))
-            self.claim(f"jumps are not {name}", ~kept.jump)
+                self.claim(f"{field} of the word that is {name}", register[field] == own[field])
+            self.claim(f"operand of the word that is {name}", implies(valid, register.operand == own.operand))
+            self.claim(f"jumps are not {name}", ~register.jump)
             self.claim(f"written where memory is {name}", implies(own.write, own.operand < _DEPTH))
             self.claim(f"functions that there are, {name}", own.function <= Function.FIELD)
             port = (own.source == Source.PORT) & (own.function != Function.FIELD)
@@ -140,18 +133,17 @@ class WordsBench(Bench):
             self.claim(f"no word is none that is {name}", valid | (own.as_value() == 0))
 
     @staticmethod
-    def _gives(word: Any) -> Value:
+    def _has_target(word: Any) -> Value:
         return (word.out != 0) & (word.function != Function.FIELD)
 
-    def _idle(self, word: Any) -> Value:
-        """A word that changes nothing."""
+    def _changes_nothing(self, word: Any) -> Value:
         return (word.function == Function.KEEP) & (word.out == 0) & ~word.write
 
-    def _waits(self) -> None:
-        """What is to be done when a word, which needs it, goes on."""
+    def _claim_waits(self) -> None:
+        """Claim that the results that a word needs are available when it moves on."""
         word, ahead, dut = self.word, (self.chosen, self.executed), self.dut
-        idle = self._idle(ahead[0]) & self._idle(ahead[1])
-        gives = self._gives(ahead[0]) | self._gives(ahead[1])
+        idle = self._changes_nothing(ahead[0]) & self._changes_nothing(ahead[1])
+        gives = self._has_target(ahead[0]) | self._has_target(ahead[1])
         calculates = self.goes & ~word.jump
         for number, other in enumerate(ahead):
             index = (other.out == Target.INDEX) & (other.function != Function.FIELD)
@@ -166,18 +158,19 @@ class WordsBench(Bench):
         self.claim("a field comes when bits are given", implies(calculates & self.is_field, ~gives))
         port = self.there & (self.chosen.source == Source.PORT) & (self.chosen.function != Function.FIELD)
         self.claim(
-            "a port is read when all is executed", implies(port, self._idle(self.executed) & (dut.out == 0))
+            "a port is read when all is executed",
+            implies(port, self._changes_nothing(self.executed) & (dut.out == 0)),
         )
 
-    def _operand(self, m: Module) -> None:
-        """The word's operand, as the word ahead of it leaves the accumulator; what is subtracted comes inverted."""
+    def _claim_operand(self, m: Module) -> None:
+        """Claim the word's operand, with the accumulator of the previous word; a subtrahend comes inverted."""
         dut, word = self.dut, self.chosen
         is_field, is_port = word.function == Function.FIELD, word.source == Source.PORT
         ports = [dut.port[number] for number in range(PORTS)]
         ports[Port.ACCUMULATOR] = self.accumulator.as_unsigned()
         ports[Port.APPEND] = Cat(dut.port[Port.BYTE][:8], self.accumulator)[:32]
         read = self.peek("read__data", 32)
-        b, field = Signal(32, name="b"), self._field(m)
+        b, field = Signal(32, name="b"), self._model_field(m)
         m.d.comb += b.eq(read)
         with m.If(is_field):
             m.d.comb += b.eq(field)
@@ -204,8 +197,10 @@ class WordsBench(Bench):
         self.takes = self.there & takes
         self.cover("a word waits", waits)
 
-    def _field(self, m: Module) -> Value:
-        """The next bits of the stream that begins with what was given last and goes on with words from memory."""
+    def _model_field(self, m: Module) -> Value:
+        """Return the next bits of the stream, which begins with the last word for it and continues with words from
+        memory.
+        """
         dut, word = self.dut, self.chosen
         current, position = Signal(32, name="stream", reset_less=True), Signal(5, name="position")
         counts, signs = Array([Const(w, 6) for w in WIDTHS]), word.source[1]
@@ -224,17 +219,16 @@ class WordsBench(Bench):
             m.d.sync += position.eq(end)
             with m.If(self.crosses):
                 m.d.sync += current.eq(dut.port[Port.WORD])
-        given = self.runs & (self.executed.out == Target.BITS) & (self.executed.function != Function.FIELD)
+        has_bits = self.runs & (self.executed.out == Target.BITS) & (self.executed.function != Function.FIELD)
         self.result = Signal(32, name="result_by_definition")
-        with m.If(given):
+        with m.If(has_bits):
             m.d.sync += [current.eq(self.result), position.eq(0)]
         self.claim("where the next field begins", self.peek("position", 5) == position)
         self.claim("the bits of it", self.peek("current", 32) == current)
         self.cover("a field of two words", is_field & self.crosses & (position == 30) & self.free_)
         return field
 
-    def _execute(self, m: Module) -> None:
-        """What a word makes of the accumulator and its operand, and to whom it gives that."""
+    def _claim_results(self, m: Module) -> None:
         dut, word, a, b = self.dut, self.executed, self.accumulator, self.b.as_signed()
         result = self.result
         cases: dict[Function, Any] = {
@@ -254,20 +248,20 @@ class WordsBench(Bench):
                     m.d.comb += result.eq(value)
         due = ago(m, result, 1, "due")
         self.claim("accumulator", self.accumulator.as_unsigned() == due)
-        gives = ago(m, Mux(self._gives(word), word.out, 0), 1, "given", reset=True)
+        gives = ago(m, Mux(self._has_target(word), word.out, 0), 1, "given", reset=True)
         self.claim("given to its unit", dut.out == gives)
         self.claim("what is given", implies(gives != 0, dut.result == due))
         operand = ago(m, word.operand, 1, "operand_given")
         self.claim("with its operand", implies(gives != 0, dut.operand == operand))
-        index = Signal(4, name="index_by_definition")
-        with m.If((word.out == Target.INDEX) & self._gives(word)):
-            m.d.sync += index.eq(result)
+        index = latch(
+            m, (word.out == Target.INDEX) & self._has_target(word), result, 4, "index_by_definition"
+        )
         self.claim("index register", self.index == index)
         for function in (Function.SUB, Function.MIN, Function.ROUND):
             self.cover(f"{function.name}", self.runs & (word.function == function) & (result == 0xFFFF0001))
 
-    def _memory(self, m: Module) -> None:
-        """Data memory, which others write when words do not, and read when words do not."""
+    def _claim_memory(self, m: Module) -> None:
+        """Claim data memory, which other users access in cycles in which words do not."""
         dut, word = self.dut, self.executed
         content, known = Signal(32, name="content", reset_less=True), Signal(name="known")
         others = dut.write_valid & dut.write_ready & (dut.write_address == self.place)
@@ -278,7 +272,7 @@ class WordsBench(Bench):
                 with m.If(dut.write_strobe[byte]):
                     m.d.sync += content.word_select(byte, 8).eq(dut.write_data.word_select(byte, 8))
         self.claim("others write when words do not", dut.write_ready == ~word.write)
-        self.claim("data memory", implies(known, dut.shown == content))
+        self.claim("data memory", implies(known, self.peek_word("memory", self.place, _DEPTH, 32) == content))
         was, due = Signal(name="reads_it"), Signal(32, name="read_of_it", reset_less=True)
         with m.If(self.free_):
             m.d.sync += [was.eq(self.goes & self.reads & known & (self.at == self.place)), due.eq(content)]
@@ -293,8 +287,7 @@ class WordsBench(Bench):
         self.cover("a word reads what one before has written", was & (due == 0x5A5A5A5A))
         self.cover("others read", others & (before == 0x12345678))
 
-    def _sequence(self, m: Module) -> None:
-        """Which word is decoded next."""
+    def _claim_sequence(self, m: Module) -> None:
         dut, jump = self.dut, self.jump
         fetch = dut.words
         pc, back = Signal(3, name="pc_by_definition"), Signal(3, name="back_by_definition")
@@ -327,22 +320,10 @@ class WordsBench(Bench):
         waits = self.takes & ~dut.word_valid | again & self.goes
         self.claim("waiting for memory", dut.waits == waits)
         self.cover("a call returns", self.goes & taken & jump.back & called & (back == 3))
-        self.cover("a jump behind a subtraction", self.goes & taken & (jump.condition == Condition.NEGATIVE))
-
-
-def _processor() -> Bench:
-    return WordsBench()
+        self.cover("a jump after a subtraction", self.goes & taken & (jump.condition == Condition.NEGATIVE))
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
-        "sequential/processor",
-        "words of the microprogram",
-        "Words that calculate are executed once and in order, with the accumulator, the index register, data memory "
-        "and the units as all words ahead leave them, by their definition; results go to the accumulator, to data "
-        "memory and to one unit; jumps decide on what all words ahead leave; others use data memory between.",
-        _processor,
-        Induction(6),
-        cover=16,
-        proven=("program",),
+    yield WordsBench.proves(
+        "sequential/processor", "words of the microprogram", Induction(6), cover=16, proven=("program",)
     )

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Property
+from weft.extras.proof.hardware.pipelines import ago, implies, latch
+from weft.extras.proof.hardware.property import Invariant, Property
 from weft.extras.proof.hardware.registers import Answers, RunsBench
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_stable, axi_channel
-from weft.hdl.control.control import fault_word
 from weft.hdl.control.counters import SETTLING_CYCLES
 from weft.hdl.isa import BASES
-from weft.hdl.isa.memmap import MAGIC, VERSION, WATCHDOG_BITS, Counter, Reg, Status, counter_register
+from weft.hdl.isa.memmap import WATCHDOG_BITS, Counter, Reg, counter_register
 from weft.hdl.sequential.control import Control
 
 _COUNTED = (Counter.CYCLES, Counter.READ_BEATS)
@@ -24,18 +23,18 @@ _CONTROL, _WATCHDOG = Reg.CONTROL >> 2, Reg.WATCHDOG >> 2
 class _RegistersBench(RunsBench):
     """The registers, with progress in every cycle: the watchdog has properties of its own."""
 
-    def __init__(self) -> None:
-        super().__init__(Control(SMALLEST, _COUNTED))
+    UNIT = Control
 
     @staticmethod
-    def kept(word: Value) -> Value:
-        """Whether a register is in data memory."""
+    def is_stored(word: Value) -> Value:
+        """Return whether a register is in data memory."""
         base = Reg.BASE >> 2
         return (word == Reg.PROGRAM >> 2) | (word >= base) & (word < base + BASES)
 
 
 class WritesBench(_RegistersBench):
-    """Writes, whose address and data are taken together, in the cycle after data memory took them if they go there.
+    """Address and data of a write are taken together, in the cycle after data memory takes its own registers, and
+    answered once, in the next cycle. A start is a pulse, comes with a write of 1 to CONTROL, and never during a run.
 
     Assumed, as AXI4 demands: address and data stay until they are taken.
     """
@@ -44,12 +43,12 @@ class WritesBench(_RegistersBench):
         dut = self.dut
         self.free_inputs(m)
         _busy, was_busy = self.runs(m)
-        word, kept = dut.s_axi_awaddr[2:], self.kept(dut.s_axi_awaddr[2:])
+        word, is_stored = dut.s_axi_awaddr[2:], self.is_stored(dut.s_axi_awaddr[2:])
         both = dut.s_axi_awvalid & dut.s_axi_wvalid
         for name in ("aw", "w"):
             assume_stable(m, self, axi_channel(dut, f"s_axi_{name}"), name)
         taken = dut.s_axi_awvalid & dut.s_axi_awready
-        may = both & ~taken & ~dut.s_axi_bvalid & (~kept | dut.write_ready)
+        may = both & ~taken & ~dut.s_axi_bvalid & (~is_stored | dut.write_ready)
         could = ago(m, may, 1, "could", reset=True)
         answers = Answers(m, self, "b", dut.s_axi_bvalid, dut.s_axi_bready, dut.s_axi_bresp)
         self.claim("b okay", dut.s_axi_bresp == 0)
@@ -58,11 +57,11 @@ class WritesBench(_RegistersBench):
             waits = answers.to(name, valid, ready, most=1, beside=could)
             self.claim(f"an answer in the cycle after {name}", waits == answers.new)
         self.claim("both are taken at once", taken == (dut.s_axi_wvalid & dut.s_axi_wready))
-        given = dut.write_valid & dut.write_ready
-        went = ago(m, given, 1, "went", reset=True)
-        self.claim("what data memory keeps goes there once", went == (taken & kept))
+        written_now = dut.write_valid & dut.write_ready
+        was_written = ago(m, written_now, 1, "went", reset=True)
+        self.claim("what data memory keeps goes there once", was_written == (taken & is_stored))
         same = (dut.write_address == word[: len(dut.write_address)]) & (dut.write_data == dut.s_axi_wdata)
-        self.claim("as it came", implies(given, same & (dut.write_strobe == dut.s_axi_wstrb)))
+        self.claim("as it came", implies(written_now, same & (dut.write_strobe == dut.s_axi_wstrb)))
         low = taken & dut.s_axi_wstrb[0]
         stops = low & (word == _CONTROL) & dut.s_axi_wdata[1]
         self.claim("stop as written", self.peek("state.asked", 1) == stops)
@@ -73,13 +72,16 @@ class WritesBench(_RegistersBench):
         m.d.sync += now.eq(Mux(here, dut.s_axi_wdata, now))
         self.claim("the limit of the watchdog", limit == now)
         self.cover(
-            "data memory lets it wait", ago(m, both & kept & ~dut.write_ready, 1, "let", reset=True) & given
+            "data memory lets it wait",
+            ago(m, both & is_stored & ~dut.write_ready, 1, "let", reset=True) & written_now,
         )
         self.cover("started again", dut.start & dut.irq)
 
 
 class ReadsBench(_RegistersBench):
-    """Reads, which wait for data memory, or for a counter to pass."""
+    """Every read has one answer, OKAY, that stays until it is taken: the register in the cycle before, from data memory
+    or not, or the whole counter that passed. It comes as soon as its data is available.
+    """
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -90,70 +92,46 @@ class ReadsBench(_RegistersBench):
         )
         self.claim("r okay", dut.s_axi_rresp == 0)
         waits = answers.to("ar", dut.s_axi_arvalid, dut.s_axi_arready, most=1)
-        place = Signal(len(dut.s_axi_araddr) - 2, name="place")
-        with m.If(dut.s_axi_arvalid & dut.s_axi_arready):
-            m.d.sync += place.eq(dut.s_axi_araddr[2:])
-        kept = self.kept(place)
+        place = latch(
+            m, dut.s_axi_arvalid & dut.s_axi_arready, dut.s_axi_araddr[2:], len(dut.s_axi_araddr) - 2, "place"
+        )
+        is_stored = self.is_stored(place)
         counters = Cat(place >> 1 == counter_register(counter) >> 3 for counter in _COUNTED).any()
         passes = dut.counter_complete & (place == dut.counter + (Reg.COUNTER >> 2))
-        given = dut.read_valid & dut.read_ready
+        written_now = dut.read_valid & dut.read_ready
         asked, counted = Signal(name="asked"), waits & counters & passes
-        m.d.sync += asked.eq(given | asked & waits & ~answers.new)
-        # Asked for once, in the cycle before the answer is made.
+        m.d.sync += asked.eq(written_now | asked & waits & ~answers.new)
+        # It is requested once, in the cycle before the answer.
         self.claim(
-            "data memory is asked for what it keeps", dut.read_valid == (waits & ~answers.new & kept & ~asked)
+            "data memory is asked for what it keeps",
+            dut.read_valid == (waits & ~answers.new & is_stored & ~asked),
         )
         self.claim(
             "at its place", implies(dut.read_valid, dut.read_address == place[: len(dut.read_address)])
         )
         expected = Signal(32, name="expected")
-        with m.If(kept):
+        with m.If(is_stored):
             m.d.comb += expected.eq(dut.read_data)
         with m.Elif(counters):
             m.d.comb += expected.eq(dut.counter_value)
         with m.Else():
-            m.d.comb += expected.eq(self._simple(m, place))
+            m.d.comb += expected.eq(self.register_at(m, place, {}))
         before = ago(m, expected, 1, "expected")
         self.claim("the register of the cycle before", implies(answers.new, dut.s_axi_rdata == before))
-        ready = Mux(kept, asked, Mux(counters, counted, waits)) & ~answers.new
+        ready = Mux(is_stored, asked, Mux(counters, counted, waits)) & ~answers.new
         self.claim("an answer as soon as it is there", answers.new == ago(m, ready, 1, "ready", reset=True))
         self.cover("a counter", answers.new & counters & (before != 0))
-        self.cover("a register in data memory", answers.new & kept & (before != 0))
-
-    def _simple(self, m: Module, place: Value) -> Signal:
-        """The value of a register that is not in data memory."""
-        dut, value = self.dut, Signal(32, name="simple_value")
-        registers = {
-            Reg.MAGIC: MAGIC,
-            Reg.VERSION: VERSION,
-            Reg.CONFIG: SMALLEST.digest,
-            Reg.STATUS: self.peek("state.status", max(Status).bit_length()),
-            Reg.FAULT_ADDRESS: dut.fault.address,
-            Reg.FAULT: fault_word(dut.fault),
-            Reg.WATCHDOG: self.peek("state.limit", WATCHDOG_BITS),
-        }
-        for address, held in registers.items():
-            with m.If(place == address >> 2):
-                m.d.comb += value.eq(held)
-        return value
+        self.cover("a register in data memory", answers.new & is_stored & (before != 0))
 
 
 def properties() -> Iterator[Property]:
-    yield Property(
+    yield WritesBench.proves(
         "sequential/control",
         "writes",
-        "Address and data of a write are taken together, in the cycle after data memory takes those that it keeps, and "
-        "answered once, in the next cycle; a start is a pulse, comes with a write of 1 to CONTROL and never while a "
-        "run is on.",
-        WritesBench,
+        Invariant(),
+        SMALLEST,
+        _COUNTED,
         cover=2 * SETTLING_CYCLES,
         proven=("state",),
     )
-    yield Property(
-        "sequential/control",
-        "reads",
-        "Every read has one answer, OKAY, that stays until it is taken: the register in the cycle before, in data "
-        "memory or not, or the counter that passed whole. It comes as soon as that is there.",
-        ReadsBench,
-        proven=("state",),
-    )
+    yield ReadsBench.proves("sequential/control", "reads", Invariant(), SMALLEST, _COUNTED, proven=("state",))

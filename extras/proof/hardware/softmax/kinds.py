@@ -1,4 +1,4 @@
-"""Properties of `weft.hdl.vector.vec_streams`: SOFTMAX and NORMALISE put as the VEC that makes the same accesses."""
+"""Properties of `weft.hdl.vector.vec_streams`: translation of SOFTMAX and NORMALISE to a VEC with equal accesses."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _ACCESSES = (
     *("opcode", "signal", "source", "src", "dst", *_LOOPS),
     *(f"{name}_{loop}" for name in ("src", "dst") for loop in _LOOPS),
 )
-"""Fields that mean the same in all of them."""
+"""Fields with one meaning in all kinds."""
 
 
 class Kinds(wiring.Component):
-    """What stages of the vector unit make of an instruction word, without registers."""
+    """Results of stages of the vector unit for an instruction word, without registers."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -60,7 +60,14 @@ class Kinds(wiring.Component):
 
 
 class KindsBench(Bench):
-    """Any word of any opcode."""
+    """SOFTMAX and NORMALISE become the VEC with their loops, source and destination, and one element for each output.
+    Alignments replace the second operand, which is not added. Row states are at the strides of their definition. The
+    unit reports which kinds have parameters.
+
+    The word and its opcode are unconstrained.
+    """
+
+    UNIT = Kinds
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -68,11 +75,11 @@ class KindsBench(Bench):
         plain = dut.payload.opcode == Opcode.VEC
         self.claim("VEC is as it is", implies(plain, dut.vec.as_value() == dut.payload.as_value()))
         self.claim("VEC reads in range", implies(plain, ~dut.unbounded & ~dut.without_parameters))
-        self._same(m, Softmax, {"zero": 0})
+        self._claim_accesses(m, Softmax, {"zero": 0})
         own = view(Normalise, dut.payload)
-        self._same(m, Normalise, {name: own[name] for name in ("zero", "low", "high")})
-        self._states(Softmax, ("oy", "ox"))
-        self._states(Normalise, ("ob", "oy"))
+        self._claim_accesses(m, Normalise, {name: own[name] for name in ("zero", "low", "high")})
+        self._claim_states(Softmax, ("oy", "ox"))
+        self._claim_states(Normalise, ("ob", "oy"))
         is_softmax = dut.payload.opcode == Opcode.SOFTMAX
         params = view(Softmax, dut.payload).params
         self.claim("parameters of Softmax", implies(is_softmax, dut.vec.params == params))
@@ -81,9 +88,8 @@ class KindsBench(Bench):
             "Normalise has none", implies(dut.payload.opcode == Opcode.NORMALISE, dut.without_parameters)
         )
 
-    def _same(self, m: Module, kind: type[Instruction], given: dict[str, Any]) -> None:
-        """Loops, source and destination are the instruction's; alignments stand in the place of the second operand,
-        which is not added; each output is of one element."""
+    def _claim_accesses(self, m: Module, kind: type[Instruction], given: dict[str, Any]) -> None:
+        """Claim the fields of the VEC: accesses are the instruction's, and alignments replace the second operand."""
         dut = self.dut
         fields, is_kind, name = view(kind, dut.payload), dut.payload.opcode == int(kind.OPCODE), kind.__name__
         given = given | {"ry": 1, "rx": 1, "reduce": int(Reduce.NONE), "add": 0, "multiply": 0}
@@ -94,11 +100,11 @@ class KindsBench(Bench):
         self.claim(f"{name} reads all elements", implies(is_kind, dut.unbounded))
         far = Cat(fields.alignment == 7, fields.alignment_ob == -3, fields.src_ox == 5).all()
         there = is_kind & far & (dut.vec.b_ob == -3)
-        # ABC looks for covers of what has registers.
+        # ABC finds covers only in netlists with registers.
         self.cover(f"an alignment of {name}", ago(m, there, 1, f"there_{name}"))
 
-    def _states(self, kind: type[Instruction], loops: tuple[str, ...]) -> None:
-        """A row's state is at ``state`` plus its strides; loops that it has no stride for do not move it."""
+    def _claim_states(self, kind: type[Instruction], loops: tuple[str, ...]) -> None:
+        """Claim that a row's state is at ``state`` plus its strides; a loop without a stride does not move it."""
         dut, fields = self.dut, view(kind, self.dut.payload)
         is_kind = dut.payload.opcode == int(kind.OPCODE)
         names = ("state", *(f"state_{loop}" for loop in _LOOPS))
@@ -108,18 +114,6 @@ class KindsBench(Bench):
             self.claim(f"{name} of {kind.__name__}", implies(is_kind, same))
 
 
-def _kinds() -> Bench:
-    return KindsBench(Kinds(SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8)))
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "vector/vec_kinds",
-        "SOFTMAX and NORMALISE as VEC",
-        "Both are put as the VEC with their loops, source and destination, one element for each output, and alignments "
-        "in the place of a second operand that is not added; row states are at the strides of their definition; which "
-        "of them have parameters is told.",
-        _kinds,
-        Induction(1),
-        cover=4,
-    )
+    config = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8)
+    yield KindsBench.proves("vector/vec_kinds", "SOFTMAX and NORMALISE as VEC", Induction(1), config, cover=4)

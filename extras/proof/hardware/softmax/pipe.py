@@ -1,13 +1,12 @@
-"""Properties of `weft.hdl.vector.softmax`: what vectors of scores bring along meets what is made of them."""
+"""Properties of `weft.hdl.vector.softmax`: vectors of scores meet their limits, exponents, sums and addresses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, connect_all, implies
+from weft.extras.proof.hardware.pipelines import ago, connect_all, implies, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa.config import Config
@@ -16,24 +15,24 @@ from weft.hdl.vector.requantise import LATENCY
 from weft.hdl.vector.softmax import ALIGNED, TOTAL, WRITTEN, SoftmaxPipe, vector_layout
 from weft.hdl.vector.vec_softmax import CHOSEN
 
-_NEAR = 3
-"""Cycles from a grant to its scores: fewer than there are in the vector unit, as induction goes through all of them."""
-_ENTRY = CHOSEN - 1 + LATENCY
-"""Those of the vector unit."""
+_SHORT_ENTRY = 3
+"""Cycles from a grant to its scores: fewer than in the vector unit, because induction covers all of them."""
+_UNIT_ENTRY = CHOSEN - 1 + LATENCY
+"""Cycles from a grant to its scores in the vector unit."""
 
 
 class PipeBench(Bench):
-    """The pipeline in free inputs, with one or two lane groups.
+    """The pipeline with free inputs, and one or two lane groups.
 
-    Assumed is what its user does: lane groups are granted in order, at any pace, and the scores of each come so many
-    cycles later; a vector begins with the first one, and is pushed with the last one.
-
-    What is claimed is in cycles behind that.
+    Assumed: lane groups are granted in order, at any pace, and the scores of each come `entry` cycles later; a vector
+    begins with its first group, and is pushed with its last. Cycles of claims count from the push.
     """
 
-    def __init__(self, config: Config, entry: int = _NEAR) -> None:
-        super().__init__(SoftmaxPipe(config, entry))
-        self.config, self.entry = config, entry
+    UNIT = SoftmaxPipe
+
+    def __init__(self, config: Config, entry: int = _SHORT_ENTRY) -> None:
+        super().__init__(config, entry)
+        self.entry = entry
         groups, stages = config.groups, tree_stages(config)
         assert groups <= 2
         self.found = entry + 3 + stages
@@ -68,8 +67,8 @@ class PipeBench(Bench):
     def _watch(self, m: Module) -> None:
         raise NotImplementedError
 
-    def _inside(self, name: str, words: int, first: int, last: int, more: Value | None = None) -> None:
-        """Claim how many words are in a tap: those of vectors that came between `first` and `last` cycles ago."""
+    def _claim_level(self, name: str, words: int, first: int, last: int, more: Value | None = None) -> None:
+        """Claim the number of words in a tap: words of vectors that came between `first` and `last` cycles ago."""
         bits = max(words - 1, 1).bit_length()
         inside: Value = Const(0) if more is None else more
         for cycle in range(first, last + 1):
@@ -79,8 +78,9 @@ class PipeBench(Bench):
 
 
 class WayBench(PipeBench):
-    """One vector, any one, is watched on its way: with the address of its state, of its probabilities and of its
-    alignment, and whether it is the last one."""
+    """One vector, which may be any, is watched on its way, with the addresses of its state, its probabilities and its
+    alignment, and whether it is the last one.
+    """
 
     def _watch(self, m: Module) -> None:
         dut, config, since = self.dut, self.config, self.since
@@ -101,9 +101,9 @@ class WayBench(PipeBench):
             (written, "state"),
         ):
             tap, words = f"tap_{names[0]}_{cycles}", cycles // groups + 2
-            self._inside(tap, words, 1, cycles)
-            kept = Cat(*(Value.cast(vector[name]) for name in names))
-            self._keeps(m, tap, words, kept, mark & self.pushed, age, cycles)
+            self._claim_level(tap, words, 1, cycles)
+            content = Cat(*(Value.cast(vector[name]) for name in names))
+            self._claim_tap(m, tap, words, content, mark & self.pushed, age, cycles)
         self.claim("the watched vector was pushed", (age == 0) | Array(since)[age])
         # Its probabilities.
         comes = dut.p_valid & (dut.p_index == groups - 1)
@@ -132,41 +132,40 @@ class WayBench(PipeBench):
         self.cover("a vector's write", (age == written) & (back == 3) & since[written - groups])
         self.cover("the last one", there & dut.ended & (alignment.address == 5))
 
-    def _keeps(
-        self, m: Module, tap: str, words: int, kept: Value, pushed: Value, age: Value, cycles: int
+    def _claim_tap(
+        self, m: Module, tap: str, words: int, content: Value, pushed: Value, age: Value, cycles: int
     ) -> None:
-        """Claim where in a tap the watched vector is, and that it stays there for so many cycles, as induction needs
-        it: none of this is promised to users."""
+        """Claim the place of the watched vector in a tap, for `cycles` cycles: induction needs it."""
         bits = max(words - 1, 1).bit_length()
-        at, to = Signal(bits, name=f"{tap}_at"), self.peek(f"{tap}.store__addr", bits)
-        with m.If((age == 0) & pushed):
-            m.d.sync += at.eq(to)
-        behind: Value = Const(1)
+        to = self.peek(f"{tap}.store__addr", bits)
+        at = latch(m, (age == 0) & pushed, to, bits, f"{tap}_at")
+        later: Value = Const(1)
         for cycle in range(1, cycles):
-            behind = behind + (self.since[cycle] & (cycle < age))
+            later = later + (self.since[cycle] & (cycle < age))
         there = (age != 0) & (age <= cycles)
-        word = Array(self.peek(f"{tap}.ram[{place}]", len(kept)) for place in range(1 << bits))[at]
-        self.claim(f"place in {tap}", implies(there, (to - at)[:bits] == behind[:bits]))
-        self.claim(f"word in {tap}", implies(there, word == kept))
+        word = Array(self.peek(f"{tap}.ram[{place}]", len(content)) for place in range(1 << bits))[at]
+        self.claim(f"place in {tap}", implies(there, (to - at)[:bits] == later[:bits]))
+        self.claim(f"word in {tap}", implies(there, word == content))
 
     def _state(self, name: str, width: int) -> Signal:
         return self.peek(f"states.{name}", width)
 
 
 class MeetBench(PipeBench):
-    """The limit, the exponent and the sum of a vector are there when they are needed."""
+    """Each lane group of scores is masked by the limit of its vector, and each row state is updated with the exponent
+    and the sum of its vector. The parts are connected.
+    """
 
     def _watch(self, m: Module) -> None:
         dut, config, since, groups = self.dut, self.config, self.since, self.config.groups
         pending = self.place if groups > 1 else Const(0)
         words = (self.entry + 1) // groups + 3
-        self._inside("limits", words, 1, self.entry + 1, pending)
-        kept, limit = Signal.like(dut.limit, name="kept"), Signal.like(dut.limit, name="limit_of")
-        with m.If(self.begins):
-            m.d.sync += kept.eq(dut.limit)
-        m.d.comb += limit.eq(Mux(self.begins, dut.limit, kept))
+        self._claim_level("limits", words, 1, self.entry + 1, pending)
+        limit = Signal.like(dut.limit, name="limit_of")
+        content = latch(m, self.begins, dut.limit, dut.limit.shape(), "kept")
+        m.d.comb += limit.eq(Mux(self.begins, dut.limit, content))
         alone = pending & ~Cat(*since[1 : self.entry + 2]).any()
-        self.claim("a limit that waits", implies(alone, self.peek("limits.o", len(limit)) == kept))
+        self.claim("a limit that waits", implies(alone, self.peek("limits.o", len(limit)) == content))
         there = ago(m, self.arrives, 1, "there", reset=True)
         used = self.peek("probabilities.limit", len(limit))
         due = ago(m, limit, self.entry + 1, "due")
@@ -175,7 +174,7 @@ class MeetBench(PipeBench):
 
         wait = self.event + TOTAL - 1 - self.found
         peak_words = (groups + sum_latency(config)) // groups + 2
-        self._inside("peaks", peak_words, self.found + 1, self.event + TOTAL - 1)
+        self._claim_level("peaks", peak_words, self.found + 1, self.event + TOTAL - 1)
         found = self.peek("probabilities.peak", PEAK_BITS)
         peak = ago(m, found, wait, "peak")
         here = since[self.event + TOTAL - 1]
@@ -184,7 +183,7 @@ class MeetBench(PipeBench):
 
 
 class ConnectedBench(PipeBench):
-    """What one part makes is what the next one gets, in the same cycle."""
+    """Inputs and outputs of probabilities and row states are those of the pipeline, in the same cycle."""
 
     def _watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
@@ -211,56 +210,35 @@ class ConnectedBench(PipeBench):
         self.cover("scores", dut.valid & (dut.scores[0] == -7))
 
 
-def _bench(kind: type[PipeBench], lanes: int, entry: int) -> Bench:
-    return kind(SMALLEST.replace(lanes=lanes, probability_bits=8, table_depth=256), entry)
-
-
-_WAY = (
-    "For each vector of scores whose lane groups were granted, and for nothing else, its probabilities leave so many "
-    "cycles later with its address, the state of its row is read, and written to the same place, and its alignment "
-    "goes to its own; the instruction has ended with its last one."
+_PATH_CLAIM = (
+    "For each vector of scores whose lane groups were granted, and for nothing else, its probabilities leave after a "
+    "fixed number of cycles with its address, the state of its row is read and written back, and its alignment "
+    "goes to its own address; the instruction ends with its last vector."
 )
 
 
 def properties() -> Iterator[Property]:
-    for lanes, name in ((1, "two lane groups"), (2, "one lane group")):
-        yield Property(
-            "vector/softmax",
-            f"the way of vectors of {name}",
-            _WAY,
-            partial(_bench, WayBench, lanes, _NEAR),
-            Induction(18),
-            cover=24,
-            proven=("probabilities", "states"),
+    unit, proven = "vector/softmax", ("probabilities", "states")
+    small = SMALLEST.replace(probability_bits=8, table_depth=256)
+    for lanes, groups in ((1, "two lane groups"), (2, "one lane group")):
+        arguments = small.replace(lanes=lanes), _SHORT_ENTRY
+        name = f"the way of vectors of {groups}"
+        yield WayBench.proves(
+            unit, name, Induction(18), *arguments, claim=_PATH_CLAIM, cover=24, proven=proven
         )
-        yield Property(
-            "vector/softmax",
-            f"what meets vectors of {name}",
-            "Each lane group of scores is masked by the limit of its vector, and each row state is updated with the "
-            "exponent and the sum of the vector that it is read for; parts are connected.",
-            partial(_bench, MeetBench, lanes, _NEAR),
-            Induction(16),
-            cover=24,
-            part=True,
-            proven=("probabilities", "states"),
-        )
-        yield Property(
-            "vector/softmax",
-            f"parts of {name}",
-            "What probabilities and row states get and make is what comes and goes, with no cycle between.",
-            partial(_bench, ConnectedBench, lanes, _NEAR),
-            Induction(2),
-            cover=12,
-            part=True,
-            proven=("probabilities", "states"),
-        )
-    yield Property(
-        "vector/softmax",
+        name = f"what meets vectors of {groups}"
+        yield MeetBench.proves(unit, name, Induction(16), *arguments, cover=24, part=True, proven=proven)
+        name = f"parts of {groups}"
+        yield ConnectedBench.proves(unit, name, Induction(2), *arguments, cover=12, part=True, proven=proven)
+    # The short entry above detects faults sooner.
+    yield WayBench.proves(
+        unit,
         "the way of vectors in the unit",
-        f"{_WAY} With as many cycles from a grant to its scores as there are in the vector unit.",
-        partial(_bench, WayBench, 1, _ENTRY),
         Induction(28),
+        small.replace(lanes=1),
+        _UNIT_ENTRY,
+        claim=f"{_PATH_CLAIM} With as many cycles from a grant to its scores as there are in the vector unit.",
         cover=32,
-        part=True,  # what it claims is claimed of fewer cycles above, where faults are seen sooner
-        proven=("probabilities", "states"),
+        part=True,
+        proven=proven,
     )

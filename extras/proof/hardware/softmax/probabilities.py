@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value, signed
@@ -12,7 +11,6 @@ from amaranth.lib import data
 from weft.extras.proof.hardware.pipelines import ago, implies, settled
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.hdl.isa.config import Config
 from weft.hdl.vector.probabilities import (
     PEAK,
     PEAK_BITS,
@@ -27,38 +25,36 @@ from weft.hdl.vector.requantise import SCORE_BITS
 
 _OCTAVE = 128
 _REACH = 2048
-"""Distance from which a probability is 0."""
+"""Smallest distance with probability 0."""
 _FRACTION = 7
 _LOOKS = 3
-"""Cycles from the exponent to the index of an entry."""
+"""Cycles from an exponent to the index of an entry."""
 _LOOKED_UP = 2
 """Cycles from an index to its entry."""
 _COLUMN = data.StructLayout({"y": signed(SCORE_BITS), "valid": 1})
 
 
 class ProbabilitiesBench(Bench):
-    """Probabilities in free inputs, of one or two lane groups.
+    """From any scores, at any pace and with any limits, follow the exponent of each vector, whether a column has an
+    entry of the table, and the entry's index, by their definition and in the documented cycle. A column has no entry if
+    it is masked or too far below the exponent.
 
-    Assumed is what is demanded of its users: groups come in order, and the last one of a vector is said to be that.
-    They come at any pace. The limit of each may be another one.
-
-    Each vector is kept here as the scores and the mask that came, and what follows is computed from them by the
-    definition of `weft.hdl.isa.Softmax` when the vector is complete, which is a cycle behind its last group. What comes
-    later comes so many cycles behind that.
+    There are one or two lane groups. Assumed: groups come in order, at any pace, and the last group of a vector is
+    marked. Each group may have another limit. The model stores the scores and masks of each vector, and computes their
+    results by the definition of `weft.hdl.isa.Softmax` a cycle after the vector's last group. Cycles of claims count
+    from there.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(Probabilities(config))
-        self.config = config
-        assert config.groups <= 2
+    UNIT = Probabilities
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
+        assert config.groups <= 2
         self.free_inputs(m, "index", "last")
         self.stages = tree_stages(config)
         self._near = [self.peek(f"near_{lane}", 1) for lane in range(config.lanes)]
         groups, last = config.groups, config.groups - 1
-        # A cycle behind a group: its scores, and its columns within the limit.
+        # A cycle after a group: its scores, and its columns within the limit.
         came = ago(m, dut.valid, 1, "came", reset=True)
         place = Signal(1, name="place")  # of the group that comes next
         m.d.comb += [dut.index.eq(place), dut.last.eq(place == last)]
@@ -66,13 +62,13 @@ class ProbabilitiesBench(Bench):
             m.d.sync += place.eq(place + dut.valid)
         number = ago(m, place, 1, "number")
         columns = [self._column(m, lane, number) for lane in range(config.lanes)]
-        self._split(m, columns, came)
+        self._split_score(m, columns, came)
         complete = Signal(name="complete")
         m.d.comb += complete.eq(came & (number == last))
         self.claim("the limit is used", dut.used == complete)
         whole = self._gather(m, columns, came & ~complete, complete)
-        self._exponents(m, whole, complete)
-        self._entries(m, whole)
+        self._claim_exponents(m, whole, complete)
+        self._claim_entries(m, whole)
 
     def _column(self, m: Module, lane: int, number: Value) -> data.View:
         column = Signal(_COLUMN, name=f"column{lane}")
@@ -83,48 +79,55 @@ class ProbabilitiesBench(Bench):
         ]
         return column
 
-    def _split(self, m: Module, columns: list[Any], came: Value) -> None:
-        """Of each score the exponent that it would have alone, and how far it is below that."""
+    def _split_score(self, m: Module, columns: list[Any], came: Value) -> None:
+        """Claim the exponent of each score alone, and its distance below that."""
         there = ago(m, came, 1, "split", reset=True)
         for lane, column in enumerate(columns):
-            split = ago(m, _split(column), 1, f"split{lane}")
+            split = ago(m, _split_score(column), 1, f"split{lane}")
             self.claim(f"score of lane {lane}", implies(there, self._score(f"score_{lane}") == split))
 
     def _score(self, name: str) -> Signal:
         return self.peek(name, PEAK_BITS + _FRACTION + 1)
 
     def _gather(self, m: Module, columns: list[Any], early: Value, complete: Value) -> list[Any]:
-        """The columns of the vector, once it is complete. `early`: these are its first group, which is not the last."""
+        """Return the columns of the vector in the cycle in which it is complete.
+
+        `early` marks its first group, if that is not the last.
+        """
         groups = self.config.groups
         if groups == 1:
-            self.pending, kept = Const(0, 1), []
+            self.pending, stored = Const(0, 1), []
         else:
             self.pending = Signal(name="pending")
-            kept = [Signal(_COLUMN, name=f"kept{lane}", reset_less=True) for lane in range(self.config.lanes)]
+            stored = [
+                Signal(_COLUMN, name=f"kept{lane}", reset_less=True) for lane in range(self.config.lanes)
+            ]
             m.d.sync += self.pending.eq(Mux(early, 1, Mux(complete, 0, self.pending)))
-            for keeps, column in zip(kept, columns, strict=True):
+            for keeps, column in zip(stored, columns, strict=True):
                 with m.If(early):
                     m.d.sync += keeps.eq(column)
             before = ago(m, self.dut.index[0], 1, "index", reset=True)
             self.claim("groups in order", self.pending == before)
-        self.kept = kept
-        return [*kept, *columns]
+        self.stored = stored
+        return [*stored, *columns]
 
-    def _since(self, m: Module, complete: Value) -> list[Value]:
-        """Whether a vector was complete so many cycles ago, from 0 on."""
-        found = [complete]
+    def _delay(self, m: Module, complete: Value) -> list[Value]:
+        """Return, for each number of cycles from 0, whether a vector was complete that long ago."""
+        flags = [complete]
         for cycle in range(sum_latency(self.config) + self.stages + 4):
-            found.append(ago(m, found[-1], 1, f"complete{cycle}", reset=True))
-        return found
+            flags.append(ago(m, flags[-1], 1, f"complete{cycle}", reset=True))
+        return flags
 
-    def _exponents(self, m: Module, whole: list[Any], complete: Value) -> None:
-        """The exponent is there when it is said to be found, and stays for all groups. Until then the largest one so
-        far is kept, and scores wait."""
+    def _claim_exponents(self, m: Module, whole: list[Any], complete: Value) -> None:
+        """Claim the exponent, which is valid when it is reported, for all groups.
+
+        Until then, the largest exponent so far is stored, and scores wait.
+        """
         dut, groups, stages = self.dut, self.config.groups, self.stages
-        self.since = since = self._since(m, complete)
-        self.found = 2 + stages  # behind a complete vector
+        self.since = since = self._delay(m, complete)
+        self.found = 2 + stages  # cycles after a complete vector
         self.exponent = Signal(signed(PEAK_BITS), name="exponent")
-        m.d.comb += self.exponent.eq(_largest([_alone(column) for column in whole]))
+        m.d.comb += self.exponent.eq(_largest([_exponent(column) for column in whole]))
         self.claim("found in its cycle", dut.found == since[self.found])
         for group in range(groups):
             due = ago(m, self.exponent, self.found + group, f"exponent{group}").as_signed()
@@ -132,19 +135,21 @@ class ProbabilitiesBench(Bench):
         self.cover("an exponent", dut.found & (dut.peak == -3))
         self.cover("a vector without valid columns", dut.found & (dut.peak == PEAK))
         self.claim("it ends with the last group", dut.ends == since[self.found + groups - 1])
-        self._waiting(m)
+        self._claim_waiting(m)
         if groups == 1:
             return
         so_far: Value = Signal(signed(PEAK_BITS), name="so_far", init=PEAK)
-        m.d.comb += so_far.eq(Mux(self.pending, _largest([_alone(column) for column in self.kept]), PEAK))
+        m.d.comb += so_far.eq(
+            Mux(self.pending, _largest([_exponent(column) for column in self.stored]), PEAK)
+        )
         for cycle in range(stages + 1):
             later = Signal(signed(PEAK_BITS), name=f"so_far{cycle}", init=PEAK)
             m.d.sync += later.eq(so_far)
             so_far = later
         self.claim("largest one so far", self.peek("peak_so_far", PEAK_BITS).as_signed() == so_far)
 
-    def _waiting(self, m: Module) -> None:
-        """How many groups wait in memory; and what the oldest one is, if others may come much later."""
+    def _claim_waiting(self, m: Module) -> None:
+        """Claim the number of groups that wait in memory, and the oldest one if others may come much later."""
         since, stages, groups, pending = self.since, self.stages, self.config.groups, self.pending
         bits = (groups + stages + 3).bit_length()
         inside: Value = ago(m, pending, 1, "pending", reset=True)
@@ -158,12 +163,11 @@ class ProbabilitiesBench(Bench):
             alone = pending & ago(m, pending, 1, "still", reset=True)
             alone &= ~Cat(*since[: 5 + stages]).any()
             word = self.peek("fetch__data", self.config.lanes * (PEAK_BITS + _FRACTION + 1))
-            kept = Cat(*(_split(column) for column in self.kept))
-            self.claim("a group that waits", implies(alone, word == kept))
+            stored = Cat(*(_split_score(column) for column in self.stored))
+            self.claim("a group that waits", implies(alone, word == stored))
 
-    def _entries(self, m: Module, whole: list[Any]) -> None:
-        """The second part: what is looked up for each group, three cycles behind the exponent, and when the results of
-        that come."""
+    def _claim_entries(self, m: Module, whole: list[Any]) -> None:
+        """Claim the indices that are looked up, three cycles after the exponent, and the cycles of probabilities."""
         dut, config, lanes = self.dut, self.config, self.config.lanes
         bits = (config.table_depth - 1).bit_length()
         index = self.peek("table.index", bits * lanes)
@@ -188,15 +192,13 @@ class ProbabilitiesBench(Bench):
 
 
 class SumBench(Bench):
-    """Probabilities behind the table, in free inputs: from what was looked up to the sum of a vector.
+    """Probabilities are the entries that were looked up, or 0 where a column has none. The sum of a vector comes in its
+    cycle. Bytes that fill the table reach it.
 
-    When that is, and that groups come in order, `ProbabilitiesBench` claims.
+    The outputs of the table are free. `ProbabilitiesBench` claims the cycles, and the order of groups.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(Probabilities(config))
-        self.config = config
-        assert config.groups <= 2
+    UNIT = Probabilities
 
     def watch(self, m: Module) -> None:
         dut, config, stages = self.dut, self.config, tree_stages(self.config)
@@ -236,42 +238,48 @@ class SumBench(Bench):
 
 
 class TableBench(Bench):
-    """The table in free inputs. One entry, any one, is watched: the byte that was written to it last is what lanes get
-    two cycles behind its index, unless a byte was written while it was read."""
+    """Bytes fill the entries from 0 on, and every lane reads the byte that was written last to the entry of its index.
+
+    One entry, which may be any, is watched: two cycles after its index, lanes get the byte that was written to it last,
+    unless a byte was written during the read.
+    """
+
+    UNIT = Exp2Table
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.dut.config
         self.free_inputs(m)
         bits = (config.table_depth - 1).bit_length()
         watched = self.constant(m, bits, "watched")
-        # Entries are filled in their order, from 0 on behind `start`.
+        # Entries are filled in their order, from 0 on after `start`.
         following = Signal(bits, name="following")
         m.d.sync += following.eq(Mux(dut.start, 0, following + dut.fill))
-        kept, known = Signal(8, reset_less=True), Signal()
+        stored = Signal(8, reset_less=True)
+        known = Signal()
         with m.If(dut.fill & (following == watched)):
-            m.d.sync += [kept.eq(dut.byte), known.eq(1)]
-        # Where entries are: without that, induction would start from states that the unit never has.
+            m.d.sync += [stored.eq(dut.byte), known.eq(1)]
+        # Contents of entries: without them, induction starts from unreachable states.
         self.claim("the entry that is next", self.peek("entry", bits) == following)
         for pair in range(0, config.lanes, 2):
             words = Array(self.peek(f"copy_{pair}[{entry}]", 8) for entry in range(config.table_depth))
-            self.claim(f"the entry in copy {pair}", implies(known, words[watched] == kept))
+            self.claim(f"the entry in copy {pair}", implies(known, words[watched] == stored))
         for lane in range(config.lanes):
             reads = known & ~dut.fill & (dut.index[lane] == watched)
             read = ago(m, reads, _LOOKED_UP, f"read{lane}", reset=True)
-            due = ago(m, kept, _LOOKED_UP, f"due{lane}")
+            due = ago(m, stored, _LOOKED_UP, f"due{lane}")
             self.claim(f"reads what was written, lane {lane}", implies(read, dut.p[lane] == due))
-            self.cover(f"an entry behind others, lane {lane}", read & (watched == 2) & (due == 9))
+            self.cover(f"a later entry, lane {lane}", read & (watched == 2) & (due == 9))
 
 
-def _alone(column: Any) -> Value:
-    """``ceil(y / 128)`` if the column counts, else the least there is."""
+def _exponent(column: Any) -> Value:
+    """Return ``ceil(y / 128)`` if the column is valid, else the minimum."""
     up = (column.y + (_OCTAVE - 1)) >> _FRACTION
     return Mux(column.valid, up, PEAK)
 
 
-def _split(column: Any) -> Value:
-    """What is kept of a score."""
-    return Cat(_alone(column)[:PEAK_BITS], (-column.y)[:_FRACTION], column.valid)
+def _split_score(column: Any) -> Value:
+    """Return the stored form of a score."""
+    return Cat(_exponent(column)[:PEAK_BITS], (-column.y)[:_FRACTION], column.valid)
 
 
 def _largest(values: list[Value]) -> Value:
@@ -281,42 +289,15 @@ def _largest(values: list[Value]) -> Value:
     return largest
 
 
-def _bench(kind: type[ProbabilitiesBench | SumBench], n: int, table: int) -> Bench:
-    return kind(SMALLEST.replace(n=n, lanes=2, probability_bits=8, table_depth=table))
-
-
-def _table() -> Bench:
-    return TableBench(Exp2Table(SMALLEST.replace(n=4, lanes=4, probability_bits=8, table_depth=256)))
-
-
 def properties() -> Iterator[Property]:
     for n, name in ((2, "one lane group"), (4, "two lane groups")):
-        yield Property(
-            "vector/probabilities",
-            f"entries of {name}",
-            "From any scores, at any pace and with any limits, follow the exponent of each vector, whether a column "
-            "has an entry of the table, which it has not if it is masked or too far below, and the entry's index, each "
-            "by its definition and in the documented cycle.",
-            partial(_bench, ProbabilitiesBench, n, 256),
-            Induction(12),
-            cover=17,
-            proven=("table",),
+        config = SMALLEST.replace(n=n, lanes=2, probability_bits=8, table_depth=256)
+        yield ProbabilitiesBench.proves(
+            "vector/probabilities", f"entries of {name}", Induction(12), config, cover=17, proven=("table",)
         )
-        yield Property(
-            "vector/probabilities",
-            f"sums of {name}",
-            "Probabilities are the entries that were looked up, 0 where a column has none, and the sum of all of a "
-            "vector comes in its cycle; what fills the table reaches it.",
-            partial(_bench, SumBench, n, 256),
-            Induction(8),
-            cover=17,
-            proven=("table",),
+        config = SMALLEST.replace(n=n, lanes=2, probability_bits=8, table_depth=256)
+        yield SumBench.proves(
+            "vector/probabilities", f"sums of {name}", Induction(8), config, cover=17, proven=("table",)
         )
-    yield Property(
-        "vector/probabilities",
-        "table of 256",
-        "Bytes are filled in as entries from 0 on, and every lane reads what was written last as the entry of its "
-        "index.",
-        _table,
-        Induction(6),
-    )
+    config = SMALLEST.replace(n=4, lanes=4, probability_bits=8, table_depth=256)
+    yield TableBench.proves("vector/probabilities", "table of 256", Induction(6), config)

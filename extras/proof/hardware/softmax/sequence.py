@@ -1,4 +1,4 @@
-"""Properties of `weft.hdl.vector.vec_softmax`: the row of each vector of SOFTMAX, and of each division of NORMALISE."""
+"""Properties of `weft.hdl.vector.vec_softmax`: the rows of SOFTMAX's vectors and of NORMALISE's divisions."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.walks import Walked
+from weft.extras.proof.hardware.walks import WalkModel
 from weft.hdl.isa import BASES, Normalise, Opcode, Softmax
-from weft.hdl.isa.config import Config
 from weft.hdl.vector.vec_softmax import _IN_FLIGHT, CHOSEN, VecSoftmax, settings_layout
 from weft.hdl.vector.vec_streams import view
 
 _PLAIN = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8, table_depth=256, mantissa_bits=16)
-_COUNTED = CHOSEN
-"""Cycles behind its last grant in which a vector counts as under way: of two lane groups."""
+_COUNTED_CYCLES = CHOSEN
+"""Cycles after its last grant in which a vector of two lane groups counts as under way."""
 _LOOPS = dict.fromkeys(("ob", "oy", "ox"), 12)
 
 
 class SequenceBench(Bench):
-    """The unit in free inputs, behind a reader's sequence of SOFTMAX, NORMALISE and VEC.
+    """Each vector of SOFTMAX continues with the address of its row's state, the columns that masks leave, and whether
+    the state starts anew. It waits while the last vector of its row counts as under way. The divider gets the sums of
+    NORMALISE's rows in order, and no row begins before its division is ready.
 
-    Assumed is what the reader's loop nest keeps: it steps whenever it may and is not held, for SOFTMAX not behind the
-    last vector, and says where in the instruction's loops it stands; counts are at least 1. No more is granted than was
-    stepped to, at most three vectors of it are not yet granted, and none of them when the next instruction comes.
+    The inputs are free, after a reader's sequence of SOFTMAX, NORMALISE and VEC. Assumed, as the reader's loop nest
+    guarantees: it steps whenever it may and is not held, for SOFTMAX not after the last vector, and reports its
+    position in the instruction's loops; counts are at least 1. Only steps are granted, at most three vectors wait for
+    their grant, and none when the next instruction comes.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(VecSoftmax(config))
-        self.config = config
+    UNIT = VecSoftmax
 
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.sequence = sequence = dut.sequence
         self.payload = payload = sequence.payload
-        self._inputs(m)
+        self._connect_inputs(m)
         self.softmax, self.normalise = self.peek("softmax", 1), dut.normalise
         opcode = payload.opcode
         kinds = (Opcode.VEC, Opcode.SOFTMAX, Opcode.NORMALISE)
         self.assume(implies(sequence.load, Cat(*(opcode == kind for kind in kinds)).any()))
         self.step = self.peek("rows.step", 1)
-        self.rows = self._rows(m)
+        self.rows = self._model_rows(m)
         place = sequence.place
         self.assume(implies(self.softmax & sequence.may_step, self.rows.on))
         for loop in ("ob", "ox"):
@@ -52,13 +52,13 @@ class SequenceBench(Bench):
         for loop in ("oy", "ox"):
             self.assume(implies(self.softmax, place[f"last_{loop}"] == self.rows.last[loop]))
         self.settings = settings_layout(self.config)(self.peek("settings", settings_layout(self.config).size))
-        self._vectors(m)
-        self._divisions(m)
-        self._states(m)
-        self._table(m)
+        self._claim_vectors(m)
+        self._claim_divisions(m)
+        self._claim_states(m)
+        self._claim_table(m)
 
-    def _inputs(self, m: Module) -> None:
-        """Free, but that the sequence steps when it may and is not held."""
+    def _connect_inputs(self, m: Module) -> None:
+        """Connect free inputs; the sequence steps when it may and is not held."""
         sequence = self.sequence
         self.free_inputs(m, "sequence")
         for name in ("load", "may_step", "payload", "place", "grant"):
@@ -66,8 +66,8 @@ class SequenceBench(Bench):
             m.d.comb += value.eq(self.free(len(value), f"sequence_{name}"))
         m.d.comb += sequence.step.eq(sequence.may_step & ~sequence.hold)
 
-    def _rows(self, m: Module) -> Walked:
-        """Row states in the order of SOFTMAX's vectors, and of NORMALISE's rows."""
+    def _model_rows(self, m: Module) -> WalkModel:
+        """Return the model of row states, in the order of SOFTMAX's vectors and of NORMALISE's rows."""
         payload, load = self.payload, self.sequence.load
         softmax, normalise = view(Softmax, payload), view(Normalise, payload)
         is_softmax = payload.opcode == Opcode.SOFTMAX
@@ -79,7 +79,7 @@ class SequenceBench(Bench):
             "ox": Mux(is_softmax, softmax.state_ox, 0),
         }
         width = (self.config.row_states - 1).bit_length()
-        return Walked(
+        return WalkModel(
             m,
             self,
             "rows",
@@ -92,8 +92,8 @@ class SequenceBench(Bench):
             strides={"state": strides},
         )
 
-    def _vectors(self, m: Module) -> None:
-        """Each vector of SOFTMAX goes on with its row's state, and its masks when these are ready."""
+    def _claim_vectors(self, m: Module) -> None:
+        """Claim that each vector of SOFTMAX continues with its row's state, and with its masks when they are ready."""
         sequence, softmax, rows = self.sequence, self.softmax, self.rows
         note, place, step = sequence.note, sequence.place, sequence.step
         moves = step & place.last_g
@@ -122,8 +122,8 @@ class SequenceBench(Bench):
             "a vector of another row", softmax & step & (state == 3) & rows.last["ox"] & (note.by_length == 1)
         )
 
-    def _divisions(self, m: Module) -> None:
-        """The divider gets the rows of NORMALISE in their order, and the first element of a row waits for it."""
+    def _claim_divisions(self, m: Module) -> None:
+        """Claim that the divider gets the rows of NORMALISE in order, and that a row's first element waits for it."""
         sequence, normalise, rows = self.sequence, self.normalise, self.rows
         place = sequence.place
         begins = normalise & place.first_ox & place.first_g
@@ -151,8 +151,10 @@ class SequenceBench(Bench):
         self.claim("a sum that is shifted", implies(normal, fetched))
         self.cover("a second row", normalise & self.step & (rows.index["oy"] == 1))
 
-    def _states(self, m: Module) -> None:
-        """A vector waits while as many are under way as there are rows: its row's last one is among them then."""
+    def _claim_states(self, m: Module) -> None:
+        """Claim that a vector waits while as many vectors are under way as there are rows, because one of them is of
+        its row.
+        """
         sequence, softmax, rows, ready = self.sequence, self.softmax, self.rows, self.masked
         begins = softmax & sequence.step & sequence.place.first_g
         granted = softmax & sequence.grant.granted & sequence.grant.last
@@ -168,7 +170,7 @@ class SequenceBench(Bench):
         with m.Elif(begins & rows.first["ob"] & (count != _IN_FLIGHT)):
             m.d.sync += count.eq(count + 1)
         inside, first = Value.cast(asked), granted
-        for cycle in range(_COUNTED):
+        for cycle in range(_COUNTED_CYCLES):
             granted = ago(m, granted, 1, f"granted{cycle}", reset=True)
             inside = inside + granted
             first = granted if cycle == 0 else first
@@ -187,8 +189,7 @@ class SequenceBench(Bench):
         waits = softmax & sequence.may_step & ~sequence.step & sequence.place.first_g
         self.cover("a vector waits for its state", waits & ready & ~rows.first["ob"])
 
-    def _table(self, m: Module) -> None:
-        """The bytes of TABLE go to the table."""
+    def _claim_table(self, m: Module) -> None:
         dut = self.dut
         table = self.peek("table", 1)
         filled = ago(m, table & dut.byte_valid, 1, "filled", reset=True)
@@ -198,19 +199,12 @@ class SequenceBench(Bench):
         self.claim("the table starts", self.peek("pipe.table_start", 1) == self.sequence.load)
 
 
-def _sequence() -> Bench:
-    return SequenceBench(_PLAIN)
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
+    yield SequenceBench.proves(
         "vector/vec",
         "rows of softmax's states",
-        "Each vector of SOFTMAX goes on with the address of its row's state, the columns that masks leave, and whether "
-        "the state starts anew, and waits while the last vector of that row counts as under way; the divider gets the "
-        "sums of NORMALISE's rows in order, and no row begins before its division is ready.",
-        _sequence,
         Induction(2),
+        _PLAIN,
         cover=30,
         part=True,
         proven=("pipe", "rows", "divider", "mask"),

@@ -1,18 +1,16 @@
-"""The effect of SOFTMAX and NORMALISE behind their reads: the way of results, and what is multiplied by."""
+"""Properties of SOFTMAX and NORMALISE after their reads: the path of results, and factors of NORMALISE."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from amaranth.hdl import Module, Mux, Signal, Value, signed
 
-from weft.extras.proof.hardware.pipelines import ago, connect_all, implies
+from weft.extras.proof.hardware.pipelines import ago, connect_all, implies, latch, watch_cycle
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa import Normalise, Opcode, Softmax
-from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.lib.arithmetic import RESULT
 from weft.hdl.vector.requantise import LATENCY, SCORE_BITS, column_layout
@@ -28,7 +26,7 @@ _PROVEN = (
     *("reader", "operands", "requantise", "writer"),
     *(f"softmax.{name}" for name in ("pipe", "rows", "divider", "mask")),
 )
-_OUT = CHOSEN + LATENCY
+_RESULT_CYCLES = CHOSEN + LATENCY
 """Cycles from a read to its result."""
 _SETTINGS = {
     Softmax: ("first", "final", "causal", "relative", "register", "length", "diagonal"),
@@ -37,14 +35,12 @@ _SETTINGS = {
 
 
 class UnitBench(Bench):
-    """The whole vector unit in free inputs; nothing is assumed.
+    """The whole vector unit with free inputs; nothing is assumed.
 
-    One cycle, any one, is watched, with what is granted in it: `age` counts from there on.
+    One cycle, which may be any, is watched, with its grant: `age` counts from there.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(VecUnit(config))
-        self.config = config
+    UNIT = VecUnit
 
     def watch(self, m: Module) -> None:
         config = self.config
@@ -53,19 +49,14 @@ class UnitBench(Bench):
         self.granted = self._view(arrival_layout(config), "reader.granted")
         self.request = self._view(_request_layout(config), "reader.request")
         self.softmax, self.normalise = self.peek("softmax.softmax", 1), self.peek("softmax.normalise", 1)
-        mark = self.free(1, "mark")
-        self.age = Signal(range(_OUT + 2), name="age")
-        self.seen = Signal(self.granted.shape(), name="seen")
-        self.asked = Signal(self.request.shape(), name="asked")
-        with m.If(self.age != 0):
-            m.d.sync += self.age.eq(Mux(self.age == _OUT + 1, 0, self.age + 1))
-        with m.Elif(mark):
-            m.d.sync += [self.age.eq(1), self.seen.eq(self.granted), self.asked.eq(self.request)]
-        self._stages()
+        granted = (self.granted, self.granted.shape(), "seen")
+        request = (self.request, self.request.shape(), "asked")
+        self.age, (self.seen, self.asked) = watch_cycle(m, self, _RESULT_CYCLES + 1, granted, request)
+        self._claim_stages()
         self._watch(m)
 
-    def _stages(self) -> None:
-        """Where what was granted is on its way, as induction needs to know."""
+    def _claim_stages(self) -> None:
+        """Claim the place of the granted element on its way: induction needs it."""
         age, seen, tag = self.age, self.seen, self.seen.element.tag
         for stage in range(READ_LATENCY):
             there = self.peek(f"reader.arrival_{stage}", seen.shape().size)
@@ -95,29 +86,31 @@ class UnitBench(Bench):
 
 
 class ScoresBench(UnitBench):
-    """What the pipeline of softmax gets for each element that was granted, and the way of results.
+    """For each element of SOFTMAX that was read, its score comes to the pipeline after a fixed number of cycles, with
+    the data of its vector. The writer gets the pipeline's probabilities, and for other instructions a result for each
+    output.
 
-    The pipeline's property begins where this one ends: what it assumes of its user is claimed here.
+    The pipeline's property starts where this one ends: its assumptions are claimed here.
     """
 
     def _watch(self, m: Module) -> None:
         config, age, element = self.config, self.age, self.seen.element
         tag = element.tag
         there, score = self.seen.valid & self.softmax, self.seen.valid & element.last
-        noted, comes = age == 1, age == _OUT
+        noted, comes = age == 1, age == _RESULT_CYCLES
         first, last = tag.index == 0, tag.last
         push = self._pipe("push")
         self.claim("a vector begins", implies(noted, self._pipe("begin") == (there & first)))
         self.claim("a vector is complete", implies(noted, push == (there & last)))
         vector, note = self._view(vector_layout(config), "softmax.pipe.vector"), self.asked.note
-        brings = {
+        vector_fields = {
             "state": note.state,
             "fresh": note.fresh,
             "dst": tag.dst,
             "alignment": self.asked.second[: len(vector.alignment)],
             "end": tag.end,
         }
-        for name, value in brings.items():
+        for name, value in vector_fields.items():
             self.claim(f"{name} of a vector", implies(noted & there, vector[name] == value))
         least = Mux(note.by_length < note.by_diagonal, note.by_length, note.by_diagonal)
         limit = self._pipe("limit", len(least))
@@ -127,10 +120,10 @@ class ScoresBench(UnitBench):
         self.claim("the last ones of a vector", implies(comes & score, self._pipe("last") == last))
         self.claim("which group they are", implies(comes & score, index[:bits] == tag.index))
         self.cover("scores", comes & self._pipe("valid") & tag.last & push)
-        self._results(m, comes, score)
+        self._claim_results(m, comes, score)
 
-    def _results(self, m: Module, comes: Value, score: Value) -> None:
-        """The writer gets probabilities for SOFTMAX, and what requantisation made for others."""
+    def _claim_results(self, m: Module, comes: Value, score: Value) -> None:
+        """Claim that the writer gets probabilities for SOFTMAX, and requantised results for other instructions."""
         config, tag = self.config, self.seen.element.tag
         results = self._view(results_layout(config), "writer.results")
         groups, place = config.groups, len(tag.index)
@@ -145,7 +138,8 @@ class ScoresBench(UnitBench):
             self.claim(f"{name} of probabilities", implies(self.softmax, results[name] == value))
         other = comes & ~self.softmax
         self.claim(
-            "a result for each other", implies(other, results.write == (score & tag.last & ~self._fills()))
+            "a result for each other",
+            implies(other, results.write == (score & tag.last & ~self._fills_table())),
         )
         self.claim("the last one of others", implies(other, results.end == (score & tag.end)))
         for name in ("index", "dst"):
@@ -153,20 +147,22 @@ class ScoresBench(UnitBench):
         self.cover("probabilities", self.softmax & results.write & (results.dst == 3))
         self.cover("results of others", comes & self.normalise & results.write & (results.dst == 5))
 
-    def _fills(self) -> Value:
-        """Whether the instruction fills a table and writes no vectors."""
+    def _fills_table(self) -> Value:
+        """Return whether the instruction fills a table and writes no vectors."""
         return self._view(instruction_layout(self.config), "reader.current").bytewise
 
 
 class DivisionBench(UnitBench):
-    """What elements of NORMALISE are multiplied by: the result of the division for their row."""
+    """Each row of NORMALISE takes a result of the divider with its first element. All its elements are multiplied and
+    shifted by that result, with their alignments, until the next row.
+    """
 
     def _watch(self, m: Module) -> None:
         dut, config, age = self.dut, self.config, self.age
         element, normal = self.seen.element, self.normalise
         there = self.seen.valid & normal
         load = self.peek("reader.nest.load", 1)
-        settings = self._settings(m, load)
+        settings = self._claim_settings(m, load)
         reads = dut.alignment_read
         self.claim("an alignment is read for each", implies(age == 1, reads.valid == there))
         wanted = self.asked.second[: len(reads.address)]
@@ -190,33 +186,28 @@ class DivisionBench(UnitBench):
         planes = self.peek("operands.planes", 8 * config.widths.vector)
         self.claim("no parameters", implies(none, planes == 0))
         shift = ago(m, dut.alignment_read.data, CHOSEN - 1 - READ_LATENCY, "shift").as_signed()
-        self._columns(m, none, settings, row, shift)
+        self._claim_columns(m, none, settings, row, shift)
 
-    def _settings(self, m: Module, load: Value) -> Any:
+    def _claim_settings(self, m: Module, load: Value) -> Any:
         layout = settings_layout(self.config)
         settings = self._view(layout, "softmax.settings")
-        payload, known = self.dut.instruction.payload, Signal(name="known")
-        with m.If(load):
-            m.d.sync += known.eq(1)
+        payload = self.dut.instruction.payload
+        known = latch(m, load, 1, 1, "known")
         for kind, names in _SETTINGS.items():
             fields = view(kind, payload)
             for name in names:
-                kept = Signal.like(fields[name], name=f"kept_{name}")
-                with m.If(load):
-                    m.d.sync += kept.eq(fields[name])
-                self.claim(f"field {name}", implies(known, settings[name] == kept))
+                field = latch(m, load, fields[name], fields[name].shape(), f"field_{name}")
+                self.claim(f"field {name}", implies(known, settings[name] == field))
         kinds = {"softmax": (self.softmax, Opcode.SOFTMAX), "normalise": (self.normalise, Opcode.NORMALISE)}
         for name, (flag, opcode) in kinds.items():
-            is_kind = Signal(name=f"is_{name}")
-            with m.If(load):
-                m.d.sync += is_kind.eq(payload.opcode == opcode)
+            is_kind = latch(m, load, payload.opcode == opcode, 1, f"is_{name}")
             self.claim(f"it is {name}", flag == is_kind)
         return settings
 
-    def _columns(self, m: Module, none: Value, settings: Any, row: Any, alignment: Value) -> None:
-        """Bias, mantissa and shift of requantisation, in the cycle in which an element enters it."""
+    def _claim_columns(self, m: Module, none: Value, settings: Any, row: Any, alignment: Value) -> None:
+        """Claim bias, mantissa and shift when an element enters requantisation."""
         config = self.config
-        # A reset passes by what was read.
+        # Data that was read survives a reset.
         scaled = ago(m, settings.scaled, CHOSEN - 1 - READ_LATENCY, "scaled")
         total = Signal(signed(10), name="shift_total")
         m.d.comb += total.eq(row.shift + Mux(scaled, alignment, 0))
@@ -235,7 +226,9 @@ class DivisionBench(UnitBench):
 
 
 class ConnectedBench(UnitBench):
-    """Scores, probabilities and alignments go from part to part in the same cycle."""
+    """The pipeline of softmax gets the scores of requantisation. Its alignments are written unchanged, and its
+    probabilities less 128.
+    """
 
     def _watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
@@ -251,42 +244,13 @@ class ConnectedBench(UnitBench):
         self.cover("a write", self.softmax & (written.index == 1))
 
 
-def _bench(kind: type[UnitBench]) -> Bench:
-    return kind(_PLAIN)
-
-
 def properties() -> Iterator[Property]:
-    yield Property(
-        "vector/vec",
-        "the way of scores",
-        "For each element of SOFTMAX that was read, its score comes to the pipeline so many cycles later, with what "
-        "belongs to its vector; the writer gets probabilities where the pipeline has them, and for other instructions "
-        "a result for each output, as they were read.",
-        partial(_bench, ScoresBench),
-        Induction(2),
-        cover=56,
-        part=True,
-        proven=_PROVEN,
+    yield ScoresBench.proves(
+        "vector/vec", "the way of scores", Induction(2), _PLAIN, cover=56, part=True, proven=_PROVEN
     )
-    yield Property(
-        "vector/vec",
-        "the way of divisions",
-        "Each row of NORMALISE takes a result of the divider with its first element, and all its elements are "
-        "multiplied and shifted by that one, with their alignments, until the next row.",
-        partial(_bench, DivisionBench),
-        Induction(2),
-        cover=40,
-        part=True,
-        proven=_PROVEN,
+    yield DivisionBench.proves(
+        "vector/vec", "the way of divisions", Induction(2), _PLAIN, cover=40, part=True, proven=_PROVEN
     )
-    yield Property(
-        "vector/vec",
-        "softmax's connections",
-        "The pipeline of softmax gets the scores of requantisation; alignments are written as it makes them, and "
-        "probabilities less 128.",
-        partial(_bench, ConnectedBench),
-        Induction(1),
-        cover=56,
-        part=True,
-        proven=_PROVEN,
+    yield ConnectedBench.proves(
+        "vector/vec", "softmax's connections", Induction(1), _PLAIN, cover=56, part=True, proven=_PROVEN
     )
