@@ -70,10 +70,9 @@ def _place(error: BaseException) -> str:
         if not {"site-packages", "lib"} & set(Path(frame.filename).parts)
         and not Path(frame.filename).is_relative_to(tests)
     ]
-    last = (ours or frames or [None])[-1]
-    return (
-        "?" if last is None else f"{Path(last.filename).parent.name}/{Path(last.filename).name}:{last.lineno}"
-    )
+    for last in reversed(ours or frames):
+        return f"{Path(last.filename).parent.name}/{Path(last.filename).name}:{last.lineno}"
+    return "?"
 
 
 def check_sentence(text: str) -> None:
