@@ -46,7 +46,7 @@ def _run(arguments: list[str], seen: list[BaseException]) -> object:
             seen.append(error)
             raise
 
-    main.app = watched
+    main.app = watched  # type: ignore[assignment]
     try:
         main.main(arguments)
     except SystemExit as end:

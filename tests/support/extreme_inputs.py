@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 Rng = np.random.Generator
@@ -11,7 +13,7 @@ Inputs = dict[str, np.ndarray]
 
 
 def extreme_inputs(
-    rng: Rng, shapes: dict[str, tuple[int, ...]], tables: dict[str, tuple[int, int]]
+    rng: Rng, shapes: Mapping[str, tuple[int, ...]], tables: dict[str, tuple[int, int]]
 ) -> list[Inputs]:
     """Draw `COUNT` inputs.
 
