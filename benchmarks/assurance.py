@@ -6,10 +6,10 @@
 ``measure`` runs parts, all of them if none is named, and keeps what it counted in docs/assurance.json; ``write`` makes
 the table of that. What other tools count they add to the same file.
 
-properties     all properties of the hardware, with the solvers
-fuzz           random inputs of every kind, for so many ``--minutes``
-faults         runs with errors of memory, stops and bits that change, of ``--count`` random programs for each core
-certificates   proofs of programs, with the time that they take
+fuzz      random inputs of every kind, for so many ``--minutes``
+faults    runs with errors of memory, stops and bits that change, of ``--count`` random programs for each core
+
+Extras add parts, such as proofs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from pages import rewrite  # noqa: E402
+from support.extras import contributions  # noqa: E402
 
 MEASURED = ROOT / "docs" / "assurance.json"
 PAGE = ROOT / "docs" / "assurance.md"
@@ -36,28 +35,6 @@ BEGIN, END = "<!-- benchmarks/assurance.py -->\n", "<!-- end -->\n"
 HEADER = "| what | counted | with |\n| --- | --- | --- |\n"
 Section = dict[str, Any]
 """``with`` is the command that counts it again, ``rows`` are what, how much, and a command if it is another one."""
-
-
-def properties(options: argparse.Namespace) -> Section:
-    from weft.extras.proof.boards.registry import properties as of_boards
-    from weft.extras.proof.engine.prove import prove_all
-    from weft.extras.proof.hardware.registry import properties as of_hardware
-
-    items = [*of_hardware(), *of_boards()]
-    results = list(
-        prove_all(items, options.seconds, options.jobs, lambda result: print(result.title, result.how))
-    )
-    kinds = Counter(kind_of(result.outcome.value, result.how) for result in results)
-    rows = [[f"properties of the hardware: {kind}", f"{count:,}"] for kind, count in sorted(kinds.items())]
-    claims = sum(len(result.claims) for result in results)
-    return {"with": "make prove", "rows": [*rows, ["claims in them", f"{claims:,}"]]}
-
-
-def kind_of(outcome: str, how: str) -> str:
-    """How a property was decided, for the table."""
-    if outcome != "proven":
-        return outcome if outcome != "bounded" else "hold in the first cycles, up to a bound"
-    return "proven by k-induction" if how.startswith("induction") else "proven by an inductive invariant"
 
 
 def fuzz(options: argparse.Namespace) -> Section:
@@ -97,50 +74,12 @@ def faults(options: argparse.Namespace) -> Section:
     return {"with": f"python benchmarks/assurance.py measure faults --count {options.count}", "rows": rows}
 
 
-def certificates(options: argparse.Namespace) -> Section:
-    import network
-
-    from weft.compiler.backend import compile_segment
-    from weft.extras.proof.certificate import graph_of, placement_of
-    from weft.extras.proof.programs.proof import prove
-    from weft.hdl.isa.config import PRESETS
-
-    segment, config = network.resnet18(), PRESETS["default"]
-    program = compile_segment(segment, config)
-    begun = time.process_time()
-    proven = prove(graph_of(segment), config, placement_of(program), 1, lambda done: None)
-    seconds = time.process_time() - begun
-    rows = [
-        [f"ResNet-18 on `default`: {proven.instructions:,} instructions compute the network, proven in",
-         f"{seconds:.0f} s of processor time"],
-        *_of_the_language_model(),
-    ]  # fmt: skip
-    return {"with": "python benchmarks/assurance.py measure certificates", "rows": rows}
-
-
-def _of_the_language_model() -> list[list[str]]:
-    """A row for the proof of the example's decoder."""
-    import weft.extras.language.run.lm
-    from weft.extras.language import example
-
-    with weft.extras.language.run.lm.load(example.model(), "default") as model:
-        begun = time.process_time()
-        program, prompts = (item.proven for item in model.certify(lambda done: None))
-        seconds = time.process_time() - begun
-    what = (
-        f"the example's language model on `default`: {program.instructions:,} instructions, and "
-        f"{prompts.instructions:,} of its program for prompts, compute the decoder at all {program.places:,} places of "
-        "a text, proven in"
-    )
-    return [[what, f"{seconds:.0f} s of processor time"]]
-
-
 PARTS: dict[str, Callable[[argparse.Namespace], Section]] = {
-    "properties": properties,
     "fuzz": fuzz,
     "faults": faults,
-    "certificates": certificates,
 }
+for _extra in contributions("assurance"):
+    PARTS |= _extra.PARTS
 
 
 def measured() -> dict[str, Section]:

@@ -6,7 +6,6 @@ python benchmarks/network.py [--config default]
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import time
 
@@ -65,9 +64,7 @@ def resnet18() -> DeviceSegment:
             inner = builder.conv(builder.conv(x, channels, 3, stride), channels, 3)
             x = builder.add(inner, builder.conv(x, channels, 1, stride) if stride > 1 else x)
     logits = builder.conv(builder.pool(x, "average", Window((7, 7))), 1000, 1)
-    last = dataclasses.replace(
-        builder.ops[-1], dst=View(Buffer("logits", logits.shape, "output"), logits.shape)
-    )
+    last = builder.ops[-1].replace(dst=View(Buffer("logits", logits.shape, "output"), logits.shape))
     return DeviceSegment("resnet18", (*builder.ops[:-1], last))
 
 

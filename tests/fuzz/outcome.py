@@ -62,16 +62,10 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 def _place(error: BaseException) -> str:
     """The last line of weft's own code in a traceback."""
-    tests = Path(__file__).parents[1]
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [
-        frame
-        for frame in frames
-        if not {"site-packages", "lib"} & set(Path(frame.filename).parts)
-        and not Path(frame.filename).is_relative_to(tests)
-    ]
-    for last in reversed(ours or frames):
-        return f"{Path(last.filename).parent.name}/{Path(last.filename).name}:{last.lineno}"
+    frames = list(traceback.extract_tb(error.__traceback__))
+    others = {"site-packages", "lib", "tests"}
+    for frame in reversed([item for item in frames if not others & set(Path(item.filename).parts)] or frames):
+        return f"{Path(frame.filename).parent.name}/{Path(frame.filename).name}:{frame.lineno}"
     return "?"
 
 

@@ -18,21 +18,3 @@ def test_a_table() -> None:
         "a": {"with": "make a", "rows": [["one", "1"]]},
     }
     assert assurance.table(sections).splitlines()[2:] == ["| one | 1 | `make a` |", "| two | 2 | `make b` |"]
-
-
-def test_kinds_of_proofs() -> None:
-    kinds = [
-        assurance.kind_of(*result)
-        for result in (
-            ("proven", "an invariant of 7 clauses"),
-            ("proven", "induction over 2 cycles"),
-            ("bounded", "all 8 first cycles"),
-            ("not proven", "out of time"),
-        )
-    ]
-    assert kinds == [
-        "proven by an inductive invariant",
-        "proven by k-induction",
-        "hold in the first cycles, up to a bound",
-        "not proven",
-    ]

@@ -14,15 +14,15 @@ import numpy as np
 import onnx
 import pytest
 from support import float_nets, tflite_networks
+from support.extras import EXTRAS, contributions
 
 import weft
 from weft.examples import digits
-from weft.extras.language.tests.support import language_models, onnx_decoders
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     str(page.relative_to(ROOT)): page
-    for folder in (ROOT, ROOT / "docs", ROOT / "docs" / "reference", *sorted((ROOT / "extras").iterdir()))
+    for folder in (ROOT, ROOT / "docs", ROOT / "docs" / "reference", *sorted(EXTRAS.iterdir()))
     for page in sorted(folder.glob("*.md"))
 }
 RUN = (
@@ -34,13 +34,8 @@ RUN = (
     "docs/extending.md",
     "docs/tflite.md",
     "docs/boards.md",
-    "extras/language/README.md",
-    "extras/mlir/README.md",
-    "extras/proof/README.md",
-    "extras/search/exploring.md",
-    "extras/training/README.md",
 )
-"""Pages whose examples run."""
+"""Pages of the core whose examples run. Those of extras run on all of their pages."""
 FENCE = re.compile(r"(<!-- not run -->\n)?^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -90,7 +85,9 @@ def session(text: str) -> list[tuple[str, list[str]]]:
     return runs
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize(
+    "name", [*RUN, *(name for name in PAGES if name.startswith("extras/") and blocks(PAGES[name]))]
+)
 def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if name not in ("docs/compiling.md", "docs/core.md"):  # their examples write it
@@ -98,13 +95,11 @@ def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     if name == "docs/tflite.md":
         Path("network.tflite").write_bytes(tflite_networks.convolutions())
         np.save("input.npy", np.zeros((1, 9, 8, 3), np.int8))
-    if name == "extras/language/README.md":
-        model = language_models.write_random(Path("model.gguf"), np.random.default_rng(0))
-        form = onnx_decoders.Form(style="plain")
-        onnx_decoders.write(Path("exported"), model, form, np.random.default_rng(0))
     if name == "docs/quantising.md":
         onnx.save(float_nets.residual(batch="batch"), "network.onnx")
         np.savez("samples.npz", **float_nets.samples(float_nets.residual(), 64))
+    for extra in contributions("page_files"):
+        extra.write_files(name)
     names: dict[str, object] = {}
     examples = blocks(PAGES[name])
     assert examples
@@ -127,6 +122,14 @@ def without_code(page: Path) -> str:
     return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
 
 
+def is_in_missing_extra(path: Path) -> bool:
+    try:
+        folder, *_ = path.resolve().relative_to(EXTRAS).parts
+    except ValueError:
+        return False
+    return not (EXTRAS / folder).exists()
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_links(name: str) -> None:
     page = PAGES[name]
@@ -134,12 +137,14 @@ def test_links(name: str) -> None:
         if "://" in target:
             continue
         linked = page.parent / target if target else page
+        if is_in_missing_extra(linked):
+            continue
         assert linked.exists(), f"{name} links to {target}"
         assert not anchor or anchor in heading_anchors(linked), f"{name} links to {target}#{anchor}"
 
 
 def test_each_extra_has_a_page_that_the_map_links() -> None:
-    extras = {path.parent.name for path in (ROOT / "extras").glob("*/__init__.py")}
+    extras = {path.parent.name for path in EXTRAS.glob("*/__init__.py")}
     map_of_all = (ROOT / "README.md").read_text(), (ROOT / "docs" / "core.md").read_text()
     for extra in extras:
         for text in map_of_all:

@@ -7,9 +7,9 @@ accepted has to compute what the network says, which is tried on 50 inputs (`sup
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -279,7 +279,7 @@ def _compact(seed: int, rng: Rng) -> SegmentSubject:
 
 SEGMENTS: dict[str, Callable[[int, Rng], SegmentSubject]] = {
     "convolutions": _convolutions,
-    **{kind: functools.partial(_kernels, kind) for kind in KINDS},
+    **{kind: partial(_kernels, kind) for kind in KINDS},
     "4-bit weights": _int4,
     "states": _states,
     "sequential core": _sequential,

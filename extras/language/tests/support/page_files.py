@@ -1,0 +1,17 @@
+"""Files that examples of the documentation read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from weft.extras.language.tests.support import language_models, onnx_decoders
+
+
+def write_files(page: str) -> None:
+    """Write the files that the examples of a page read into the current folder."""
+    if page == "extras/language/README.md":
+        model = language_models.write_random(Path("model.gguf"), np.random.default_rng(0))
+        form = onnx_decoders.Form(style="plain")
+        onnx_decoders.write(Path("exported"), model, form, np.random.default_rng(0))
