@@ -100,7 +100,7 @@ def test_the_report_has_the_clock_and_what_limits_it(built: Build) -> None:
         1e3 / raw["achieved"], abs=0.3
     )
     assert any(
-        "boards/test_board_build.py:" in source
+        "build/test_board_build.py:" in source
         for step in timing["critical_path"]
         for source in step["sources"]
     )

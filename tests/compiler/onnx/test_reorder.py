@@ -1,4 +1,4 @@
-"""Bytes in another order: all orders of small values, and the transposes of known networks against ONNX Runtime."""
+"""Reordering of bytes: all orders of small values, runs along an axis, and Transposes against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,16 @@ from weft.compiler.ir.layout import Layout
 from weft.compiler.machine.target import Target
 from weft.compiler.onnx import reorder
 from weft.compiler.onnx.qdq import Tensor
-from weft.compiler.onnx.reorder import Axis, Interleaving, cheapest, common_axes, interleavings, to_layout
+from weft.compiler.onnx.reorder import (
+    Axis,
+    Interleaving,
+    Run,
+    cheapest,
+    common_axes,
+    find_runs,
+    interleavings,
+    to_layout,
+)
 from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.planner import Planner
 from weft.compiler.verify import run_ops
@@ -327,3 +336,36 @@ def test_what_two_read_is_moved_once() -> None:
         one_step.Tally(),
     )
     assert [len(op.weight) for op in device_ops(graph) if isinstance(op, Conv)] == [12, 12, 4, 4]
+
+
+def places(found: list[Run]) -> dict[int, int]:
+    """What each place takes."""
+    return {
+        run.target + at * run.target_step: run.source + at * run.step
+        for run in found
+        for at in range(run.length)
+    }
+
+
+@pytest.mark.parametrize("unit", [1, 2, 6])
+def test_runs_are_what_was_asked_for(unit: int) -> None:
+    for seed in range(60):
+        rng = np.random.default_rng([seed, unit])
+        indices = rng.integers(0, 4 * unit, int(rng.integers(1, 20)))
+        if seed % 2:
+            indices = np.sort(indices)
+        found = find_runs(indices, unit=unit)
+        assert found is not None
+        assert places(found) == dict(enumerate(indices.tolist()))
+        for run in found:
+            assert run.length == 1 or (run.step >= 0 and run.step % unit == 0)
+            assert run.length == 1 or run.step or run.source % unit == 0, (
+                "a place between elements is not repeated"
+            )
+
+
+def test_runs_are_few() -> None:
+    assert find_runs(np.arange(100)) == [Run(0, 0, 100, 1, 1)]
+    assert len(find_runs(np.repeat(np.arange(50), 2)) or ()) == 2
+    assert find_runs(np.random.default_rng(0).permutation(200)) is None
+    assert len(find_runs(np.arange(1, 80, 4), unit=8) or ()) == 2
