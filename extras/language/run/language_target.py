@@ -14,13 +14,13 @@ import typer
 
 from weft import report as reports
 from weft.cli.commands import check_only
-from weft.extras.language.run.lm_machine import StepCost
 from weft.run.options import RunOptions
 
 if TYPE_CHECKING:
     from weft.boards.board import Board
     from weft.boards.link.host import BoardDevice
     from weft.extras.language.run.lm import Model
+    from weft.extras.language.run.lm_machine import StepCost
     from weft.hdl.isa.config import Config
     from weft.report import Progress
     from weft.run.devices import Opening
