@@ -104,7 +104,7 @@ def test_the_report_has_the_clock_and_what_limits_it(built: Build) -> None:
         for step in timing["critical_path"]
         for source in step["sources"]
     )
-    assert any("less delay of DSP blocks" in note for note in built.report["notes"])
+    assert any("underestimates the delay of DSP blocks" in note for note in built.report["notes"])
     assert built.report["clock_hz"] == CLOCK
     assert built.report["baud"] == 1_500_000
     assert "sdram" not in built.report
