@@ -27,7 +27,7 @@ from weft.boards.board import Board, CoreKind
 from weft.boards.build import estimate
 from weft.boards.build.build import build, elaborate, synthesised_resources
 from weft.boards.build.records import Record, Run, read, write
-from weft.boards.build.tools import ToolError
+from weft.boards.errors import ToolError
 from weft.boards.families.family import Resources
 from weft.boards.registry import BOARDS, FAMILIES, find, group_equal_boards, titles
 from weft.hdl.cache import cache_root

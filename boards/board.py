@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from weft.boards.errors import BoardError
 from weft.boards.families.family import Family, Resources
 from weft.boards.flash.chip import SpiFlash
 from weft.boards.link.uart import MIN_DIVISOR, Led
-from weft.hdl.errors import WeftError
 from weft.hdl.isa.config import Config
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ RATES = (3_000_000, 2_000_000, 1_500_000, 1_000_000, 500_000, 250_000, 115_200)
 """Baud rates that the boards' USB bridges and host systems support, highest first."""
 RATE_ERROR = 0.02
 """Largest relative error of the baud rate that a board's clock makes. Receivers on both ends tolerate it."""
-
-
-class BoardError(WeftError, ValueError):
-    """Invalid board or request that a board cannot meet. The message is one sentence that says what to change."""
 
 
 class MemoryKind(enum.StrEnum):

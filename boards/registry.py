@@ -8,7 +8,8 @@ import pkgutil
 from collections.abc import Iterable
 
 from weft.boards import targets
-from weft.boards.board import RATES, Board, BoardError
+from weft.boards.board import RATES, Board
+from weft.boards.errors import BoardError
 from weft.hdl.isa.config import Config
 
 

@@ -17,7 +17,7 @@ from weft.sim.memories import Sdram, TimedFlash
 def timed_sdram(clock: float, fabric: Fabric) -> Sdram:
     """Return the parameters of chip, controller and bridge as in `weft.boards.top.Top` at a clock in Hz.
 
-    Raises `weft.boards.board.BoardError` if the SDRAM cannot run at that clock.
+    Raises `weft.boards.errors.BoardError` if the SDRAM cannot run at that clock.
     """
     cycles = SdramTiming().cycles(clock)
     pieces, commands = fabric.queue_depths

@@ -67,7 +67,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from weft.api import check, compile, load, verilog
-    from weft.boards.board import BoardError
+    from weft.boards.errors import BoardError
     from weft.compiler.errors import CompileError, ProgramFileError
     from weft.errors import FileError, InputError
     from weft.extras.mlir.convert_command import convert_model as convert
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 
 # Modules of public names; all other names are in `weft.api` or in `_EXTRAS`
 _MODULES = {
-    "BoardError": "boards.board",
+    "BoardError": "boards.errors",
     "BuildError": "sim.verilate",
     "CacheError": "hdl.errors",
     "CompileError": "compiler.errors",

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.boards.board import Board, BoardError, Line, MemoryKind
+from weft.boards.board import Board, Line, MemoryKind
 from weft.boards.build import flow
 from weft.boards.build.estimate import check_estimate, too_large_message
 from weft.boards.build.flow import Progress, floorplan, slow_link_notes, timing, usage
 from weft.boards.build.records import expected_seconds, remedy
 from weft.boards.build.tools import require
+from weft.boards.errors import BoardError, TimingError
 from weft.boards.families.family import Family, Pll, Resources, ShiftedPll
 from weft.boards.sdram.eye import Eye, best_eye, eye_at
 from weft.boards.top import Shell
 from weft.hdl.cache import cache_root, entry
-from weft.hdl.errors import WeftError
 from weft.hdl.isa.config import Config
 
 BITSTREAM, REPORT, FLOORPLAN = "weft", "report.json", "floorplan.svg"
@@ -36,10 +36,6 @@ PACKED, SYNTHESIS = "top.json.gz", "synthesis.json"
 MakeTop = Callable[[Board, Config, float, int], Any]
 """Function that returns a board's top component, given the board, the configuration, the clock in Hz and the clock
 cycles per bit."""
-
-
-class TimingError(WeftError, RuntimeError):
-    """Design that misses its clock. The message says by how much."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +150,7 @@ def _without_names(rtlil: str) -> Iterator[str]:
 def elaborate(board: Board, config: Config, clock: float, make: MakeTop = make_top) -> Design:
     """Return the design for a requested clock in Hz.
 
-    Raises `weft.boards.families.family.PllError` if the PLL makes no clock near it, and `BoardError` if the board's
+    Raises `weft.boards.errors.PllError` if the PLL makes no clock near it, and `BoardError` if the board's
     memory or serial link cannot run at it.
     """
     family = board.family
@@ -227,7 +223,7 @@ def build(
     BoardError
         If it does not fit.
     TimingError
-    weft.boards.build.tools.ToolError
+    weft.boards.errors.ToolError
         If a tool is missing or fails.
     weft.hdl.errors.CacheError
         If `cache` belongs to another user, or cannot be written.
@@ -378,7 +374,7 @@ def synthesised_resources(board: Board, config: Config, progress: Progress = lam
     ------
     BoardError
         If the board's memory or link cannot run at the board's clock.
-    weft.boards.build.tools.ToolError
+    weft.boards.errors.ToolError
         If a tool fails or is not installed.
     """
     design = elaborate(board, config, board.clock)

@@ -18,8 +18,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from weft.boards.board import Board, BoardError
+from weft.boards.board import Board
 from weft.boards.build.estimate import estimate
+from weft.boards.errors import BoardError
 from weft.hdl import schema
 from weft.hdl.errors import SchemaError
 from weft.hdl.isa.config import Config

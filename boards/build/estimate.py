@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from weft.boards.board import Board, BoardError, CoreKind, MemoryKind
+from weft.boards.board import Board, CoreKind, MemoryKind
 from weft.boards.bus.axi import piece_beats
+from weft.boards.errors import BoardError
 from weft.boards.families.family import Family, Resources
 from weft.hdl import schema
 from weft.hdl.errors import SchemaError

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.boards.board import RATE_ERROR, Board
-from weft.boards.build.tools import ToolError, run, versions
+from weft.boards.build.tools import run, versions
+from weft.boards.errors import ToolError
 from weft.boards.families.family import Family, Resources
 from weft.hdl.verilog import yosys_command
 
@@ -66,7 +67,7 @@ def synthesis_commands(board: Board, *options: str) -> list[str]:
 def synthesise(board: Board, folder: Path, progress: Progress) -> list[str]:
     """Run `synthesis_commands` in `folder`; return notes for the report.
 
-    Raises `weft.boards.build.tools.ToolError`.
+    Raises `weft.boards.errors.ToolError`.
     """
     pace = _Pace(progress, "synthesising")
 
@@ -90,7 +91,7 @@ def place(board: Board, folder: Path, clock: float, seed: int, progress: Progres
     """Place and route ``top.json`` for a clock in Hz; write ``placed.json`` and ``timing.json``. A missed clock is no
     error.
 
-    Raises `weft.boards.build.tools.ToolError`.
+    Raises `weft.boards.errors.ToolError`.
     """
     pace = _Pace(progress, "placing and routing")
 
@@ -112,7 +113,7 @@ def place(board: Board, folder: Path, clock: float, seed: int, progress: Progres
 
 
 def pack(board: Board, folder: Path, progress: Progress) -> None:
-    """Write the bitstream, ``top`` with the family's suffix. Raises `weft.boards.build.tools.ToolError`."""
+    """Write the bitstream, ``top`` with the family's suffix. Raises `weft.boards.errors.ToolError`."""
     progress("writing the bitstream")
     family = board.family
     run("pack", family.pack(board.pack, f"top{family.routed}", f"top{family.bitstream}"), folder)

@@ -10,16 +10,12 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from weft.hdl.errors import WeftError
+from weft.boards.errors import ToolError
 
 CRASH = "thrown Wasm exception"
 """Only output of a YoWASP tool that crashes."""
 
 EXTRA = "the tools for boards are not installed: pip install 'weft[boards]'"
-
-
-class ToolError(WeftError, RuntimeError):
-    """Tool that is missing or failed. The message is one sentence with the tool's last error."""
 
 
 class ToolCrash(ToolError):

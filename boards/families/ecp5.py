@@ -13,7 +13,8 @@ from amaranth.hdl import ClockSignal, Const, Instance, Module, Signal, Value
 from amaranth.lib import io
 
 from weft.boards.build.tools import yowasp
-from weft.boards.families.family import Fabric, Family, PllError, choose_nearest, count_cells
+from weft.boards.errors import PllError
+from weft.boards.families.family import Fabric, Family, choose_nearest, count_cells
 from weft.boards.sdram.calibration import Sweep
 from weft.hdl.lib.arithmetic import Multipliers
 

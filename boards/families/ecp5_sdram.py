@@ -54,7 +54,7 @@ def with_flash(platform: Any, cs: str, dq: str, wp: str, hold: str) -> Any:
 def pll(source: float, wanted: float) -> Ecp5Pll:
     """Return PLL settings for the board's clock and for the SDRAM's clock, with the phase of `best_eye`.
 
-    Raises `weft.boards.families.family.PllError`, or `weft.boards.board.BoardError` if no phase works.
+    Raises `weft.boards.errors.PllError`, or `weft.boards.errors.BoardError` if no phase works.
     """
     dividers = Ecp5Pll.solve(source, wanted)
     return dividers.with_phase(best_eye(dividers.output).phase)

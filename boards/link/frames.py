@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.boards.errors import FrameError
 from weft.boards.sdram.calibration import CALIBRATION_BYTES, NOT_CALIBRATED, Calibration
-from weft.hdl.errors import WeftError
 from weft.hdl.isa.memmap import MAGIC
 
 PROTOCOL = 2
@@ -125,10 +125,6 @@ class Feature(enum.IntFlag):
     NONE = 0
     FILLS = 0x80
     """`Operation.FILL_MEMORY`; boards without this feature drop the request."""
-
-
-class FrameError(WeftError, ValueError):
-    """Body that is not a request, answer or identity."""
 
 
 @dataclass(frozen=True)

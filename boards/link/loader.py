@@ -7,9 +7,9 @@ from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from weft.boards.errors import FlashImageError
 from weft.boards.flash.chip import SpiFlash, spi_flash_pads
 from weft.boards.flash.controller import ADDRESS_BITS, SpiFlashStream
-from weft.boards.flash.image import FlashImageError
 from weft.boards.link.frames import (
     ANSWER_BYTES,
     CHECK_BLOCK,

@@ -7,15 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from weft.boards.link.frames import (
-    IDENTITY_BYTES,
-    PROTOCOL,
-    FlashState,
-    FrameError,
-    Identity,
-    Operation,
-    Request,
-)
+from weft.boards.errors import FrameError
+from weft.boards.link.frames import IDENTITY_BYTES, PROTOCOL, FlashState, Identity, Operation, Request
 from weft.boards.link.session import ATTEMPTS, SerialPort, Session, SilenceError, open_port
 from weft.boards.sdram.calibration import CalibrationState
 from weft.sim.device import DeviceError

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
+from weft.boards.errors import FrameError
 from weft.boards.link.flights import (
     FRAME_BYTES,
     SIZES,
@@ -21,16 +22,7 @@ from weft.boards.link.flights import (
     line_bytes,
     payload_bytes,
 )
-from weft.boards.link.frames import (
-    PAYLOAD,
-    REQUEST_BYTES,
-    Answer,
-    FrameError,
-    Operation,
-    Parser,
-    Request,
-    frame,
-)
+from weft.boards.link.frames import PAYLOAD, REQUEST_BYTES, Answer, Operation, Parser, Request, frame
 from weft.sim.device import DeviceError
 
 WINDOW = 64

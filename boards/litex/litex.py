@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.boards.board import BoardError
+from weft.boards.errors import BoardError
 from weft.boards.litex.soc_core import module_name, soc_core_verilog
 from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.control.control import ADDRESS_BITS

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from weft.boards.board import BoardError
+from weft.boards.errors import BoardError
 from weft.boards.sdram.chip import SdramTiming
 
 CAS_LATENCY = 3

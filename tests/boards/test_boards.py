@@ -13,10 +13,11 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.boards.board import RATES, Board, BoardError, MemoryKind
+from weft.boards.board import RATES, Board, MemoryKind
 from weft.boards.build.build import elaborate
 from weft.boards.build.flow import slow_link_notes
 from weft.boards.build.tools import run
+from weft.boards.errors import BoardError
 from weft.boards.families.ecp5 import ECP5
 from weft.boards.families.ecp5_sdram import pll
 from weft.boards.families.family import GENERIC

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.boards.errors import PllError
 from weft.boards.families.ecp5 import ECP5, Ecp5Pll
-from weft.boards.families.family import TOLERANCE, PllError
+from weft.boards.families.family import TOLERANCE
 from weft.boards.families.gowin import GowinPll
 from weft.boards.families.gowin5a import PllA
 from weft.boards.families.ice40 import Ice40Pll

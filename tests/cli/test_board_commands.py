@@ -11,7 +11,8 @@ import pytest
 
 from weft.boards.board import Board, MemoryKind
 from weft.boards.build import build as building
-from weft.boards.build.build import Build, TimingError
+from weft.boards.build.build import Build
+from weft.boards.errors import TimingError
 from weft.boards.registry import BOARDS
 from weft.boards.sdram.eye import best_eye
 from weft.cli import main

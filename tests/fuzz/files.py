@@ -16,7 +16,8 @@ from fuzz.command import call
 from fuzz.outcome import Failure, Outcome, check_sentence
 from fuzz.targets import targets
 
-from weft.boards.link.frames import LONGEST, Answer, FrameError, Identity, Parser, Request, frame
+from weft.boards.errors import FrameError
+from weft.boards.link.frames import LONGEST, Answer, Identity, Parser, Request, frame
 
 Edit = list[Any]
 """A JSON value: what is done, and its parameters."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from weft.boards.errors import FrameError
 from weft.boards.link.frames import (
     IDENTITY_BYTES,
     Answer,
     Feature,
-    FrameError,
     Identity,
     Operation,
     Parser,

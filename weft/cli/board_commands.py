@@ -327,7 +327,7 @@ def flash_image(program: Program, board: Board) -> bytes:
     InputError
         If the board keeps no programs in flash, nothing of the program runs on the device, the program has several
         parts but the board copies only one, or the program does not fit the board's memory.
-    weft.boards.flash.image.FlashImageError
+    weft.boards.errors.FlashImageError
         If the program does not fit the flash.
     """
     from weft.boards.flash.image import build_image

@@ -50,7 +50,7 @@ def run_on_board(
 
     Raises
     ------
-    weft.boards.board.BoardError
+    weft.boards.errors.BoardError
     weft.sim.device.DeviceError
     """
     from weft.boards.registry import BOARDS
@@ -112,7 +112,7 @@ def board_model(
 
     Raises
     ------
-    weft.boards.board.BoardError
+    weft.boards.errors.BoardError
         If the board's memory cannot run at that clock.
     """
     from weft.boards.board import CoreKind

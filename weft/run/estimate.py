@@ -250,7 +250,8 @@ def memory_needs(parts: list[DeviceProgram], board: Board) -> tuple[int, int]:
 
 def _in_flash(parts: list[DeviceProgram], board: Board) -> int:
     """Return the bytes of code and constants in the board's flash, or 0 if it has no flash or no room."""
-    from weft.boards.flash.image import FlashImageError, build_image
+    from weft.boards.errors import FlashImageError
+    from weft.boards.flash.image import build_image
 
     if board.flash_window is None:
         return 0

@@ -126,7 +126,7 @@ def locate_board(port: str | None, baud: int | None, config: Config | None = Non
 
     Raises
     ------
-    weft.boards.board.BoardError
+    weft.boards.errors.BoardError
         If the board does not exist, or CONFIG does not fit it.
     weft.hdl.errors.ConfigError
         If CONFIG is not a configuration.
@@ -160,7 +160,7 @@ def board_at(port: str | None, config: Config, baud: int | None = None) -> Itera
 
     Raises
     ------
-    weft.boards.board.BoardError
+    weft.boards.errors.BoardError
         If the board does not exist.
     weft.sim.device.DeviceError
         If the port cannot be opened, nothing answers, or the board is built for another configuration.

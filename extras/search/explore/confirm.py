@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from weft.boards.board import BoardError
 from weft.boards.build.build import synthesised_resources
-from weft.boards.build.tools import ToolError
+from weft.boards.errors import BoardError, ToolError
 from weft.boards.families.family import Resources
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.errors import CompileError
@@ -154,7 +153,7 @@ def synthesise(item: Measured) -> Synthesis:
 
     Raises
     ------
-    weft.boards.build.tools.ToolError
+    weft.boards.errors.ToolError
         If a tool fails, or is not installed.
     """
     place = item.point.place

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.boards.board import BoardError
+from weft.boards.errors import BoardError
 from weft.compiler.ir.graph import Conv
 from weft.compiler.onnx.model import COMPLETE
 from weft.errors import InputError

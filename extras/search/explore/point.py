@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from weft.arguments import number
-from weft.boards.board import BoardError, CoreKind
+from weft.boards.board import CoreKind
 from weft.boards.build.clock import predict_clock
 from weft.boards.build.estimate import estimate, weights
+from weft.boards.errors import BoardError
 from weft.boards.families.family import Resources
 from weft.boards.registry import BOARDS, find
 from weft.hdl.isa.config import Config

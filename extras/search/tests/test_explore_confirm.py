@@ -16,7 +16,7 @@ import pytest
 from support import attention_models, qdq_models
 
 import weft.extras.search.explore.confirm as confirming
-from weft.boards.build.tools import ToolError
+from weft.boards.errors import ToolError
 from weft.boards.families.family import Resources
 from weft.boards.registry import BOARDS
 from weft.examples import attention

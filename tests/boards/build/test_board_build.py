@@ -13,11 +13,11 @@ from amaranth.hdl import Module, Signal, signed
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.boards.board import BoardError
 from weft.boards.build import build as building
 from weft.boards.build import flow
-from weft.boards.build.build import FLOORPLAN, REPORT, Build, TimingError, build
-from weft.boards.build.tools import ToolCrash, ToolError, run
+from weft.boards.build.build import FLOORPLAN, REPORT, Build, build
+from weft.boards.build.tools import ToolCrash, run
+from weft.boards.errors import BoardError, TimingError, ToolError
 from weft.boards.registry import BOARDS
 from weft.boards.sdram.eye import Eye, best_eye
 from weft.hdl.cache import CONTENTS

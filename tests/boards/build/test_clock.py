@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from clocks import PAGE, builds
 
-from weft.boards.board import BoardError
 from weft.boards.build import clock
 from weft.boards.build.clock import FILE, Sample, fit_clocks, predict_clock, series, text
+from weft.boards.errors import BoardError
 from weft.boards.registry import BOARDS
 from weft.hdl.errors import ConfigError
 from weft.hdl.isa.config import PRESETS, Config

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from weft.boards.board import Board, BoardError, CoreKind
+from weft.boards.board import Board, CoreKind
 from weft.boards.build import estimate
 from weft.boards.build.build import synthesised_resources as counted_needs
+from weft.boards.errors import BoardError
 from weft.boards.families.ecp5 import ECP5
 from weft.boards.families.family import Family, Resources
 from weft.boards.families.gowin import GOWIN

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from weft.boards.board import Board, BoardError
+from weft.boards.board import Board
 from weft.boards.build import records
 from weft.boards.build.build import elaborate
 from weft.boards.build.records import Record, Run, expected_seconds, read, remedy, write
+from weft.boards.errors import BoardError
 from weft.boards.registry import BOARDS, group_equal_boards
 from weft.hdl.isa.config import PRESETS
 

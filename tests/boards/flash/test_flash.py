@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.boards.build.tools import ToolError
+from weft.boards.errors import ToolError
 from weft.boards.flash.image import PERSISTENT_PROGRAMMERS, PROGRAMMERS, command, flash
 from weft.boards.registry import BOARDS
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from weft.boards.errors import FlashImageError
 from weft.boards.flash.image import (
     ALIGN,
     DIRECTORY,
@@ -13,7 +14,6 @@ from weft.boards.flash.image import (
     MAGIC,
     MAX_PROGRAMS,
     Directory,
-    FlashImageError,
     build_image,
     directory_bytes,
 )

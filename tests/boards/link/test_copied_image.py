@@ -7,7 +7,7 @@ import random
 import pytest
 from support.board_model import crc
 
-from weft.boards.flash.image import FlashImageError
+from weft.boards.errors import FlashImageError
 from weft.boards.link.frames import CHECK_BLOCK
 from weft.boards.link.loader import END_MARKER, MAGIC, PAGE_MARKER, build_copy_image, copy_image_bytes
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.serial_models import disturb
 
+from weft.boards.errors import FrameError
 from weft.boards.link.frames import (
     END,
     ESC,
@@ -20,7 +21,6 @@ from weft.boards.link.frames import (
     LONGEST,
     Answer,
     Feature,
-    FrameError,
     Identity,
     Operation,
     Parser,

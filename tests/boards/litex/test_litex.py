@@ -22,7 +22,7 @@ pytest.importorskip("litex")
 from support.litex_soc import MAIN_RAM, Memory, SimulatedSoc, system, without_accelerator
 
 import weft
-from weft.boards.board import BoardError
+from weft.boards.errors import BoardError
 from weft.boards.litex.host import LitexDevice
 from weft.boards.litex.litex import ORIGIN, add_weft
 from weft.hdl.isa import End, Load

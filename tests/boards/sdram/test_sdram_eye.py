@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from weft.boards.board import Board, BoardError, MemoryKind
+from weft.boards.board import Board, MemoryKind
+from weft.boards.errors import BoardError, PllError
 from weft.boards.families.ecp5 import Ecp5Pll
 from weft.boards.families.ecp5_sdram import pll
-from weft.boards.families.family import PllError
 from weft.boards.registry import BOARDS
 from weft.boards.sdram.chip import SdramTiming
 from weft.boards.sdram.eye import (

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from amaranth.hdl import Fragment
 
-from weft.boards.board import BoardError, MemoryKind
+from weft.boards.board import MemoryKind
 from weft.boards.bus.axi import AxiBridge
 from weft.boards.bus.port import Arbiter
+from weft.boards.errors import BoardError
 from weft.boards.registry import BOARDS, find
 from weft.boards.sdram.controller import ReadWords, SdramController
 from weft.boards.top import Top
