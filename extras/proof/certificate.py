@@ -42,10 +42,9 @@ from weft.extras.proof.programs.graph import (
 )
 from weft.extras.proof.programs.proof import Placement, prove
 from weft.extras.proof.programs.value_device import Unproven
-from weft.extras.search.budget import apply_rewrite
-from weft.extras.search.substitution.search import Used
 from weft.hdl import schema
 from weft.hdl.errors import SchemaError, WeftError
+from weft.hdl.extras import provider
 from weft.hdl.isa.config import Config
 from weft.run.program import Program
 from weft.run.runtime import Image
@@ -81,6 +80,15 @@ class Part(msgspec.Struct, forbid_unknown_fields=True):
     seconds: float
 
 
+class Rewrite(msgspec.Struct, forbid_unknown_fields=True):
+    """Rewrite of a network: its rules, its operator, and cycles before and after it."""
+
+    rules: tuple[str, ...]
+    operator: str
+    before: int
+    behind: int
+
+
 class Certificate(msgspec.Struct, forbid_unknown_fields=True):
     """Certificate of `weft compile --certify`: hashes of the model, the program and its configuration, and the proofs.
 
@@ -93,7 +101,7 @@ class Certificate(msgspec.Struct, forbid_unknown_fields=True):
     program_sha256: str
     config_digest: int
     parts: tuple[Part, ...]
-    roundings: tuple[Used, ...] = ()
+    roundings: tuple[Rewrite, ...] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -152,7 +160,9 @@ def certify(program: Program, folder: Path, model: Path, progress: Progress) -> 
         _digest(saved),
         saved.config.digest,
         _prove_parts(saved, networks, progress),
-        () if program.roundings is None else program.roundings.used,
+        msgspec.convert(
+            program.roundings.used if program.roundings else (), tuple[Rewrite, ...], from_attributes=True
+        ),
     )
     (folder / CERTIFICATE).write_text(schema.encode(certificate))
     return certificate
@@ -262,10 +272,11 @@ def _check_model(
         raise CertificateError(f"{folder / CERTIFICATE} belongs to another model than {model}")
     graph = import_model(model, config=program.config, shapes=shapes, states=states)
     for rewrite in certificate.roundings:
-        rewritten = apply_rewrite(graph, rewrite)
+        rewritten = provider("apply a rewrite")(graph, rewrite)
         if rewritten is None:
             raise CertificateError(
-                f"{folder / CERTIFICATE}: the network of {model} has no rewrite {rewrite.summary!r}: it was edited"
+                f"{folder / CERTIFICATE}: the network of {model} has no rewrite "
+                f"{'; '.join(rewrite.rules)!r} at {rewrite.operator!r}: it was edited"
             )
         graph = rewritten
     wrong = differences(program.compiled, graph)

@@ -6,6 +6,7 @@ EXTRA = Extra(
     package=__name__,
     title="Search",
     services={
+        "apply a rewrite": "weft.extras.search.budget:apply_rewrite",
         "round within a budget": "weft.extras.search.budget:round_within_budget",
         "substitute operators": "weft.extras.search.substitute:substitute_operators",
         "read a tuning": "weft.extras.search.tune:Tuning.load",

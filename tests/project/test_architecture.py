@@ -22,6 +22,9 @@ ALLOWED = {
     "boards": ("weft.boards", "weft.hdl", "weft.sim.device", "weft.sim.memories"),
 }
 """What a room may import of ours."""
+SCRIPTS = ("benchmarks", "examples")
+OTHER_EXTRAS = {"language/certificate": {"proof"}, "language/tests": {"proof"}}
+"""Other extras that parts of an extra import. Certificates of language models extend those of programs."""
 SOURCES = [
     path
     for room in (*ROOMS, "weft", "extras")
@@ -88,11 +91,25 @@ def test_arrows() -> None:
             assert not wrong, f"{path}: {room} may not import {wrong}"
 
 
+def extras_in(path: Path) -> set[str]:
+    """Names of the extras that a source imports."""
+    return {name.split(".")[2] for name in imports_of(path) if name.startswith("weft.extras.")}
+
+
 def test_the_core_imports_no_extra() -> None:
-    """But for the names of `weft` that extras provide, which type checkers have to see."""
-    core = [path for path in SOURCES if path.relative_to(ROOT).parts[0] != "extras"]
-    wrong = {path for path in core if any(within(name, ("weft.extras",)) for name in imports_of(path))}
-    assert wrong == {ROOT / "weft" / "__init__.py"}
+    """Type checkers have to see the names of `weft` that extras provide, so `weft` itself is the exception."""
+    others = [path for folder in ("tests", *SCRIPTS, "docs") for path in (ROOT / folder).rglob("*.py")]
+    core = [path for path in (*SOURCES, *others) if path.relative_to(ROOT).parts[0] != "extras"]
+    assert {path for path in core if extras_in(path)} == {ROOT / "weft" / "__init__.py"}
+
+
+def test_extras_import_each_other_only_where_declared() -> None:
+    used: dict[str, set[str]] = {}
+    for path in (ROOT / "extras").glob("*/**/*.py"):
+        _, extra, part, *_ = path.relative_to(ROOT).parts
+        if others := extras_in(path) - {extra}:
+            used.setdefault(f"{extra}/{part}", set()).update(others)
+    assert used == OTHER_EXTRAS
 
 
 def group_of(path: Path) -> str:
@@ -129,7 +146,7 @@ _LOADS_ONNX_RUNTIME = re.compile(r"^(?:import|from) onnxruntime\b", re.MULTILINE
 def test_telemetry_is_off_before_onnx_runtime_is_loaded() -> None:
     """`weft` imports it inside functions, when its own switch is set; scripts that start without `weft` set theirs."""
     assert not [path for path in SOURCES if _LOADS_ONNX_RUNTIME.search(path.read_text())]
-    folders = [ROOT / "benchmarks", ROOT / "examples", *(ROOT / "extras").glob("*/benchmarks")]
+    folders = [*(ROOT / name for name in SCRIPTS), *(ROOT / "extras").glob("*/benchmarks")]
     scripts = [path for folder in folders for path in folder.rglob("*.py")]
     loads = {path: parts for path in scripts if len(parts := _LOADS_ONNX_RUNTIME.split(path.read_text())) > 1}
     assert loads

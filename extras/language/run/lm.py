@@ -48,6 +48,7 @@ from weft.extras.language.run.lm_machine import (
     min_prompt_tokens,
 )
 from weft.extras.language.run.lm_ranges import model_ranges
+from weft.hdl.extras import provider
 from weft.hdl.isa.config import Config
 from weft.run.devices import Opening
 from weft.run.options import RunKeywords, RunOptions
@@ -337,7 +338,10 @@ class Model:
         ------
         weft.extras.proof.certificate.CertificateError
             If a program is not proven; the message gives the difference, or the unsupported part.
+        weft.hdl.errors.ExtraError
+            If the extra for proofs is not installed.
         """
+        provider("certify a program")  # certificates of decoders use parts of it
         from weft.extras.language.certificate.certificate import certify
 
         return certify(self._memory, progress)

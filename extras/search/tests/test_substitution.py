@@ -15,7 +15,6 @@ from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.errors import InputError
-from weft.extras.proof.tests.support.certified import differs, proven
 from weft.extras.search.substitute import substitute_operators
 from weft.extras.search.tests.support.substitution_cases import atrous, dense_block, drawn, joined_maxima
 from weft.hdl.isa.config import PRESETS, Config
@@ -23,6 +22,7 @@ from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice
 
+certified = pytest.importorskip("weft.extras.proof.tests.support.certified")
 CONFIGS = PRESETS | {name: board.config for name, board in BOARDS.items()}
 
 
@@ -111,8 +111,8 @@ def check(segment: DeviceSegment, config: Config, bandwidth: float | None, seed:
     assert done.after <= done.before
     if not done.used:
         return 0
-    assert not differs(segment, made, config, seed)
-    proven(segment, config, compile_segment(made, config, bandwidth=bandwidth))
+    assert not certified.differs(segment, made, config, seed)
+    certified.proven(segment, config, compile_segment(made, config, bandwidth=bandwidth))
     return len(done.used)
 
 
@@ -125,7 +125,7 @@ def test_equal_on_rtl_and_proven(segment: DeviceSegment) -> None:
     config = PRESETS["small"]
     (made,), done = substitute_operators([segment], config, most=40, bandwidth=2)
     assert done.used
-    proven(segment, config, compile_segment(made, config))
+    certified.proven(segment, config, compile_segment(made, config))
     on_rtl(made, config, 4)
 
 

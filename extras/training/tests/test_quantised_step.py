@@ -12,8 +12,6 @@ from support.ort_sessions import plain_session
 import weft
 from weft.compiler.host.onnx_model import model_of
 from weft.configurations import configuration
-from weft.extras.proof.certificate import graph_of, placement_of
-from weft.extras.proof.programs.proof import prove
 from weft.extras.training.gradient.training import PROBABILITIES
 from weft.extras.training.settings import Settings
 from weft.extras.training.trainer import Trainer
@@ -191,9 +189,11 @@ def test_frozen_layers_keep_their_bytes() -> None:
 
 def test_a_step_is_certified() -> None:
     """The program certificate also holds for training steps: for all inputs, weights and momenta."""
+    certificate = pytest.importorskip("weft.extras.proof.certificate")
     trainer, _ = prepare_trainer(5, -1, KERNEL["tiny"], quantised=False, layers=None)
     parts = list(zip(trainer.program.graphs, trainer.program.device_programs, strict=True))
     assert len(parts) == 1
     for segment, program in parts:
-        found = prove(graph_of(segment), trainer.config, placement_of(program), 1)
+        graph, place = certificate.graph_of(segment), certificate.placement_of(program)
+        found = certificate.prove(graph, trainer.config, place, 1)
         assert found.instructions > 20
