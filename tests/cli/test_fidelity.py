@@ -27,7 +27,7 @@ def onnxruntime_runs(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> d
 
 
 def allowance(drawn: Drawn, given: dict[str, np.ndarray], config: Config, op: Attention | None) -> np.ndarray:
-    """How many steps of the output may lie between the device's result and ONNX Runtime's; `op` is what ran fused."""
+    """Allowed difference between device and ONNX Runtime, in steps of the output; `op` is the fused operator."""
     scale = drawn.values.scale / drawn.output.scale
     zero = drawn.values.zero - 128 * drawn.values.unsigned
     logits, values = given[drawn.logits].astype(float), given[drawn.values_float] / drawn.values.scale
@@ -44,7 +44,7 @@ def allowance(drawn: Drawn, given: dict[str, np.ndarray], config: Config, op: At
 
 
 def worst(drawn: Drawn, config: Config) -> tuple[list[Attention], float] | None:
-    """What ran fused, and the largest difference from ONNX Runtime as a part of what is allowed."""
+    """Return the fused operators, and the largest difference from ONNX Runtime as a share of the allowance."""
     given = onnxruntime_runs(drawn.outputs(), drawn.feeds)
     ops = device_ops(import_model(drawn.model))
     fused = [op for op in ops if isinstance(op, Attention)]
@@ -60,7 +60,7 @@ def worst(drawn: Drawn, config: Config) -> tuple[list[Attention], float] | None:
 
 
 def check(name: str, seeds: range) -> None:
-    """Random models on one configuration; most run fused, and some follow a pair that clips."""
+    """Compare random models on one configuration; most are fused, and some follow a pair that clips."""
     fused = []
     for seed in seeds:
         found = worst(draw(np.random.default_rng(seed)), CONFIGS[name])
@@ -77,8 +77,8 @@ def test_random_models(index: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["icebreaker", "tiny, 7 bits"])
-def test_exponents_are_of_scores_as_the_device_has_them(name: str) -> None:
-    """Some lie beside those of the formula by the zero point of what scores are rounded to: the unit is up to twice."""
+def test_exponents_use_scores_as_rounded_by_the_device(name: str) -> None:
+    """Scores may differ from the formula by their zero point: the unit rounds up to twice."""
     found = worst(draw(np.random.default_rng(5517)), CONFIGS[name])
     assert found is not None
     assert found[0][0].rounding is not None

@@ -1,4 +1,4 @@
-"""`weft probe`, and runs on a board whose port is found."""
+"""`weft probe`, and runs on a board whose port is detected."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def model() -> BoardModel:
 
 @pytest.fixture
 def terminal(model: BoardModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    """A board that is the only one at this machine."""
+    """The only board connected to this machine."""
     made = Terminal(model.feed)
     listed = [SimpleNamespace(device=made.path, vid=0x0403, pid=0x6010)]
     monkeypatch.setattr(list_ports, "comports", lambda: listed)
@@ -58,18 +58,18 @@ def terminal(model: BoardModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ter
     made.unplug()
 
 
-def told_to_programs(terminal: Terminal, capsys: pytest.CaptureFixture[str], code: int) -> dict[str, Any]:
-    """What `weft probe --json` prints, without a test of the memory; it ends with this code."""
+def probe_as_json(terminal: Terminal, capsys: pytest.CaptureFixture[str], code: int) -> dict[str, Any]:
+    """Return the JSON that `weft probe --json` prints without a memory test; check its exit code."""
     assert call("probe", "--port", terminal.path, "--memory-test", "none", "--json") == code
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     return told
 
 
 @pytest.mark.parametrize("rate", [4_000, 12_000])
-def test_a_part_of_memory_is_what_the_link_can_move(
+def test_tested_memory_follows_the_link_speed(
     rate: int, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The link as it was measured, whatever the rate of the line."""
+    """The measured link speed counts, not the rate of the line."""
     link = probing.LinkQuality((0.1, 0.1, 0.1), rate, 2 * rate, 1, 0, 0, 0.0)
     monkeypatch.setattr(probing, "measure_link", lambda *given, **named: link)
     assert call("probe", "--port", terminal.path, "--baud", "3000000", "--json") == 0
@@ -78,7 +78,7 @@ def test_a_part_of_memory_is_what_the_link_can_move(
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_sound_board(
+def test_working_board_passes(
     given: bool, terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = bytes(model.memory)
@@ -105,7 +105,7 @@ def test_a_sound_board(
         (FlashState.DAMAGED, "its program is DAMAGED, and was not copied completely", 1),
     ],
 )
-def test_what_became_of_the_flash(
+def test_flash_copy_is_reported(
     state: FlashState,
     said: str,
     code: int,
@@ -116,11 +116,11 @@ def test_what_became_of_the_flash(
     model.identity = replace(model.identity, flash=state)
     assert call("probe", "--port", terminal.path, "--memory-test", "none") == code
     assert f"flash: {said}" in capsys.readouterr().out.splitlines()
-    assert told_to_programs(terminal, capsys, code)["flash"] == state.name.lower()
+    assert probe_as_json(terminal, capsys, code)["flash"] == state.name.lower()
 
 
 FOUND = Calibration(CalibrationState.FOUND, 2, 2, 56, 39, last=38, count=20, chosen=28)
-"""A phase of 39 in 56 is 251 degrees, and the 28th that is tried."""
+"""Phase 39 of 56 is 251 degrees, the 28th phase that is tried."""
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ FOUND = Calibration(CalibrationState.FOUND, 2, 2, 56, 39, last=38, count=20, cho
         ),
     ],
 )
-def test_what_was_found_of_the_sdram(
+def test_sdram_calibration_is_reported(
     found: Calibration,
     said: str,
     code: int,
@@ -173,14 +173,14 @@ def test_what_was_found_of_the_sdram(
     lines = capsys.readouterr().out.splitlines()
     assert said in lines
     assert any(", not tested" in line for line in lines) == bool(code)
-    told = told_to_programs(terminal, capsys, code)
+    told = probe_as_json(terminal, capsys, code)
     assert told["sound"] is not bool(code)
     assert told["sdram"]["state"] == found.state.name.lower()
 
 
 def test_json(terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]) -> None:
     model.identity = replace(model.identity, board="another")
-    told = told_to_programs(terminal, capsys, 0)
+    told = probe_as_json(terminal, capsys, 0)
     assert told["format"] == "weft probe 1"
     assert (told["board"], told["title"], told["core"]) == ("another", None, None)
     assert (told["config_name"], told["config"]) == ("icebreaker", OWN.config.to_dict())
@@ -191,7 +191,9 @@ def test_json(terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixtu
     assert model.checks == 0
 
 
-def test_what_is_not_sound(terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_fault_is_reported(
+    terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Stuck(bytearray):
         def __setitem__(self, key: slice, value: bytes) -> None:
             super().__setitem__(key, value)
@@ -206,10 +208,10 @@ def test_what_is_not_sound(terminal: Terminal, model: BoardModel, capsys: pytest
     assert f"registers report another configuration than the link: {OWN.config.digest:#010x}" in out
     assert "ERROR at 0x1234 0xff is read instead of 0x" in out
     model.set(Reg.VERSION, 1)
-    assert told_to_programs(terminal, capsys, 1)["registers"]["sound"] is False
+    assert probe_as_json(terminal, capsys, 1)["registers"]["sound"] is False
 
 
-def test_ports_without_a_board(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_without_a_board_is_refused(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
     terminal.board = lambda data: b"login: "
     for arguments in (["--port", terminal.path], [], ["--port", "/dev/null"], ["--port", "virtual:icecream"]):
         assert call("probe", *arguments) in (1, 2)
@@ -220,11 +222,11 @@ def test_ports_without_a_board(terminal: Terminal, capsys: pytest.CaptureFixture
         assert all(line.endswith("...") for line in progress)
 
 
-def test_runs_without_a_port_find_it_and_upload_once(
+def test_runs_detect_the_port_and_upload_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a simulated board that stays: the second command finds code and weights there. What runs need and give crosses
-    while others are computed."""
+    """The second command finds code and weights on the simulated board. Transfers of inputs and outputs overlap
+    computation."""
     monkeypatch.chdir(tmp_path)
     network = small()
     program = weft.compile(network, config=OWN.config)

@@ -1,4 +1,4 @@
-"""`weft quantise`: what it writes and tells, and that wrong input is one sentence and leaves nothing behind."""
+"""`weft quantise`: files, reports, and one sentence with nothing written for wrong input."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def quantise(
     return call("quantise", model, "--data", data, "-o", output, *options)
 
 
-def test_what_it_writes_and_tells(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantise_writes_a_model_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         quantise("--report", "report.json", "--held-out", "more.npz", "--top", "2", "--config", "small") == 0
     )
@@ -77,7 +77,7 @@ def test_what_it_writes_and_tells(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("compile", "int8.onnx", "-o", "program", "--config", "small") == 0
 
 
-def test_shares_are_those_that_check_tells(capsys: pytest.CaptureFixture[str]) -> None:
+def test_device_shares_equal_those_of_check(capsys: pytest.CaptureFixture[str]) -> None:
     Path("plain.json").write_text(json.dumps({"preset": "tiny", "lookup_tables": 0, "multiply": 0}))
     model = float_nets.separable()
     onnx.save(model, "separable.onnx")
@@ -91,7 +91,7 @@ def test_shares_are_those_that_check_tells(capsys: pytest.CaptureFixture[str]) -
         assert f"{checked[start]} (configuration {config})\n" + "\n".join(checked[start + 1 :]) in told
 
 
-def test_options_are_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_reach_the_quantiser(capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(float_nets.residual(batch="images"), "open.onnx")
     np.savez("data.npz", **float_nets.samples(float_nets.residual(), 60))
     assert (
@@ -148,7 +148,6 @@ def test_quiet_and_without_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_stdout_holds_results_only(folder: Path) -> None:
-    """Whatever the quantiser prints, in Python or below it."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(
         [
@@ -171,7 +170,7 @@ def test_stdout_holds_results_only(folder: Path) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
-def broken(name: str, data: bytes) -> Callable[[], None]:
+def writer(name: str, data: bytes) -> Callable[[], None]:
     return lambda: (Path(name).write_bytes(data), None)[1]
 
 
@@ -195,9 +194,9 @@ REFUSED: dict[str, tuple[Callable[[], object], list[str], str]] = {
     "over data": (lambda: None, ["-o", "data.npz"], "--output would overwrite data.npz, which is read"),
     "over held out": (lambda: None, ["--held-out", "more.npz", "--report", "more.npz"], "--report would overwrite"),
     "twice": (lambda: None, ["--report", "int8.onnx"], "--output and --report both name int8.onnx"),
-    "not onnx": (broken("a.onnx", b"nonsense"), ["a.onnx"], "a.onnx is not an ONNX model or is truncated"),
-    "empty": (broken("a.onnx", b""), ["a.onnx"], "the file is empty, truncated or not ONNX"),
-    "tflite": (broken("a.onnx", b"\x1c\0\0\0TFL3"), ["a.onnx"], "`weft quantise` takes ONNX models, and this is a "),
+    "not onnx": (writer("a.onnx", b"nonsense"), ["a.onnx"], "a.onnx is not an ONNX model or is truncated"),
+    "empty": (writer("a.onnx", b""), ["a.onnx"], "the file is empty, truncated or not ONNX"),
+    "tflite": (writer("a.onnx", b"\x1c\0\0\0TFL3"), ["a.onnx"], "`weft quantise` takes ONNX models, and this is a "),
     "already": (save_quantised, ["already.onnx"], "the model is quantised already (it has QuantizeLinear)"),
     "names": (save_arrays(y=X), ["--data", "wrong.npz"], "wrong.npz has no array 'x' for the model's input of that"),
     "shapes": (save_arrays(x=X[..., 1:]), ["--data", "wrong.npz"], "wrong.npz: array 'x' has shape (2, 3, 12, 11)"),
@@ -205,7 +204,7 @@ REFUSED: dict[str, tuple[Callable[[], object], list[str], str]] = {
     "none": (save_arrays(x=X[:0]), ["--data", "wrong.npz"], "there is no sample in it"),
     "nan": (save_arrays(x=X * np.float32("nan")), ["--data", "wrong.npz"], "array 'x' has nan in sample 0"),
     "held out": (save_arrays(x=X[..., 1:]), ["--held-out", "wrong.npz"], "wrong.npz: array 'x' has shape"),
-    "damaged": (broken("wrong.npz", b"PK\3\4"), ["--data", "wrong.npz"], "wrong.npz is damaged, or no .npz or .npy"),
+    "damaged": (writer("wrong.npz", b"PK\3\4"), ["--data", "wrong.npz"], "wrong.npz is damaged, or no .npz or .npy"),
     "node": (lambda: None, ["--keep-float", "clasify"], "no node has the name 'clasify'; there are 'classify'"),
     "shape": (lambda: None, ["--shape", "n=2"], "the model's inputs have no open dimension 'n'; it has none"),
     "method": (lambda: None, ["--method", "best"], "'best' is not one of"),
@@ -236,8 +235,8 @@ def test_refused(case: str, folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_model_that_weft_refuses_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
-    """One whose shapes are not known before it runs, for example."""
+def test_refused_model_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """For example a model whose shapes are known only at run time."""
     net = float_nets.FloatNet()
     found = net.add("NonZero", "x")
     value = net.add("Gemm", net.add("Cast", found, to=1), net.weight(2, 3), transA=1)
@@ -248,8 +247,8 @@ def test_a_model_that_weft_refuses_is_not_written(capsys: pytest.CaptureFixture[
     assert not Path("int8.onnx").exists()
 
 
-def test_a_model_that_cannot_run_is_told_of_once(capfd: pytest.CaptureFixture[str]) -> None:
-    """ONNX Runtime prints nothing of its own."""
+def test_model_that_cannot_run_gets_one_message(capfd: pytest.CaptureFixture[str]) -> None:
+    """ONNX Runtime prints no message of its own."""
     net = float_nets.FloatNet()
     value = net.add("Gemm", net.add("Cast", net.add("NonZero", "x"), to=1), net.weight(4, 3))
     onnx.save(net.model({"x": (3, 4)}, value, ("n", 3)), "wild.onnx")
