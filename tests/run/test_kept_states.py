@@ -1,4 +1,4 @@
-"""What a program keeps from run to run: on every device, across saving, and how it is set back."""
+"""States between runs: on every device, across saving, and reset."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ def outputs(
     return [program.run({"x": feed}, on=on).outputs["y"] for feed in feeds]
 
 
-def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+def all_equal(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_runs_go_on_and_reset_sets_back(ring: weft.Program) -> None:
-    """As LiteRT's interpreter does; a program of its own starts anew."""
+def test_states_persist_until_reset(ring: weft.Program) -> None:
+    """States evolve as in LiteRT's interpreter; a new program starts from the initial state."""
     feeds, content = RING.feeds(5), RING.build()
     ring.reset()
     found = outputs(ring, feeds)
     ends = parse(content, "it")
-    assert same(
+    assert all_equal(
         found, [known[ends.outputs[0]] for known in runs(content, [{ends.inputs[0]: it} for it in feeds])]
     )
-    assert not same(outputs(ring, feeds), found)
+    assert not all_equal(outputs(ring, feeds), found)
     ring.reset()
-    assert same(outputs(ring, feeds), found)
-    assert same(outputs(weft.compile(content, CONFIG), feeds), found)
+    assert all_equal(outputs(ring, feeds), found)
+    assert all_equal(outputs(weft.compile(content, CONFIG), feeds), found)
 
 
-def test_what_is_kept_is_told_and_taken(ring: weft.Program) -> None:
+def test_states_can_be_read_and_set(ring: weft.Program) -> None:
     feeds = RING.feeds(4)
     ring.reset()
     outputs(ring, feeds[:2])
@@ -74,10 +74,10 @@ def test_what_is_kept_is_told_and_taken(ring: weft.Program) -> None:
     ring.reset(kept)
     kept["ring"][...] = 0  # a copy
     ring.states["ring"][...] = 0
-    assert same(outputs(ring, feeds[2:]), found)
+    assert all_equal(outputs(ring, feeds[2:]), found)
 
 
-def test_signatures_do_not_have_what_is_kept(svdf: weft.Program) -> None:
+def test_signatures_omit_states(svdf: weft.Program) -> None:
     assert list(svdf.inputs) == ["x"]
     assert list(svdf.outputs) == list(svdf.run({"x": SVDF.feeds(1)[0]}).outputs) == ["y"]
     with pytest.raises(InputError, match=r"^the model has no input 'state'"):
@@ -93,16 +93,16 @@ def test_signatures_do_not_have_what_is_kept(svdf: weft.Program) -> None:
         ([1], r"^states are a dict of arrays by name, not list$"),
     ],
 )  # fmt: skip
-def test_states_that_are_none_of_the_model(ring: weft.Program, states: object, said: str) -> None:
+def test_unknown_states_are_refused(ring: weft.Program, states: object, said: str) -> None:
     before = ring.states
     with pytest.raises(InputError, match=said):
         ring.reset(states)  # type: ignore[arg-type]
-    assert same(list(before.values()), list(ring.states.values()))
+    assert all_equal(list(before.values()), list(ring.states.values()))
 
 
 @pytest.mark.parametrize("case", [SVDF, RING, Ring(2, taps=2, channels=9, dtype="int16")], ids=str)
-def test_rtl_is_golden_in_every_run(case: Svdf | Ring) -> None:
-    """Also in what is in memory, under stalls; and the cycle model changes nothing."""
+def test_rtl_equals_golden_in_every_run(case: Svdf | Ring) -> None:
+    """Memory agrees too, under stalls; the cycle model changes no state."""
     program, feeds = weft.compile(case.build(), CONFIG), case.feeds(3)
     golden = [program.run({"x": feed}) for feed in feeds]
     program.reset()
@@ -113,8 +113,8 @@ def test_rtl_is_golden_in_every_run(case: Svdf | Ring) -> None:
         assert np.array_equal(found.outputs["y"], wanted.outputs["y"])
 
 
-def test_a_device_of_its_own_goes_on_by_itself(svdf: weft.Program) -> None:
-    """Who runs a program again and leaves its memory as it is gets what `Program.run` gives."""
+def test_states_persist_on_a_device(svdf: weft.Program) -> None:
+    """Repeated runs on a device with its memory intact equal repeated `Program.run`."""
     feeds = SVDF.feeds(4)
     svdf.reset()
     wanted = outputs(svdf, feeds)
@@ -124,14 +124,16 @@ def test_a_device_of_its_own_goes_on_by_itself(svdf: weft.Program) -> None:
     (state,) = (name for name, buffer in program.buffers.items() if buffer.kind == "state")
     (result,) = (name for name, buffer in program.buffers.items() if buffer.kind == "output")
     count = program.buffers[state].size // 2
-    device.write(image.address(state), bytes(count) + b"\x80" * count)  # zeros, lower bytes less 128
+    device.write(
+        image.address(state), bytes(count) + b"\x80" * count
+    )  # zeros; lower bytes are stored less 128
     for feed, value in zip(feeds, wanted, strict=True):
         image.run(device, {"x": feed})
         assert np.array_equal(image.read(device, result).reshape(-1), value.reshape(-1))
 
 
 def test_programs_take_turns_on_a_device(svdf: weft.Program, ring: weft.Program) -> None:
-    """Each has its own states, whatever is in the device's memory."""
+    """Each program has its own states, whatever the device's memory holds."""
     first, second = SVDF.feeds(3), RING.feeds(3)
     for program in (svdf, ring):
         program.reset()
@@ -140,8 +142,8 @@ def test_programs_take_turns_on_a_device(svdf: weft.Program, ring: weft.Program)
         program.reset()
     device = GoldenDevice(CONFIG, 1 << 16)
     for index in range(3):
-        assert same(outputs(svdf, first[index : index + 1], device), wanted[0][index : index + 1])
-        assert same(outputs(ring, second[index : index + 1], device), wanted[1][index : index + 1])
+        assert all_equal(outputs(svdf, first[index : index + 1], device), wanted[0][index : index + 1])
+        assert all_equal(outputs(ring, second[index : index + 1], device), wanted[1][index : index + 1])
 
 
 class Failing(GoldenDevice):
@@ -149,16 +151,16 @@ class Failing(GoldenDevice):
         raise DeviceError("it broke")
 
 
-def test_a_run_that_fails_keeps_what_was(ring: weft.Program) -> None:
+def test_failed_run_keeps_states(ring: weft.Program) -> None:
     outputs(ring, RING.feeds(1))
     before = ring.states
     with pytest.raises(DeviceError):
         ring.run({"x": RING.feeds(1)[0]}, on=Failing(CONFIG, 1 << 16))
-    assert same(list(before.values()), list(ring.states.values()))
+    assert all_equal(list(before.values()), list(ring.states.values()))
 
 
-def test_host_and_device_share_what_is_kept() -> None:
-    """Without a kernel engine the rows are the device's, and products of 16 bits the host's."""
+def test_host_and_device_share_states() -> None:
+    """Without a kernel engine the device computes rows, and the host 16-bit products."""
     case = Ring(3, dtype="int16", shown=True)
     program = weft.compile(case.build(), PRESETS["tiny"])
     whole = weft.compile(case.build(), CONFIG)
@@ -169,16 +171,14 @@ def test_host_and_device_share_what_is_kept() -> None:
             assert np.abs(found[name].astype(int) - value).max() <= 1
 
 
-def test_states_are_saved_as_they_are_at_first(
-    svdf: weft.Program, ring: weft.Program, tmp_path: Path
-) -> None:
+def test_saved_programs_have_initial_states(svdf: weft.Program, ring: weft.Program, tmp_path: Path) -> None:
     for program, case in ((svdf, SVDF), (ring, RING)):
         feeds = case.feeds(3)
         program.reset()
         wanted = outputs(program, feeds)
         program.save(tmp_path)
         loaded = weft.load(tmp_path)
-        assert same(outputs(loaded, feeds), wanted)
+        assert all_equal(outputs(loaded, feeds), wanted)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_states_are_saved_as_they_are_at_first(
         ),
     ],
 )
-def test_files_of_states_that_are_damaged(
+def test_damaged_state_files_are_refused(
     ring: weft.Program, tmp_path: Path, change: object, said: str
 ) -> None:
     ring.save(tmp_path)
@@ -208,7 +208,7 @@ def call(*arguments: str) -> int:
 
 
 def sums() -> onnx.ModelProto:
-    """y, which is the sum of all inputs so far, as is "y1"."""
+    """Model of y, the sum of all inputs so far, which is also output "y1"."""
     builder = Builder(np.random.default_rng(0))
     total = builder.add(builder.input((1, 4)), builder.input((1, 4)))
     return finished(builder, total, total)
@@ -223,7 +223,7 @@ def test_states_of_onnx_models_on_the_command_line(
     given = ("sums.onnx", "--config", "tiny", "--state", f"{before}=y1")
     assert call("compile", *given, "-o", "program") == 0
     assert call("check", *given) == 0
-    assert "0 on the host" not in capsys.readouterr().out  # float inputs and outputs are quantised there
+    assert "0 on the host" not in capsys.readouterr().out  # the host quantises float inputs and outputs
     program = weft.load("program")
     assert list(program.outputs) == ["y0"]
     assert list(program.states) == [f"{before}/kept"]
@@ -241,7 +241,7 @@ def test_states_of_onnx_models_on_the_command_line(
         assert said in capsys.readouterr().err
 
 
-def test_states_that_cannot_be_given() -> None:
+def test_invalid_states_are_refused() -> None:
     with pytest.raises(weft.CompileError, match=r"^a TFLite model declares its own states, so x=y"):
         weft.compile(RING.build(), CONFIG, states={"x": "y"})
     with pytest.raises(InputError, match=r"^'states' must be a mapping of inputs to outputs, not list$"):
@@ -251,7 +251,7 @@ def test_states_that_cannot_be_given() -> None:
 def test_inputs_of_several_runs(
     ring: weft.Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the command line; on rtl, and against LiteRT, they are the same runs."""
+    """Command line, RTL and the comparison with LiteRT agree."""
     monkeypatch.chdir(tmp_path)
     feeds = RING.feeds(3)
     ring.reset()
