@@ -47,9 +47,9 @@ REPORT: dict[str, Any] = {
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         main.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 def files() -> set[str]:

@@ -135,9 +135,9 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 def files() -> set[str]:
@@ -173,8 +173,8 @@ def test_plain_inputs_option_reaches_the_compiler(program: Program) -> None:
 def test_compile_plans_for_a_memory(
     program: Program, config: str, memory: str | None, planned: float | None
 ) -> None:
-    said = [] if memory is None else ["--memory", memory]
-    assert call("compile", "model.onnx", "-o", "out", "--config", config, *said) == 0
+    arguments = [] if memory is None else ["--memory", memory]
+    assert call("compile", "model.onnx", "-o", "out", "--config", config, *arguments) == 0
     assert program.compiled[-1]["memory"] == planned
 
 
@@ -183,10 +183,10 @@ def test_unknown_memory_is_refused(program: Program, capsys: pytest.CaptureFixtu
     before = files()
     assert call("compile", "model.onnx", "-o", "out", "--memory", memory) == 2
     assert files() == before
-    said = capsys.readouterr().err
-    assert said.startswith("error: 'memory'")
-    assert memory in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: 'memory'")
+    assert memory in message
+    assert message.count("\n") == 1
     assert not program.compiled
 
 
@@ -196,12 +196,12 @@ def test_unknown_memory_is_refused(program: Program, capsys: pytest.CaptureFixtu
 def test_run_warns_of_a_plan_for_another_memory(
     program: Program, capsys: pytest.CaptureFixture[str], bandwidth: str | None, behind: str
 ) -> None:
-    said = [] if bandwidth is None else ["--bandwidth", bandwidth]
-    assert call("run", "built", "--input", "in.npz", "--on", "rtl", *said) == 0
-    told = capsys.readouterr().out
-    assert ("is planned for" in told) == bool(behind)
+    arguments = [] if bandwidth is None else ["--bandwidth", bandwidth]
+    assert call("run", "built", "--input", "in.npz", "--on", "rtl", *arguments) == 0
+    printed = capsys.readouterr().out
+    assert ("is planned for" in printed) == bool(behind)
     assert (
-        f"of 16 bytes a cycle, and ran behind one of {behind}: `weft compile --memory {behind}`" in told
+        f"of 16 bytes a cycle, and ran behind one of {behind}: `weft compile --memory {behind}`" in printed
         or not behind
     )
 
@@ -378,17 +378,17 @@ def test_usage_error_prints_one_sentence(
     line: str, program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("run", *line.split()) == 2
-    said = re.sub(r"`.* run -h`", "`... run -h`", capsys.readouterr().err)
-    assert said == f"error: {MISUSES[line]}\n"
+    message = re.sub(r"`.* run -h`", "`... run -h`", capsys.readouterr().err)
+    assert message == f"error: {MISUSES[line]}\n"
 
 
 def test_unknown_command_is_refused(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("fly") == 2
     assert capsys.readouterr().err.startswith("error: no such command 'fly'; `")
     assert call() == 2
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert "Usage" in said.out
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "Usage" in captured.out
 
 
 @pytest.mark.parametrize("value", ["0.001", "1000000", "1e6", " 8 "])

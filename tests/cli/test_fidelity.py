@@ -32,30 +32,30 @@ def allowance(drawn: Drawn, given: dict[str, np.ndarray], config: Config, op: At
     zero = drawn.values.zero - 128 * drawn.values.unsigned
     logits, values = given[drawn.logits].astype(float), given[drawn.values_float] / drawn.values.scale
     query = given[drawn.query_float] / drawn.query.scale
-    found = np.zeros(drawn.output.shape)
+    actual = np.zeros(drawn.output.shape)
     for index in np.ndindex(*drawn.output.shape[:2]):
         z, v = logits[index], values[index]
         seen = z > z.max(axis=1, keepdims=True) - 11
         device = z if op is None else z + bounds.moved(op, query[index])
         p, off, unit = bounds.powers(device, seen, config, drawn.nats)
         off = np.where(seen, off, np.exp(z - z.max(axis=1, keepdims=True)))
-        found[index] = bounds.means((p, off, unit), v, zero, config) + drawn.weights * np.abs(v).sum(0)
-    return found * scale
+        actual[index] = bounds.means((p, off, unit), v, zero, config) + drawn.weights * np.abs(v).sum(0)
+    return actual * scale
 
 
 def worst(drawn: Drawn, config: Config) -> tuple[list[Attention], float] | None:
     """Return the fused operators, and the largest difference from ONNX Runtime as a share of the allowance."""
-    given = onnxruntime_runs(drawn.outputs(), drawn.feeds)
+    inputs = onnxruntime_runs(drawn.outputs(), drawn.feeds)
     ops = device_ops(import_model(drawn.model))
     fused = [op for op in ops if isinstance(op, Attention)]
-    reach = np.abs(given[drawn.products]).max() * drawn.factor
+    reach = np.abs(inputs[drawn.products]).max() * drawn.factor
     if fused and fused[0].rounding is None and reach > 0.75 * bounds.SCORE_CLAMP:
         return None
     name = drawn.model.graph.output[0].name
     got = weft.compile(drawn.model, config).run(drawn.feeds).outputs[name] / drawn.output.scale
     low = -drawn.output.zero if drawn.output.unsigned else -128 - drawn.output.zero
-    exact = np.clip(given[drawn.result] / drawn.output.scale, low, low + 255)
-    allowed = allowance(drawn, given, config, fused[0] if fused else None) if ops else 0.01
+    exact = np.clip(inputs[drawn.result] / drawn.output.scale, low, low + 255)
+    allowed = allowance(drawn, inputs, config, fused[0] if fused else None) if ops else 0.01
     return fused, float((np.abs(got - exact) / (allowed + 0.5)).max())
 
 
@@ -63,10 +63,10 @@ def check(name: str, seeds: range) -> None:
     """Compare random models on one configuration; most are fused, and some follow a pair that clips."""
     fused = []
     for seed in seeds:
-        found = worst(draw(np.random.default_rng(seed)), CONFIGS[name])
-        if found is not None:
-            assert found[1] <= 1, f"seed {seed}: {found[1]:.2f} times what is allowed"
-            fused += found[0]
+        actual = worst(draw(np.random.default_rng(seed)), CONFIGS[name])
+        if actual is not None:
+            assert actual[1] <= 1, f"seed {seed}: {actual[1]:.2f} times what is allowed"
+            fused += actual[0]
     assert len(fused) >= len(seeds) / 3
     assert any(op.rounding is not None for op in fused)
 
@@ -79,10 +79,10 @@ def test_random_models(index: int) -> None:
 @pytest.mark.parametrize("name", ["icebreaker", "tiny, 7 bits"])
 def test_exponents_use_scores_as_rounded_by_the_device(name: str) -> None:
     """Scores may differ from the formula by their zero point: the unit rounds up to twice."""
-    found = worst(draw(np.random.default_rng(5517)), CONFIGS[name])
-    assert found is not None
-    assert found[0][0].rounding is not None
-    assert found[1] <= 1
+    actual = worst(draw(np.random.default_rng(5517)), CONFIGS[name])
+    assert actual is not None
+    assert actual[0][0].rounding is not None
+    assert actual[1] <= 1
 
 
 @pytest.mark.long

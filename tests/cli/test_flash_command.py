@@ -90,9 +90,9 @@ def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
     for (board, *rest), message in wrong.items():
         assert call("flash", "--board", board, *rest) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"error: {message}"), said
-        assert said.count("\n") == 1
+        text = capsys.readouterr().err
+        assert text.startswith(f"error: {message}"), text
+        assert text.count("\n") == 1
 
 
 def test_program_too_large_for_flash_is_refused() -> None:
@@ -203,5 +203,5 @@ def test_sums_after_convolutions_in_scarce_memory() -> None:
     assert tight.device_programs[0].areas.values_bytes == 32 << 10
     (name, (dtype, shape)), = tight.inputs.items()  # fmt: skip
     inputs = {name: np.random.default_rng(1).integers(-128, 128, shape).astype(dtype)}
-    found, expected = tight.run(inputs).outputs, plain.run(inputs).outputs
-    assert all(np.array_equal(found[key], value) for key, value in expected.items())
+    outputs, expected = tight.run(inputs).outputs, plain.run(inputs).outputs
+    assert all(np.array_equal(outputs[key], value) for key, value in expected.items())

@@ -61,8 +61,8 @@ def test_sizes_of_open_dimensions(capsys: pytest.CaptureFixture[str]) -> None:
     assert weft.load("program").inputs["image"][1][0] == 1
     capsys.readouterr()
     assert call("run", "program", "--input", "digit.npz") == 0
-    told = r"^host: [\d.]+ ms for 2 parts of the model; most of it, [\d.]+ ms, for host\d \((De)?[qQ]uantizeLinear\)$"
-    assert re.search(told, capsys.readouterr().out, re.MULTILINE)
+    line = r"^host: [\d.]+ ms for 2 parts of the model; most of it, [\d.]+ ms, for host\d \((De)?[qQ]uantizeLinear\)$"
+    assert re.search(line, capsys.readouterr().out, re.MULTILINE)
     for wrong in ("images", "images=0", "=1", "images=-1", "images=one"):
         assert call("check", "open.onnx", "--shape", wrong) == 2
         assert f"'{wrong}' is not NAME=SIZE with a whole number above 0" in capsys.readouterr().err.replace(
@@ -75,9 +75,9 @@ def test_sizes_of_open_dimensions(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 @pytest.mark.parametrize("model", ["digits", "attention"])
@@ -95,9 +95,9 @@ def test_compile_and_check_report_where_nodes_run(
     host = [node for node in program.assignment if node[2] == "host"]
     numbers = (str(len(program.assignment) - len(host)), str(len(program.assignment)))
     for text in (compiled, checked):
-        found = PART.search(text)
-        assert found is not None
-        assert found.groups() == numbers
+        match = PART.search(text)
+        assert match is not None
+        assert match.groups() == numbers
     # Count the nodes of host segments and the graph's inputs and outputs independently.
     inside = sum(len(part.nodes) for part in program.segments if hasattr(part, "nodes"))
     assert 0 <= len(host) - inside <= 2 * (len(program.inputs) + len(program.outputs))
@@ -143,10 +143,10 @@ def test_compile_reports_dropped_channels(capsys: pytest.CaptureFixture[str]) ->
             values[5:11] = 0
             item.CopyFrom(numpy_helper.from_array(values, item.name))
     onnx.save(model, "fewer.onnx")
-    told = "4 of 186 channels are not computed: nothing depends on them\n"
+    message = "4 of 186 channels are not computed: nothing depends on them\n"
     for name, given in (("digits", False), ("fewer", True)):
         assert call("compile", f"{name}.onnx", "-o", name, "--config", "tiny") == 0
-        assert (told in capsys.readouterr().out) is given
+        assert (message in capsys.readouterr().out) is given
     program, every = (weft.compile("fewer.onnx", "tiny", reuse=reuse) for reuse in (True, False))
     feeds = {
         name: np.random.default_rng(3).normal(0, 1, shape).astype(np.float32)
@@ -165,13 +165,13 @@ def test_attention_without_softmax_runs_on_the_host() -> None:
 
 def test_compile_writes_the_graph_after_every_pass() -> None:
     assert call("compile", "digits.onnx", "-o", "program", "--config", "tiny", "--dump-passes", "passes") == 0
-    found = {path.name: path.read_text() for path in Path("passes").iterdir()}
-    assert sorted(found) == sorted(
+    actual = {path.name: path.read_text() for path in Path("passes").iterdir()}
+    assert sorted(actual) == sorted(
         f"device1-{step:02}-{item.name}.txt" for step, item in enumerate(PIPELINE, start=1)
     )
-    assert "ConvPlan(" in found["device1-15-choose_plans.txt"]
-    assert "ConvPlan(" not in found["device1-13-keep_resident.txt"]
-    assert all(text.startswith("device device1:\n") for text in found.values())
+    assert "ConvPlan(" in actual["device1-15-choose_plans.txt"]
+    assert "ConvPlan(" not in actual["device1-13-keep_resident.txt"]
+    assert all(text.startswith("device device1:\n") for text in actual.values())
 
 
 class Reader(CalibrationDataReader):
@@ -248,12 +248,12 @@ def test_model_entirely_on_the_host_gets_a_warning(kind: str, capsys: pytest.Cap
     program = weft.load("program")
     assert not program.on_device
     assert call("run", "program", "--on", "timing") == 2
-    said = "error: nothing of this program runs on the device"
-    assert capsys.readouterr().err.splitlines()[-1].startswith(said)
+    message = "error: nothing of this program runs on the device"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(message)
     for target in ("rtl", "board --port virtual:icebreaker", "rtl --waves w.vcd"):
         assert call("run", "program", "--input", "x.npz", "--output", "y.npz", "--on", *target.split()) == 2
         out, err = capsys.readouterr()
-        assert err.splitlines()[-1].startswith(said)
+        assert err.splitlines()[-1].startswith(message)
         assert "mismatching" not in out
         assert not Path("y.npz").exists()
     with pytest.raises(

@@ -83,7 +83,7 @@ class Number(NamedTuple):
 
 def numbers() -> dict[str, Number]:
     """Return every numeric option by command and name."""
-    found = {}
+    result = {}
     for registered in main.app.registered_commands:
         assert registered.callback is not None
         name = registered.name or registered.callback.__name__
@@ -95,8 +95,8 @@ def numbers() -> dict[str, Number]:
                     declared[0].default,
                     *declared[0].param_decls,
                 )  # typer takes the first name for a default
-                found[f"{name} {names[0]}"] = Number(declared[0], kind)
-    return found
+                result[f"{name} {names[0]}"] = Number(declared[0], kind)
+    return result
 
 
 NUMBERS = numbers()
@@ -128,9 +128,9 @@ def test_text_instead_of_a_number_is_refused(name: str, capsys: pytest.CaptureFi
     """Messages use the words of the Python API, with limits and value, before anything else is checked."""
     command_name, flag = name.split()
     for text in TEXTS:
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as stop:
             command.main([command_name, flag, text])
-        assert left.value.code == 2
+        assert stop.value.code == 2
         out, err = capsys.readouterr()
         (line,) = err.splitlines()
         head = f"error: {message_start(name)}"

@@ -34,35 +34,35 @@ OWN = find("icebreaker")
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         main.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 @pytest.fixture
 def model() -> BoardModel:
-    made = BoardModel(OWN.config, clock=24_000_000)
-    made.identity = replace(made.identity, board="icebreaker")
-    made.memory[:] = bytes(range(256)) * (len(made.memory) // 256)
-    return made
+    board_model = BoardModel(OWN.config, clock=24_000_000)
+    board_model.identity = replace(board_model.identity, board="icebreaker")
+    board_model.memory[:] = bytes(range(256)) * (len(board_model.memory) // 256)
+    return board_model
 
 
 @pytest.fixture
 def terminal(model: BoardModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     """The only board connected to this machine."""
-    made = Terminal(model.feed)
-    listed = [SimpleNamespace(device=made.path, vid=0x0403, pid=0x6010)]
+    serial_port = Terminal(model.feed)
+    listed = [SimpleNamespace(device=serial_port.path, vid=0x0403, pid=0x6010)]
     monkeypatch.setattr(list_ports, "comports", lambda: listed)
     monkeypatch.setattr(serial_ports, "PROBE_SECONDS", 0.05)
-    yield made
-    made.unplug()
+    yield serial_port
+    serial_port.unplug()
 
 
 def probe_as_json(terminal: Terminal, capsys: pytest.CaptureFixture[str], code: int) -> dict[str, Any]:
     """Return the JSON that `weft probe --json` prints without a memory test; check its exit code."""
     assert call("probe", "--port", terminal.path, "--memory-test", "none", "--json") == code
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
 
 
 @pytest.mark.parametrize("rate", [4_000, 12_000])
@@ -98,7 +98,7 @@ def test_working_board_passes(
 
 
 @pytest.mark.parametrize(
-    ("state", "said", "code"),
+    ("state", "message", "code"),
     [
         (FlashState.EMPTY, "no program to copy to memory", 0),
         (FlashState.COPIED, "its program was copied to memory when the board started", 0),
@@ -107,7 +107,7 @@ def test_working_board_passes(
 )
 def test_flash_copy_is_reported(
     state: FlashState,
-    said: str,
+    message: str,
     code: int,
     terminal: Terminal,
     model: BoardModel,
@@ -115,7 +115,7 @@ def test_flash_copy_is_reported(
 ) -> None:
     model.identity = replace(model.identity, flash=state)
     assert call("probe", "--port", terminal.path, "--memory-test", "none") == code
-    assert f"flash: {said}" in capsys.readouterr().out.splitlines()
+    assert f"flash: {message}" in capsys.readouterr().out.splitlines()
     assert probe_as_json(terminal, capsys, code)["flash"] == state.name.lower()
 
 
@@ -124,7 +124,7 @@ FOUND = Calibration(CalibrationState.FOUND, 2, 2, 56, 39, last=38, count=20, cho
 
 
 @pytest.mark.parametrize(
-    ("found", "said", "code"),
+    ("actual", "message", "code"),
     [
         (
             FOUND,
@@ -160,34 +160,38 @@ FOUND = Calibration(CalibrationState.FOUND, 2, 2, 56, 39, last=38, count=20, cho
     ],
 )
 def test_sdram_calibration_is_reported(
-    found: Calibration,
-    said: str,
+    actual: Calibration,
+    message: str,
     code: int,
     terminal: Terminal,
     model: BoardModel,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A board whose memory does not work is not tested."""
-    model.identity = replace(model.identity, calibration=found)
+    model.identity = replace(model.identity, calibration=actual)
     assert call("probe", "--port", terminal.path) == code
     lines = capsys.readouterr().out.splitlines()
-    assert said in lines
+    assert message in lines
     assert any(", not tested" in line for line in lines) == bool(code)
-    told = probe_as_json(terminal, capsys, code)
-    assert told["sound"] is not bool(code)
-    assert told["sdram"]["state"] == found.state.name.lower()
+    report = probe_as_json(terminal, capsys, code)
+    assert report["sound"] is not bool(code)
+    assert report["sdram"]["state"] == actual.state.name.lower()
 
 
 def test_json(terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]) -> None:
     model.identity = replace(model.identity, board="another")
-    told = probe_as_json(terminal, capsys, 0)
-    assert told["format"] == "weft probe 1"
-    assert (told["board"], told["title"], told["core"]) == ("another", None, None)
-    assert (told["config_name"], told["config"]) == ("icebreaker", OWN.config.to_dict())
-    assert (told["clock_hz"], told["memory_bytes"], told["digest"]) == (24e6, 1 << 16, OWN.config.digest)
-    assert told["memory_test"] is None
-    assert told["link"]["requests"] > 50
-    assert told["sound"] is True
+    report = probe_as_json(terminal, capsys, 0)
+    assert report["format"] == "weft probe 1"
+    assert (report["board"], report["title"], report["core"]) == ("another", None, None)
+    assert (report["config_name"], report["config"]) == ("icebreaker", OWN.config.to_dict())
+    assert (report["clock_hz"], report["memory_bytes"], report["digest"]) == (
+        24e6,
+        1 << 16,
+        OWN.config.digest,
+    )
+    assert report["memory_test"] is None
+    assert report["link"]["requests"] > 50
+    assert report["sound"] is True
     assert model.checks == 0
 
 
@@ -215,9 +219,9 @@ def test_port_without_a_board_is_refused(terminal: Terminal, capsys: pytest.Capt
     terminal.board = lambda data: b"login: "
     for arguments in (["--port", terminal.path], [], ["--port", "/dev/null"], ["--port", "virtual:icecream"]):
         assert call("probe", *arguments) in (1, 2)
-        told = capsys.readouterr()
-        assert told.out == ""
-        *progress, error = told.err.splitlines()
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        *progress, error = captured.err.splitlines()
         assert error.startswith("error: ")
         assert all(line.endswith("...") for line in progress)
 
@@ -231,14 +235,14 @@ def test_runs_detect_the_port_and_upload_once(
     network = small()
     program = weft.compile(network, config=OWN.config)
     program.save("program")
-    given = []
+    arguments = []
     for seed in range(3):
         np.savez(f"{seed}.npz", **feeds(network, np.random.default_rng(seed)))
-        given += ["--input", f"{seed}.npz"]
+        arguments += ["--input", f"{seed}.npz"]
     assert alternate_images(program, OWN.memory.size) is not None
     wait = Session.__init__
     monkeypatch.setattr(
-        Session, "__init__", lambda *given, **options: wait(*given, **options | {"timeout": 5.0})
+        Session, "__init__", lambda *arguments, **options: wait(*arguments, **options | {"timeout": 5.0})
     )
     with VirtualBoard(OWN, OWN.config) as simulated:
         listed = [SimpleNamespace(device=simulated.port, vid=0x0403, pid=0x6010)]
@@ -248,7 +252,7 @@ def test_runs_detect_the_port_and_upload_once(
         )
         for kept in (0, size):
             where = ("--on", "board", "--baud", "1500000", "--report", "r.json")
-            assert call("run", "program", *given, *where) == 0
+            assert call("run", "program", *arguments, *where) == 0
             out = capsys.readouterr().out
             assert out.splitlines()[-1] == "mismatching bytes: 0"
             link = json.loads(Path("r.json").read_text())["link"]

@@ -30,9 +30,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 def quantise(
@@ -46,22 +46,24 @@ def test_quantise_writes_a_model_and_reports(capsys: pytest.CaptureFixture[str])
         quantise("--report", "report.json", "--held-out", "more.npz", "--top", "2", "--config", "small") == 0
     )
     out, err = capsys.readouterr()
-    made = weft.quantise("float.onnx", "data.npz", held_out="more.npz")
-    assert Path("int8.onnx").read_bytes() == made.model.SerializeToString(deterministic=True)
+    quantised = weft.quantise("float.onnx", "data.npz", held_out="more.npz")
+    assert Path("int8.onnx").read_bytes() == quantised.model.SerializeToString(deterministic=True)
     report = json.loads(Path("report.json").read_text())
     nodes = weft.check("int8.onnx", "small")
     assert report["format"] == "weft quantise 1"
     assert (report["runs"], report["held_out"], report["method"]) == (4, True, "minmax")
-    assert [layer["name"] for layer in report["layers"]] == [layer.name for layer in made.accuracy.layers]
-    assert [layer["snr_db"] for layer in report["layers"]] == [
-        round(layer.snr, 3) for layer in made.accuracy.layers
+    assert [layer["name"] for layer in report["layers"]] == [
+        layer.name for layer in quantised.accuracy.layers
     ]
-    (output,) = made.accuracy.outputs
+    assert [layer["snr_db"] for layer in report["layers"]] == [
+        round(layer.snr, 3) for layer in quantised.accuracy.layers
+    ]
+    (output,) = quantised.accuracy.outputs
     assert report["outputs"] == [{"name": "y", "snr_db": round(output.snr, 3), "same_arg_max": output.same}]
     assert (report["nodes"], report["on_device"]) == (len(nodes), len(nodes) - 2)
     assert (report["device_macs"], report["host_macs"]) == (nodes.shares.device_macs, 0)
     lines = out.splitlines()
-    worst = made.accuracy.layers[0]
+    worst = quantised.accuracy.layers[0]
     assert lines[1].split() == [worst.name, worst.operator, f"{worst.snr:.1f}", "dB"]
     assert lines[3] == f"and {len(report['layers']) - 2} more layers with smaller errors (--top, --report)"
     assert lines[4] == (
@@ -84,11 +86,11 @@ def test_device_shares_equal_those_of_check(capsys: pytest.CaptureFixture[str]) 
     np.savez("separable.npz", **float_nets.samples(model))
     for config in ("plain.json", "tiny"):
         assert quantise("--config", config, model="separable.onnx", data="separable.npz") == 0
-        told = capsys.readouterr().out
+        printed = capsys.readouterr().out
         assert call("check", "int8.onnx", "--config", config) == 0
         checked = capsys.readouterr().out.splitlines()
         start = next(at for at, line in enumerate(checked) if "nodes run on the device" in line)
-        assert f"{checked[start]} (configuration {config})\n" + "\n".join(checked[start + 1 :]) in told
+        assert f"{checked[start]} (configuration {config})\n" + "\n".join(checked[start + 1 :]) in printed
 
 
 def test_options_reach_the_quantiser(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,8 +106,8 @@ def test_options_reach_the_quantiser(capsys: pytest.CaptureFixture[str]) -> None
     assert "on 30 runs with data.npz" in out
     assert "(ranges by percentile)" in out
     options = {"method": "percentile", "keep_float": ["classify"], "shapes": {"images": 2}}
-    made = weft.quantise("open.onnx", "data.npz", **options)  # type: ignore[arg-type]
-    assert Path("int8.onnx").read_bytes() == made.model.SerializeToString(deterministic=True)
+    quantised = weft.quantise("open.onnx", "data.npz", **options)  # type: ignore[arg-type]
+    assert Path("int8.onnx").read_bytes() == quantised.model.SerializeToString(deterministic=True)
     assert weft.compile("int8.onnx", "tiny").inputs["x"] == ("float32", (2, 3, 12, 12))
     assert ("classify", "Gemm", "host") in [node[:3] for node in weft.check("int8.onnx")]
 
@@ -127,9 +129,9 @@ def test_budget(capsys: pytest.CaptureFixture[str]) -> None:
         f"--wide {cause!r} gives these 16 bits, --keep-float leaves them in float on the host"
     )
     assert quantise("--wide", cause) == 0
-    made = weft.quantise("float.onnx", "data.npz", wide=[cause])
-    wide = {layer.name: layer.snr for layer in made.accuracy.layers}
-    assert Path("int8.onnx").read_bytes() == made.model.SerializeToString()
+    quantised = weft.quantise("float.onnx", "data.npz", wide=[cause])
+    wide = {layer.name: layer.snr for layer in quantised.accuracy.layers}
+    assert Path("int8.onnx").read_bytes() == quantised.model.SerializeToString()
     assert quantise("--keep-float", cause) == 0
     kept = {
         layer.name: layer.snr
@@ -216,7 +218,7 @@ REFUSED: dict[str, tuple[Callable[[], object], list[str], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prepare, options, told = REFUSED[case]
+    prepare, options, message = REFUSED[case]
     prepare()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     capsys.readouterr()
@@ -230,7 +232,7 @@ def test_refused(case: str, folder: Path, capsys: pytest.CaptureFixture[str]) ->
     out, err = capsys.readouterr()
     (error,) = (line for line in err.splitlines() if not line.endswith("..."))
     assert error.startswith("error: ")
-    assert told in error
+    assert message in error
     assert out == ""
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 

@@ -29,9 +29,9 @@ def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 def test_module() -> None:

@@ -68,18 +68,18 @@ def test_interleaved_rows_of_an_input_in_any_shape(shape: tuple[int, ...], unsig
     node = builder.node("Reshape", [builder.dequantise(source), builder.constant(np.array(to, np.int64))])
     model = builder.finish(builder.conv(builder.like(node, to, source), 32, (5, 5)))
     values = qdq_models.feeds(model, np.random.default_rng(1))
-    made = [weft.compile(model, plain_inputs=plain) for plain in (True, False)]
+    programs = [weft.compile(model, plain_inputs=plain) for plain in (True, False)]
     rows = [
-        [segment.rows for segment in item.segments if isinstance(segment, DeviceProgram)] for item in made
+        [segment.rows for segment in item.segments if isinstance(segment, DeviceProgram)] for item in programs
     ]
     assert [any(found) for found in rows] == [False, True]
-    plain, laid = (item.run(values).outputs for item in made)
+    plain, laid = (item.run(values).outputs for item in programs)
     for name, expected in plain.items():
         assert np.array_equal(laid[name], expected)
     with pytest.raises(
         InputError, match=r"bytes of memory, the device has 64; with `plain_inputs` it may need less$"
     ):
-        made[1].run(values, on=GoldenDevice(PRESETS["default"], 64))
+        programs[1].run(values, on=GoldenDevice(PRESETS["default"], 64))
 
 
 def test_missing_input(program: Program) -> None:

@@ -113,5 +113,5 @@ def test_numbers_of_other_libraries_are_accepted(program: Program) -> None:
     plain = program.run(inputs, on="timing", latency=60, bandwidth=4.0).report["cycles"]
     for latency in (np.int64(60), np.uint8(60)):
         for bandwidth in (4, np.float32(4), np.int8(4), Fraction(8, 2)):
-            found = program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth)
-            assert found.report["cycles"] == plain
+            actual = program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth)
+            assert actual.report["cycles"] == plain

@@ -29,9 +29,9 @@ def make_npz(save: Callable[..., None] = np.savez, **arrays: np.ndarray) -> byte
     return file.getvalue()
 
 
-def assert_same(found: dict[str, np.ndarray]) -> bool:
-    return found.keys() == ARRAYS.keys() and all(
-        np.array_equal(found[name], ARRAYS[name]) and found[name].dtype == ARRAYS[name].dtype
+def equal_arrays(actual: dict[str, np.ndarray]) -> bool:
+    return actual.keys() == ARRAYS.keys() and all(
+        np.array_equal(actual[name], ARRAYS[name]) and actual[name].dtype == ARRAYS[name].dtype
         for name in ARRAYS
     )
 
@@ -40,7 +40,7 @@ def assert_same(found: dict[str, np.ndarray]) -> bool:
 def test_only_requested_arrays_are_read(tmp_path: Path, save: Callable[..., None]) -> None:
     path = tmp_path / "in.npz"
     path.write_bytes(make_npz(save, spare=np.array([None]), **ARRAYS))
-    assert assert_same(read_inputs(path, SIGNATURE))
+    assert equal_arrays(read_inputs(path, SIGNATURE))
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -52,8 +52,8 @@ def test_every_flipped_bit_of_an_npz(tmp_path: Path, save: Callable[..., None]) 
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         try:
-            found = read_inputs(path, {"image": SIGNATURE["image"]})["image"]
-            assert np.array_equal(found, ARRAYS["image"]), f"bit {bit}"
+            actual = read_inputs(path, {"image": SIGNATURE["image"]})["image"]
+            assert np.array_equal(actual, ARRAYS["image"]), f"bit {bit}"
         except FileError as error:
             texts.append(str(error))
     assert all(text.startswith(str(path)) and text.isprintable() for text in texts)
@@ -161,11 +161,11 @@ def test_other_byte_orders_and_orders_of_axes(tmp_path: Path, dtype: str) -> Non
     for order in "<>":
         for stored in (array, np.asfortranarray(array)):
             np.save(path, stored.astype(np.dtype(dtype).newbyteorder(order), order="K"))
-            (found,) = read_inputs(path, {"x": (dtype, (3, 4, 5))}).values()
-            assert found.dtype.name == dtype
-            assert found.dtype.isnative
-            assert found.flags.c_contiguous
-            assert np.array_equal(found, array)
+            (actual,) = read_inputs(path, {"x": (dtype, (3, 4, 5))}).values()
+            assert actual.dtype.name == dtype
+            assert actual.dtype.isnative
+            assert actual.flags.c_contiguous
+            assert np.array_equal(actual, array)
 
 
 def test_scalars_and_empty_arrays(tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ def test_strings(tmp_path: Path) -> None:
     """A model's strings are objects in numpy, but not in files."""
     path, words = tmp_path / "out.npz", np.array([["a", "\u00e4\U0001f600"], ["", "long " * 9]], object)
     save_arrays(path, {"words": words})
-    found = read_inputs(path, {"words": ("object", (2, 2))})["words"]
-    assert found.dtype == object
-    assert np.array_equal(found, words)
+    actual = read_inputs(path, {"words": ("object", (2, 2))})["words"]
+    assert actual.dtype == object
+    assert np.array_equal(actual, words)
     with pytest.raises(
         FileError, match=r"^output 'words' holds Python objects, which a .npz file cannot hold$"
     ):
@@ -239,7 +239,7 @@ class Stdin:
 
 def test_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Stdin(make_npz()))
-    assert assert_same(read_inputs(STDIN, SIGNATURE))
+    assert equal_arrays(read_inputs(STDIN, SIGNATURE))
     file = io.BytesIO()
     np.save(file, ARRAYS["mask"])
     monkeypatch.setattr(sys, "stdin", Stdin(file.getvalue()))
@@ -274,12 +274,12 @@ def test_all_names_in_one_file(tmp_path: Path) -> None:
     path = tmp_path / "out.npz"
     arrays = {name: np.full((2, 2), index, np.int32) for index, name in enumerate(NAMES)}
     save_arrays(path, arrays)
-    found = read_inputs(path, dict.fromkeys(arrays, ("int32", (2, 2))))
+    actual = read_inputs(path, dict.fromkeys(arrays, ("int32", (2, 2))))
     with np.load(path) as stored:
         assert len(stored.files) == len(NAMES)
         for name, array in arrays.items():
             assert np.array_equal(stored[member_name(name)], array)
-            assert np.array_equal(found[name], array)
+            assert np.array_equal(actual[name], array)
     plain = ["logits", "logits:0", "model/fc", "file", "allow_pickle", "\u00e4\u6f22\U0001f600"]
     assert [member_name(name) for name in plain] == plain
     with zipfile.ZipFile(path) as archive:

@@ -41,9 +41,9 @@ INPUTS = {"image": digits.held_out()[0][:1]}
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *BOARDS])
@@ -86,11 +86,11 @@ def program(request: pytest.FixtureRequest, board: str, tmp_path: Path) -> Progr
     file = tmp_path / "config.json"
     file.write_text(json.dumps(BOARDS[board].config.to_dict()))
     sources: dict[str, str | Config | Path] = {"configuration": BOARDS[board].config, "file": file}
-    made = weft.compile(digits.model(), config=sources.get(request.param, board))
+    compiled = weft.compile(digits.model(), config=sources.get(request.param, board))
     if request.param == "folder":
-        made.save(tmp_path / "program")
+        compiled.save(tmp_path / "program")
         return weft.load(tmp_path / "program")
-    return made
+    return compiled
 
 
 def test_cycle_model_counts_the_sequential_core(program: Program) -> None:
@@ -99,9 +99,9 @@ def test_cycle_model_counts_the_sequential_core(program: Program) -> None:
 
 
 def test_pipelined_core_features_are_refused(program: Program, board: str) -> None:
-    said = f"^this is the configuration of .*{board}.*, which (have|has) the sequential core"
+    message = f"^this is the configuration of .*{board}.*, which (have|has) the sequential core"
     for on in ("timing", "rtl"):
-        with pytest.raises(InputError, match=said + ": there are no traces of it"):
+        with pytest.raises(InputError, match=message + ": there are no traces of it"):
             timelines_of(program, on=on)
 
 

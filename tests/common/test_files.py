@@ -232,8 +232,8 @@ def test_commands_refuse_names_of_other_formats(
         with pytest.raises(SystemExit) as ended:
             command.main(line.split())
         assert ended.value.code == 2
-        (said,) = capsys.readouterr().err.splitlines()
-        assert said.endswith(f" would not be by its name: end it in {end}"), line
+        (message,) = capsys.readouterr().err.splitlines()
+        assert message.endswith(f" would not be by its name: end it in {end}"), line
         assert list_folder(tmp_path) == before
 
 

@@ -29,11 +29,11 @@ def save(path: Path, pixels: np.ndarray, format: str = "PNG", **options: Any) ->
 
 
 def read(path: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    found = read_inputs(path, {"image": (dtype, shape)})["image"]
-    assert found.dtype.name == dtype
-    assert found.shape == shape
-    assert found.flags.c_contiguous
-    return found
+    actual = read_inputs(path, {"image": (dtype, shape)})["image"]
+    assert actual.dtype.name == dtype
+    assert actual.shape == shape
+    assert actual.flags.c_contiguous
+    return actual
 
 
 def refusal(path: Path, dtype: str, shape: tuple[int, ...]) -> str:
@@ -69,10 +69,10 @@ def test_four_channels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_floats_range_from_0_to_1(tmp_path: Path, dtype: str) -> None:
     pixels = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
-    found = read(save(tmp_path / "image.png", pixels), dtype, (1, 1, 16, 16))
-    assert np.array_equal(found.ravel(), (np.arange(256, dtype=np.float32) / np.float32(255)).astype(dtype))
-    assert found.min() == 0
-    assert found.max() == 1
+    actual = read(save(tmp_path / "image.png", pixels), dtype, (1, 1, 16, 16))
+    assert np.array_equal(actual.ravel(), (np.arange(256, dtype=np.float32) / np.float32(255)).astype(dtype))
+    assert actual.min() == 0
+    assert actual.max() == 1
 
 
 def test_grey_and_colours(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_other_image_formats(tmp_path: Path, format: str) -> None:
     """Flat images survive lossy formats nearly unchanged."""
     pixels = np.full((16, 24, 3), (200, 30, 90), np.uint8)
     path = save(tmp_path / "image", pixels, format)
-    found = read(path, "uint8", (1, 3, 16, 24)).astype(int)
-    assert np.abs(found - pixels.transpose(2, 0, 1)).max() <= 4
+    actual = read(path, "uint8", (1, 3, 16, 24)).astype(int)
+    assert np.abs(actual - pixels.transpose(2, 0, 1)).max() <= 4
 
 
 def test_refusals(tmp_path: Path) -> None:
@@ -180,12 +180,12 @@ def test_huge_images_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "image.png", draw_pixels("L"))
-    found = builtins.__import__
+    original_import = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
         if name.partition(".")[0] == "PIL":
             raise ImportError(name)
-        return found(name, *rest)
+        return original_import(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert refusal(path, "uint8", (5, 7)) == (

@@ -34,9 +34,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(["run", "program", *arguments])
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 RUN = ("--input", "input.npy", "--against")
@@ -63,17 +63,19 @@ def test_equal_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("against", "said"),
+    ("against", "message"),
     [
         ("other.tflite", "other.tflite has inputs uint8 2x10, the program int8 1x9x8x3: it is another model"),
         ("input.npy", "input.npy: LiteRT does not run it: The model is not a valid Flatbuffer buffer"),
         ("none.tflite", "cannot use none.tflite: No such file or directory"),
     ],
 )
-def test_incomparable_models_are_refused(against: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomparable_models_are_refused(
+    against: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nothing is written then."""
     assert call(*RUN, against, "--output", "output.npz") == 2
-    assert capsys.readouterr().err.splitlines()[-1] == f"error: {said}"
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
     assert not Path("output.npz").exists()
 
 

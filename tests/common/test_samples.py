@@ -37,9 +37,9 @@ def floats(*shape: int) -> np.ndarray:
 def test_first_axis_counts_samples(given: tuple[int, ...], shape: tuple[int, ...], runs: int) -> None:
     array = floats(*given)
     for order in ("C", "F"):
-        found = fit_samples({"x": np.asarray(array, order=order)}, {"x": ("float32", shape)})  # type: ignore[call-overload]
-        assert len(found) == runs
-        listed = list(found)
+        actual = fit_samples({"x": np.asarray(array, order=order)}, {"x": ("float32", shape)})  # type: ignore[call-overload]
+        assert len(actual) == runs
+        listed = list(actual)
         assert [run["x"].shape for run in listed] == [shape] * runs
         assert (np.stack([run["x"] for run in listed]).ravel() == array.ravel()).all()
 
@@ -52,9 +52,9 @@ def test_forms_of_samples(tmp_path: Path) -> None:
     ways: list[Any] = [{"x": array, "y": 1}, array, tmp_path / "a.npy", str(tmp_path / "a.npz"),
                        tmp_path / "swapped.anything", {"x": Tensor(array)}]  # fmt: skip
     for given in ways:
-        found = fit_samples(given, IMAGE).arrays["x"]
-        assert found.dtype == np.float32
-        assert (found == array[:, None]).all()
+        actual = fit_samples(given, IMAGE).arrays["x"]
+        assert actual.dtype == np.float32
+        assert (actual == array[:, None]).all()
     np.savez(tmp_path / "two.npz", **{"x": floats(2, 3), "%2Fn": np.ones((2, 2), np.int64)})
     assert len(fit_samples(tmp_path / "two.npz", TWO)) == 2
 
@@ -97,8 +97,8 @@ ARRAYS: dict[str, tuple[Any, Any, str]] = {
 
 @pytest.mark.parametrize("case", ARRAYS)
 def test_mismatched_arrays_are_refused(case: str) -> None:
-    given, signature, told = ARRAYS[case]
-    with pytest.raises(InputError, match=told) as error:
+    given, signature, message = ARRAYS[case]
+    with pytest.raises(InputError, match=message) as error:
         fit_samples(given, signature)
     assert "\n" not in str(error.value)
 

@@ -60,8 +60,8 @@ class Case:
 
     def run(self, device: BoardDevice) -> bool:
         """Run the program and compare its outputs with the golden interpreter's."""
-        found = self.program.run(self.inputs, on=device, memory=False).outputs
-        return all(np.array_equal(found[name], value) for name, value in self.outputs.items())
+        outputs = self.program.run(self.inputs, on=device, memory=False).outputs
+        return all(np.array_equal(outputs[name], value) for name, value in self.outputs.items())
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +127,10 @@ def test_faulty_memory_is_refused(
     assert ended.value.code == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    (said,) = [line for line in captured.err.splitlines() if line.startswith("error: ")]
+    (message,) = [line for line in captured.err.splitlines() if line.startswith("error: ")]
     assert any(
-        words in said for words in ("does not keep what is written to it: at 0x", "does not work at 80 MHz")
+        words in message
+        for words in ("does not keep what is written to it: at 0x", "does not work at 80 MHz")
     )
 
 

@@ -97,7 +97,7 @@ def test_parts_do_not_overwrite_each_others_contents(
 
     monkeypatch.setattr(board_run, "open_board", connect)
     inputs = [feeds(two_part_model(), np.random.default_rng(seed)) for seed in range(3)]
-    found = board_run.run_on_board(program, inputs, None, None, lambda text: None)
-    for run, result in zip(inputs, found, strict=True):
-        for name, wanted in program.run(run).outputs.items():
-            assert np.array_equal(result.outputs[name], wanted)
+    actual = board_run.run_on_board(program, inputs, None, None, lambda text: None)
+    for run, result in zip(inputs, actual, strict=True):
+        for name, expected in program.run(run).outputs.items():
+            assert np.array_equal(result.outputs[name], expected)

@@ -51,15 +51,15 @@ def test_states_persist_until_reset(ring: weft.Program) -> None:
     """States evolve as in LiteRT's interpreter; a new program starts from the initial state."""
     feeds, content = RING.feeds(5), RING.build()
     ring.reset()
-    found = outputs(ring, feeds)
+    actual = outputs(ring, feeds)
     ends = parse(content, "it")
     assert all_equal(
-        found, [known[ends.outputs[0]] for known in runs(content, [{ends.inputs[0]: it} for it in feeds])]
+        actual, [known[ends.outputs[0]] for known in runs(content, [{ends.inputs[0]: it} for it in feeds])]
     )
-    assert not all_equal(outputs(ring, feeds), found)
+    assert not all_equal(outputs(ring, feeds), actual)
     ring.reset()
-    assert all_equal(outputs(ring, feeds), found)
-    assert all_equal(outputs(weft.compile(content, CONFIG), feeds), found)
+    assert all_equal(outputs(ring, feeds), actual)
+    assert all_equal(outputs(weft.compile(content, CONFIG), feeds), actual)
 
 
 def test_states_can_be_read_and_set(ring: weft.Program) -> None:
@@ -70,11 +70,11 @@ def test_states_can_be_read_and_set(ring: weft.Program) -> None:
     assert {name: (value.dtype.name, value.shape) for name, value in kept.items()} == {
         "ring": ("int8", (1, 3, 4))
     }
-    found = outputs(ring, feeds[2:])
+    actual = outputs(ring, feeds[2:])
     ring.reset(kept)
     kept["ring"][...] = 0  # a copy
     ring.states["ring"][...] = 0
-    assert all_equal(outputs(ring, feeds[2:]), found)
+    assert all_equal(outputs(ring, feeds[2:]), actual)
 
 
 def test_signatures_omit_states(svdf: weft.Program) -> None:
@@ -85,7 +85,7 @@ def test_signatures_omit_states(svdf: weft.Program) -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "said"),
+    ("states", "message"),
     [
         ({"other": np.zeros(3)}, r"^the model has no state 'other'; it keeps 'ring'$"),
         ({"ring": np.zeros((1, 3, 4))}, r"^state 'ring' is float64 of shape \(1, 3, 4\); the model keeps int8 of"),
@@ -93,9 +93,9 @@ def test_signatures_omit_states(svdf: weft.Program) -> None:
         ([1], r"^states are a dict of arrays by name, not list$"),
     ],
 )  # fmt: skip
-def test_unknown_states_are_refused(ring: weft.Program, states: object, said: str) -> None:
+def test_unknown_states_are_refused(ring: weft.Program, states: object, message: str) -> None:
     before = ring.states
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         ring.reset(states)  # type: ignore[arg-type]
     assert all_equal(list(before.values()), list(ring.states.values()))
 
@@ -106,18 +106,18 @@ def test_rtl_equals_golden_in_every_run(case: Svdf | Ring) -> None:
     program, feeds = weft.compile(case.build(), CONFIG), case.feeds(3)
     golden = [program.run({"x": feed}) for feed in feeds]
     program.reset()
-    for seed, (feed, wanted) in enumerate(zip(feeds, golden, strict=True)):
+    for seed, (feed, expected) in enumerate(zip(feeds, golden, strict=True)):
         program.run({"x": feed}, on="timing")
-        found = program.run({"x": feed}, on="rtl", stall_seed=seed)
-        assert found.memory == wanted.memory
-        assert np.array_equal(found.outputs["y"], wanted.outputs["y"])
+        actual = program.run({"x": feed}, on="rtl", stall_seed=seed)
+        assert actual.memory == expected.memory
+        assert np.array_equal(actual.outputs["y"], expected.outputs["y"])
 
 
 def test_states_persist_on_a_device(svdf: weft.Program) -> None:
     """Repeated runs on a device with its memory intact equal repeated `Program.run`."""
     feeds = SVDF.feeds(4)
     svdf.reset()
-    wanted = outputs(svdf, feeds)
+    expected = outputs(svdf, feeds)
     (program,) = svdf.segments
     assert isinstance(program, DeviceProgram)
     image, device = Image(program), GoldenDevice(CONFIG, program.areas.memory_bytes)
@@ -127,7 +127,7 @@ def test_states_persist_on_a_device(svdf: weft.Program) -> None:
     device.write(
         image.address(state), bytes(count) + b"\x80" * count
     )  # zeros; lower bytes are stored less 128
-    for feed, value in zip(feeds, wanted, strict=True):
+    for feed, value in zip(feeds, expected, strict=True):
         image.run(device, {"x": feed})
         assert np.array_equal(image.read(device, result).reshape(-1), value.reshape(-1))
 
@@ -137,13 +137,13 @@ def test_programs_take_turns_on_a_device(svdf: weft.Program, ring: weft.Program)
     first, second = SVDF.feeds(3), RING.feeds(3)
     for program in (svdf, ring):
         program.reset()
-    wanted = outputs(svdf, first), outputs(ring, second)
+    expected = outputs(svdf, first), outputs(ring, second)
     for program in (svdf, ring):
         program.reset()
     device = GoldenDevice(CONFIG, 1 << 16)
     for index in range(3):
-        assert all_equal(outputs(svdf, first[index : index + 1], device), wanted[0][index : index + 1])
-        assert all_equal(outputs(ring, second[index : index + 1], device), wanted[1][index : index + 1])
+        assert all_equal(outputs(svdf, first[index : index + 1], device), expected[0][index : index + 1])
+        assert all_equal(outputs(ring, second[index : index + 1], device), expected[1][index : index + 1])
 
 
 class Failing(GoldenDevice):
@@ -166,23 +166,23 @@ def test_host_and_device_share_states() -> None:
     whole = weft.compile(case.build(), CONFIG)
     assert any(node[2] == "host" for node in program.assignment)
     for feed in case.feeds(6):
-        found, wanted = (item.run({"x": feed}).outputs for item in (program, whole))
-        for name, value in wanted.items():
-            assert np.abs(found[name].astype(int) - value).max() <= 1
+        actual, expected = (item.run({"x": feed}).outputs for item in (program, whole))
+        for name, value in expected.items():
+            assert np.abs(actual[name].astype(int) - value).max() <= 1
 
 
 def test_saved_programs_have_initial_states(svdf: weft.Program, ring: weft.Program, tmp_path: Path) -> None:
     for program, case in ((svdf, SVDF), (ring, RING)):
         feeds = case.feeds(3)
         program.reset()
-        wanted = outputs(program, feeds)
+        expected = outputs(program, feeds)
         program.save(tmp_path)
         loaded = weft.load(tmp_path)
-        assert all_equal(outputs(loaded, feeds), wanted)
+        assert all_equal(outputs(loaded, feeds), expected)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda path: path.unlink(), r"cannot read .*states\.bin: No such file"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), r"states\.bin is damaged: it has \d+ bytes"),
@@ -193,18 +193,18 @@ def test_saved_programs_have_initial_states(svdf: weft.Program, ring: weft.Progr
     ],
 )
 def test_damaged_state_files_are_refused(
-    ring: weft.Program, tmp_path: Path, change: object, said: str
+    ring: weft.Program, tmp_path: Path, change: object, message: str
 ) -> None:
     ring.save(tmp_path)
     change(tmp_path / STATES)  # type: ignore[operator]
-    with pytest.raises(ProgramFileError, match=said):
+    with pytest.raises(ProgramFileError, match=message):
         weft.load(tmp_path)
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 def sums() -> onnx.ModelProto:
@@ -220,14 +220,14 @@ def test_states_of_onnx_models_on_the_command_line(
     monkeypatch.chdir(tmp_path)
     Path("sums.onnx").write_bytes(sums().SerializeToString())
     before = sums().graph.input[1].name
-    given = ("sums.onnx", "--config", "tiny", "--state", f"{before}=y1")
-    assert call("compile", *given, "-o", "program") == 0
-    assert call("check", *given) == 0
+    arguments = ("sums.onnx", "--config", "tiny", "--state", f"{before}=y1")
+    assert call("compile", *arguments, "-o", "program") == 0
+    assert call("check", *arguments) == 0
     assert "0 on the host" not in capsys.readouterr().out  # the host quantises float inputs and outputs
     program = weft.load("program")
     assert list(program.outputs) == ["y0"]
     assert list(program.states) == [f"{before}/kept"]
-    for wrong, said in (
+    for wrong, message in (
         ((f"{before}=no",), "the model has no output 'no' for a state; it has 'y0', 'y1'"),
         (("=y1",), "'=y1' is not INPUT=OUTPUT with an input that is named once"),
         ((f"{before}=",), f"'{before}=' is not INPUT=OUTPUT with an input that is named once"),
@@ -238,7 +238,7 @@ def test_states_of_onnx_models_on_the_command_line(
     ):
         options = [word for text in wrong for word in ("--state", text)]
         assert call("check", "sums.onnx", *options) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_invalid_states_are_refused() -> None:
@@ -255,14 +255,17 @@ def test_inputs_of_several_runs(
     monkeypatch.chdir(tmp_path)
     feeds = RING.feeds(3)
     ring.reset()
-    wanted = outputs(ring, feeds)
+    expected = outputs(ring, feeds)
     ring.save("program")
     Path("ring.tflite").write_bytes(RING.build())
     for index, feed in enumerate(feeds):
         np.save(f"{index}.npy", feed)
-    given = [word for index in range(3) for word in ("--input", f"{index}.npy")]
-    assert call("run", "program", *given, "--on", "rtl", "--output", "y.npz", "--against", "ring.tflite") == 0
-    assert np.array_equal(np.load("y.npz")["y"], np.stack(wanted))
-    said = capsys.readouterr().out
-    assert "LiteRT: 0 of 9 output values differ" in said
-    assert "mismatching bytes: 0" in said
+    arguments = [word for index in range(3) for word in ("--input", f"{index}.npy")]
+    assert (
+        call("run", "program", *arguments, "--on", "rtl", "--output", "y.npz", "--against", "ring.tflite")
+        == 0
+    )
+    assert np.array_equal(np.load("y.npz")["y"], np.stack(expected))
+    message = capsys.readouterr().out
+    assert "LiteRT: 0 of 9 output values differ" in message
+    assert "mismatching bytes: 0" in message

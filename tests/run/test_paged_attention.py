@@ -79,16 +79,16 @@ def test_any_quantisation_on_every_configuration(name: str) -> None:
         op, inputs = contiguous_attention(
             q, *(pool[[3, 0, 2]].reshape(-1, size)[:length] for pool in (k, v)), quant, length
         )
-        given = {
+        arguments = {
             "heads": 2, "kv_heads": 1, "head_size": size, "page": page, "pages": 4, "capacity": 3, "rows": rows,
             "quantisation": quant, "largest": attention_cases.largest_score(op, inputs) / CALIBRATION_HEADROOM,
         }  # fmt: skip
-        if not ScoreRange.of(quant.q_zero, quant.k_zero, size, op.score_scale).holds(given["largest"]):
-            assert given["largest"] * CALIBRATION_HEADROOM > SCORE_CLAMP - SCORE_REACH - NEGLIGIBLE_SHIFT
+        if not ScoreRange.of(quant.q_zero, quant.k_zero, size, op.score_scale).holds(arguments["largest"]):
+            assert arguments["largest"] * CALIBRATION_HEADROOM > SCORE_CLAMP - SCORE_REACH - NEGLIGIBLE_SHIFT
             with pytest.raises(CompileError, match="larger scores are clamped"):
-                PagedAttention(config, **given)
+                PagedAttention(config, **arguments)
             continue
-        program = PagedAttention(config, **given)
+        program = PagedAttention(config, **arguments)
         got = program.run(q, k, v, [3, 0, 2], length).outputs["y"]
         error = np.abs(got.reshape(op.dst.shape) - np.clip(attention_cases.real(op, inputs), -128, 127))
         assert (error <= bounds.attention(op, inputs, config) + 0.5).all(), f"case {case}: {quant}, {length}"

@@ -35,8 +35,8 @@ CONFIG = PRESETS["tiny"].replace(probability_bits=0, loops=1, descriptors=1)
 @functools.cache
 def parts(config: weft.Config = CONFIG) -> tuple[tuple[weft.Program, DeviceProgram], ...]:
     """Two models, each with its device program."""
-    made = [weft.compile(model, config=config) for model in (small(), digits.model())]
-    return tuple((program, program.device_programs[0]) for program in made)
+    programs = [weft.compile(model, config=config) for model in (small(), digits.model())]
+    return tuple((program, program.device_programs[0]) for program in programs)
 
 
 def inputs(program: weft.Program, seed: int) -> dict[str, np.ndarray]:

@@ -58,8 +58,8 @@ def test_invalid_options_are_refused(on: str, options: dict[str, Any], message: 
 
 def test_recording_options() -> None:
     assert RunOptions("rtl").recording is None
-    wanted = RunOptions("rtl", waves="w.fst", waves_from=5, waves_cycles=7)
-    assert wanted.recording == Waves(Path("w.fst"), 5, 7)
+    options = RunOptions("rtl", waves="w.fst", waves_from=5, waves_cycles=7)
+    assert options.recording == Waves(Path("w.fst"), 5, 7)
     waves = Waves(Path("w.vcd"))
-    assert dataclasses.replace(wanted, waves=waves).recording is waves
-    assert wanted.without_waves() == RunOptions("rtl")
+    assert dataclasses.replace(options, waves=waves).recording is waves
+    assert options.without_waves() == RunOptions("rtl")

@@ -37,17 +37,17 @@ def test_results_equal_single_runs(name: str, early: bool, config: weft.Config) 
         runs = [{"image": image[None]} for image in digits.held_out()[0][:3]]
     else:
         runs = [feeds(small(), draw) for _ in range(5)]
-    wanted = [program.run(inputs, on="golden") for inputs in runs]
+    reference = [program.run(inputs, on="golden") for inputs in runs]
     assert any(
         not np.array_equal(first, second)
-        for first, second in zip(wanted[0].outputs.values(), wanted[1].outputs.values(), strict=True)
+        for first, second in zip(reference[0].outputs.values(), reference[1].outputs.values(), strict=True)
     )
     for count in (1, 2, len(runs)):
         device = Logged(2 * need(program), early=early, config=config)
         results = list(stream(program, runs[:count], device))
         assert len(results) == count
         assert ("list" in device.log) == (config is LISTS and count > 1)
-        for result, expected in zip(results, wanted, strict=False):
+        for result, expected in zip(results, reference, strict=False):
             for output, array in expected.outputs.items():
                 assert np.array_equal(result.outputs[output], array)
             assert result.report["macs"] == expected.report["macs"]
@@ -88,11 +88,11 @@ def test_one_start_runs_a_group(count: int) -> None:
 def test_small_memory_limits_the_group() -> None:
     program = model("small", LISTS)
     runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(8)]
-    wanted = [program.run(inputs).outputs for inputs in runs]
+    reference = [program.run(inputs).outputs for inputs in runs]
     starts = set()
     for memory in range(need(program), 4 * need(program), need(program) // 16):
         device = Logged(memory, early=False, config=LISTS)
-        for expected, result in zip(wanted, stream(program, runs, device), strict=True):
+        for expected, result in zip(reference, stream(program, runs, device), strict=True):
             for output, array in expected.items():
                 assert np.array_equal(result.outputs[output], array)
         starts.add((device.log.count("list"), device.log.count("start")))
@@ -137,9 +137,9 @@ def test_inputs_within_temporaries_are_not_overwritten() -> None:
     assert all(part.compact for part in program.device_programs)
     assert alternate_images(program, 1 << 30) is None
     runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(3)]
-    wanted = [program.run(inputs).outputs for inputs in runs]
+    reference = [program.run(inputs).outputs for inputs in runs]
     device = GoldenDevice(program.config, 4 * need(program))
-    for result, expected in zip(stream(program, runs, device), wanted, strict=True):
+    for result, expected in zip(stream(program, runs, device), reference, strict=True):
         for output, array in expected.items():
             assert np.array_equal(result.outputs[output], array)
 
@@ -150,12 +150,12 @@ def test_states_persist(config: weft.Config) -> None:
     program = weft.compile(ring.build(), config)
     runs = ring.feeds(4)
     name = next(iter(program.inputs))
-    wanted = [program.run({name: inputs}) for inputs in runs]
+    reference = [program.run({name: inputs}) for inputs in runs]
     kept = program.states
     program.reset()
     device = Logged(40 * need(program), early=False, config=config)
     results = list(stream(program, [{name: inputs} for inputs in runs], device))
-    for result, expected in zip(results, wanted, strict=True):
+    for result, expected in zip(results, reference, strict=True):
         for output, array in expected.outputs.items():
             assert np.array_equal(result.outputs[output], array)
     assert program.states.keys() == kept.keys() != set()

@@ -42,8 +42,8 @@ def program(request: pytest.FixtureRequest) -> Program:
 
 @pytest.fixture(scope="module")
 def timeline(program: Program) -> Timeline:
-    (made,) = timelines_of(program, **MEMORY)
-    return made
+    (recorded,) = timelines_of(program, **MEMORY)
+    return recorded
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_events_are_valid(events: list[Event], timeline: Timeline) -> None:
 
 def test_every_instruction_appears_once(events: list[Event], program: Program) -> None:
     instructions = segment_of(program).instructions
-    found = []
+    result = []
     for track, slices in on_tracks(events).items():
         for event in slices:
             if track == LAYERS or event["cat"] == "waits":
@@ -115,25 +115,25 @@ def test_every_instruction_appears_once(events: list[Event], program: Program) -
             (read,) = assemble(" ".join([opcode[1], *(f"{name}={value}" for name, value in fields)]))
             assert read == instructions[index[1]]
             assert read.QUEUE is Queue[track]
-            found.append(index[1])
-    assert sorted(found) == list(range(len(instructions) - 1))
+            result.append(index[1])
+    assert sorted(result) == list(range(len(instructions) - 1))
 
 
 def test_slices_last_as_long_as_units_are_busy(events: list[Event], program: Program) -> None:
     inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
     report = program.run(inputs, on="timing", **MEMORY).report
     for track, slices in on_tracks(events).items():
-        ran = [event["dur"] for event in slices if event["cat"] == "runs"]
+        durations = [event["dur"] for event in slices if event["cat"] == "runs"]
         waited = sum(event["dur"] for event in slices if event["cat"] == "waits")
         if track == LAYERS:
-            assert ran == [layer["cycles"] for layer in report["layers"]]
+            assert durations == [layer["cycles"] for layer in report["layers"]]
             assert waited == 0
         else:
-            assert sum(ran) == report["counters"][f"{track.lower()}_busy"]
+            assert sum(durations) == report["counters"][f"{track.lower()}_busy"]
             # Waiting for the unit counts: it has taken the instruction, and is not busy yet.
             semaphore = report["counters"][f"{track.lower()}_semaphore"]
             assert semaphore <= waited <= semaphore + 2 * len(slices)
-            assert sum(ran) + waited <= report["cycles"]
+            assert sum(durations) + waited <= report["cycles"]
 
 
 def test_slices_carry_their_layer(timeline: Timeline, program: Program) -> None:
@@ -279,9 +279,9 @@ def test_drawings_stay_small(count: int, length: int) -> None:
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         main.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 @pytest.fixture
@@ -299,15 +299,17 @@ def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--latency", "20", "--bandwidth", "3"]
     assert call("trace", "built", "-o", "t.json", "--svg", "t.svg", *options) == 0
     assert names(folder) == {"built", "t.json", "t.svg"}
-    (made,) = timelines_of(weft.load("built"), **MEMORY)
+    (recorded,) = timelines_of(weft.load("built"), **MEMORY)
     out = capsys.readouterr().out
     assert out.startswith("the program is planned for a memory of 4 bytes a cycle, and ran behind one of 3: ")
-    assert out.partition("\n")[2] == f"t.json: {made.cycles:,} cycles\nt.svg: {made.cycles:,} cycles\n"
+    assert (
+        out.partition("\n")[2] == f"t.json: {recorded.cycles:,} cycles\nt.svg: {recorded.cycles:,} cycles\n"
+    )
     document = json.loads(Path("t.json").read_text())
-    assert document["traceEvents"] == timelines.events([made])
+    assert document["traceEvents"] == timelines.events([recorded])
     assert document["otherData"]["latency"] == 20
     assert document["otherData"]["config"] == PRESETS["tiny"].to_dict()
-    assert Path("t.svg").read_text() == timelines.svg([made], PRESETS["tiny"].scratchpad_size)
+    assert Path("t.svg").read_text() == timelines.svg([recorded], PRESETS["tiny"].scratchpad_size)
 
 
 @pytest.fixture
@@ -327,9 +329,9 @@ def simulated_cycles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_rtl_equals_the_cycle_model(simulated_cycles: list[int]) -> None:
     """Slices, bandwidth, occupancy and counters agree in a network without softmax."""
     program = weft.compile(digits.model(), "tiny")
-    made = timelines_of(program, on="rtl", **MEMORY)
-    assert made == timelines_of(program, **MEMORY)
-    assert simulated_cycles == [made[0].cycles]
+    recorded = timelines_of(program, on="rtl", **MEMORY)
+    assert recorded == timelines_of(program, **MEMORY)
+    assert simulated_cycles == [recorded[0].cycles]
 
 
 def test_rtl_slices_last_as_long_as_units_are_busy(simulated_cycles: list[int]) -> None:
@@ -338,9 +340,10 @@ def test_rtl_slices_last_as_long_as_units_are_busy(simulated_cycles: list[int]) 
     assert simulated_cycles == [timeline.cycles for timeline in lines]
     for timeline in lines:
         for queue in Queue:
-            ran = [item for item in timeline.tracks[queue.name] if not item.waits]
+            busy = [item for item in timeline.tracks[queue.name] if not item.waits]
             assert (
-                sum(item.end - item.start for item in ran) == timeline.counters[Counter[f"{queue.name}_BUSY"]]
+                sum(item.end - item.start for item in busy)
+                == timeline.counters[Counter[f"{queue.name}_BUSY"]]
             )
             assert all(before.end <= after.start for before, after in pairwise(timeline.tracks[queue.name]))
 

@@ -129,9 +129,9 @@ def test_program_runs_from_flash(
         cycles = program.run({"image": image}, on=model, memory=False).report["cycles"]
         assert cycles == pytest.approx(result.report["cycles"], rel=0.001)
         other = weft.compile(small(), "icebreaker")
-        given = feeds(small(), np.random.default_rng(1))
-        found, expected = other.run(given, on=device).outputs, other.run(given).outputs
-        assert all(np.array_equal(found[name], value) for name, value in expected.items())
+        inputs = feeds(small(), np.random.default_rng(1))
+        outputs, expected = other.run(inputs, on=device).outputs, other.run(inputs).outputs
+        assert all(np.array_equal(outputs[name], value) for name, value in expected.items())
         loaded = device.transfer.written + device.transfer.kept
         assert loaded > len(other.device_programs[0].code)
         rows = np.zeros((1, 1024), np.float32)
@@ -227,8 +227,8 @@ def test_simulated_board_refuses_programs_of_another_board(
     }
     for port, message in refusals.items():
         assert _exit_code([*run, port]) != 0
-        (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
-        assert said.startswith(f"error: {message}")
+        (error,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
+        assert error.startswith(f"error: {message}")
 
 
 def test_verilog_of_boards_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,8 +246,8 @@ def test_verilog_of_boards_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyP
     board, other = (registry.find(name) for name in ("icebreaker", "tang-nano-9k"))
     config, changed = board.config, replace(board, flash=None)
     cases = [(board, config), (board, config.replace(queue_depth=8)), (other, config), (changed, config)]
-    found = [virtual.board_verilog(*case) for case in (*cases, *cases)]
-    assert found == [f"board {number}" for number in (1, 2, 3, 4, 1, 2, 3, 5)]
+    actual = [virtual.board_verilog(*case) for case in (*cases, *cases)]
+    assert actual == [f"board {number}" for number in (1, 2, 3, 4, 1, 2, 3, 5)]
     monkeypatch.setattr(virtual, "DIVISOR", 8)
     assert virtual.board_verilog(board, config) == "board 6"
     monkeypatch.setattr(registry, "BOARDS", {})
@@ -317,13 +317,17 @@ def test_sdram_clock_phase_is_calibrated(
     assert capsys.readouterr().out.splitlines()[-1] == "mismatching bytes: 0"
     assert json.loads(Path("report.json").read_text())["link"]["written_bytes"] == 0
     assert _exit_code(probe) == 0
-    told = json.loads(capsys.readouterr().out)["sdram"]
-    assert (told["state"], told["capture_cycles"], told["computed_capture_cycles"]) == ("found", capture, 2)
-    degrees = [value // (360 / PHASES) for value in (*told["working_degrees"], told["chosen_degrees"])]
-    computed = told["computed_degrees"] // (360 / PHASES) - PHASES // 2
-    wanted = [first, first + width - 1, first + (width - 1) // 2 + 1]
-    assert degrees[:2] == [(at + computed) % PHASES for at in wanted[:2]]
-    assert degrees[2] in {(at + computed) % PHASES for at in (wanted[2], wanted[2] - 1)}
+    report = json.loads(capsys.readouterr().out)["sdram"]
+    assert (report["state"], report["capture_cycles"], report["computed_capture_cycles"]) == (
+        "found",
+        capture,
+        2,
+    )
+    degrees = [value // (360 / PHASES) for value in (*report["working_degrees"], report["chosen_degrees"])]
+    computed = report["computed_degrees"] // (360 / PHASES) - PHASES // 2
+    expected = [first, first + width - 1, first + (width - 1) // 2 + 1]
+    assert degrees[:2] == [(at + computed) % PHASES for at in expected[:2]]
+    assert degrees[2] in {(at + computed) % PHASES for at in (expected[2], expected[2] - 1)}
 
     sent: list[int] = []
     monkeypatch.setattr(BoardDevice, "write", _record_sizes(BoardDevice.write, sent))
@@ -350,14 +354,14 @@ def test_states_persist_on_a_board(
     monkeypatch.chdir(tmp_path)
     ring = Ring(taps=3, channels=4)
     weft.compile(ring.build(), registry.find("icebreaker").config).save("program")
-    given = []
+    arguments = []
     for index, feed in enumerate(ring.feeds(3)):
         np.save(f"{index}.npy", feed)
-        given += ["--input", f"{index}.npy"]
+        arguments += ["--input", f"{index}.npy"]
     board = ("--on", "board", "--port", "virtual:icebreaker")
-    assert _exit_code(["run", "program", *given, *board, "--output", "board.npz"]) == 0
+    assert _exit_code(["run", "program", *arguments, *board, "--output", "board.npz"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "mismatching bytes: 0"
-    assert _exit_code(["run", "program", *given, "--output", "golden.npz"]) == 0
+    assert _exit_code(["run", "program", *arguments, "--output", "golden.npz"]) == 0
     assert np.array_equal(np.load("board.npz")["y"], np.load("golden.npz")["y"])
 
 
@@ -431,8 +435,8 @@ def test_memory_that_stops_answering_is_reported(core: CoreKind, monkeypatch: py
             before = simulated.cycles
             with pytest.raises(DeviceError, match=r"^the program hangs: ") as error:
                 device.wait()
-            said = set(str(error.value).removeprefix("the program hangs: ").split(", "))
-            assert said - idle == causes
+            message = set(str(error.value).removeprefix("the program hangs: ").split(", "))
+            assert message - idle == causes
             assert simulated.cycles - before < 3_000_000
             device.close()
 

@@ -34,9 +34,9 @@ MODEL = digits.model()
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +84,10 @@ def test_bytes_on_the_line_equal_a_count(size: int) -> None:
     model = BoardModel(CONFIG, 1 << 17)
 
     def count_bytes(data: bytes) -> bytes:
-        said = model.feed(data)
+        reply = model.feed(data)
         counts[0] += len(data)
-        counts[1] += len(said)
-        return said
+        counts[1] += len(reply)
+        return reply
 
     terminal = Terminal(count_bytes)
     try:
@@ -146,12 +146,13 @@ def test_board_without_tables_is_last_with_a_reason(
     assert (first.split()[0], second.split()[0]) == ("icepi-zero", "ulx3s-85f")
     assert "(not sensible)" in second
     assert "(not sensible)" not in first
-    said = "\n".join(notes)
+    message = "\n".join(notes)
     assert (
-        f"ulx3s-85f: not sensible: for {slow.between * 1e3:,.2f} ms of each sample, nodes on the host" in said
+        f"ulx3s-85f: not sensible: for {slow.between * 1e3:,.2f} ms of each sample, nodes on the host"
+        in message
     )
     assert re.search(
-        r"^ulx3s-85f: 20 of 35 nodes run on the host; the reason for 6: .* look-up tables", said, re.M
+        r"^ulx3s-85f: 20 of 35 nodes run on the host; the reason for 6: .* look-up tables", message, re.M
     )
 
 
@@ -222,18 +223,22 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setenv("COLUMNS", "250")
     Path("digits.onnx").write_bytes(MODEL)
     assert call("estimate", "digits.onnx") == 0
-    told = capsys.readouterr().out
-    assert all(name in told for name in BOARDS)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in BOARDS)
     assert call("estimate", "digits.onnx", "--board", "ulx3s-85f", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["format"] == "weft estimate 1"
-    (found,) = document["boards"]
+    (actual,) = document["boards"]
     (item,) = estimate(MODEL, ["ulx3s-85f"])
-    assert found["seconds"] == item.seconds
-    assert found["memory"]["needed"] == item.needed
-    assert found["link"] == {"upload_seconds": item.upload, "sample_seconds": item.link, "between_seconds": 0}
-    assert found["sample_seconds"] == item.seconds + item.link
-    assert found["sensible"]
+    assert actual["seconds"] == item.seconds
+    assert actual["memory"]["needed"] == item.needed
+    assert actual["link"] == {
+        "upload_seconds": item.upload,
+        "sample_seconds": item.link,
+        "between_seconds": 0,
+    }
+    assert actual["sample_seconds"] == item.seconds + item.link
+    assert actual["sensible"]
     assert call("estimate", "digits.onnx", "--board", "vast") == 2
     assert capsys.readouterr().err.startswith("error: unknown board 'vast'; choose ")
     assert call("estimate", "none.onnx") == 2

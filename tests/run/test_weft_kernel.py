@@ -64,11 +64,11 @@ def test_examples(function: Callable[[Rows], object], rows: int, columns: int) -
         function, rows=rows, columns=columns, tensors=count, constants=constants, config=TINY
     )
     tensors = [rng.integers(-128, 128, (rows, columns)).astype(np.int8) for _ in range(count)]
-    wanted = kernel.evaluate(*tensors)
-    assert np.array_equal(kernel.run(*tensors), wanted)
+    expected = kernel.evaluate(*tensors)
+    assert np.array_equal(kernel.run(*tensors), expected)
     assert kernel.cycles is None
     if (rows, columns) == (9, 7):
-        assert np.array_equal(kernel.run(*tensors, on="rtl", stall_seed=5), wanted)
+        assert np.array_equal(kernel.run(*tensors, on="rtl", stall_seed=5), expected)
         assert kernel.cycles
         cycles = kernel.cycles
         kernel.run(*tensors, on="rtl")
