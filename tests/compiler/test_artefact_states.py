@@ -24,9 +24,9 @@ from weft.hdl.isa.config import PRESETS
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("ring")
-    weft.compile(Ring(taps=3, channels=4).build(), PRESETS["tiny"]).save(made)
-    return made
+    result = tmp_path_factory.mktemp("ring")
+    weft.compile(Ring(taps=3, channels=4).build(), PRESETS["tiny"]).save(result)
+    return result
 
 
 def _changed(compiled: Compiled, **changes: Any) -> tuple[State, ...]:

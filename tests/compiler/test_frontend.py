@@ -43,11 +43,11 @@ def output_scale(model: onnx.ModelProto) -> float:
 
 def levels(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> np.ndarray:
     """Differences from ONNX Runtime in steps of the output."""
-    wanted = run_onnxruntime(model, values)[0]
+    expected = run_onnxruntime(model, values)[0]
     given = run_graph(import_model(model), values)[model.graph.output[0].name]
-    assert given.shape == wanted.shape
-    assert given.dtype == wanted.dtype
-    return np.rint((given - wanted) / output_scale(model))
+    assert given.shape == expected.shape
+    assert given.dtype == expected.dtype
+    return np.rint((given - expected) / output_scale(model))
 
 
 @pytest.mark.parametrize("kind", qdq_models.LAYERS)
@@ -111,13 +111,13 @@ def test_pool_with_other_parameters_stays_apart() -> None:
 def test_concat_inputs_are_written_in_place() -> None:
     builder = qdq_models.Builder(np.random.default_rng(0))
     source = builder.input((1, 3, 6, 6))
-    left = builder.conv(source, 4, (1, 1))
+    remaining = builder.conv(source, 4, (1, 1))
     right = builder.like(
         builder.dequantise(builder.conv(source, 5, (1, 1))),
         (1, 5, 6, 6),
-        left,
+        remaining,
     )
-    graph = import_model(builder.finish(builder.concat([left, right], 1)))
+    graph = import_model(builder.finish(builder.concat([remaining, right], 1)))
     ops = fused(graph)
     assert [type(op) for op in ops] == [Conv, Conv]
     assert [op.lookup is not None for op in ops] == [False, True], "its requantisation is a table"
@@ -389,10 +389,10 @@ def test_one_input_in_three_orders_has_three_transfers() -> None:
     graph = import_model(model)
     assert len({item.buffer.name for item in graph.to_device if item.value == source.name}) == 3
     given = run_graph(graph, values)
-    for name, wanted in zip(
+    for name, expected in zip(
         (item.name for item in model.graph.output), run_onnxruntime(model, values), strict=True
     ):
-        assert np.allclose(given[name], wanted, atol=0.02 * np.abs(wanted).max()), name
+        assert np.allclose(given[name], expected, atol=0.02 * np.abs(expected).max()), name
 
 
 def test_value_that_only_another_device_segment_reads() -> None:

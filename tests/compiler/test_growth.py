@@ -24,18 +24,18 @@ COUNTED = ((Buffer, "name"), (Node, "outputs"), (Node, "inputs"))
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each of `COUNTED` is read from now on."""
-    found: Counter[str] = Counter()
+    actual: Counter[str] = Counter()
 
     def count(kind: type, name: str) -> property:
         def read(item: object) -> object:
-            found[f"{kind.__name__}.{name}"] += 1
+            actual[f"{kind.__name__}.{name}"] += 1
             return item.__dict__[name]
 
         return property(read, lambda item, value: item.__dict__.__setitem__(name, value))
 
     for kind, name in COUNTED:
         monkeypatch.setattr(kind, name, count(kind, name), raising=False)
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("action", [weft.check, weft.compile])
@@ -43,8 +43,8 @@ def test_reads_grow_with_steps(action: Callable[..., object], monkeypatch: pytes
     """Of a network, its operators and their buffers, for four times as many steps."""
     models = [CellNet(Cell("GRU", STEPS * times, 1, 4, 4, "bidirectional")).model() for times in (1, 2, 4)]
     action(models[0], CONFIG)  # what is made once is made now
-    found = counted(monkeypatch)
-    few, more, most = ([action(model, CONFIG), Counter(found), found.clear()][1] for model in models)
+    actual = counted(monkeypatch)
+    few, more, most = ([action(model, CONFIG), Counter(actual), actual.clear()][1] for model in models)
     for name, count in most.items():
         assert count - more[name] < MOST * (more[name] - few[name]), name
     assert more["Node.outputs"] > few["Node.outputs"] > 100

@@ -19,11 +19,11 @@ from weft.examples import digits
 
 
 def zipped(*names: str) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as file:
+    result = io.BytesIO()
+    with zipfile.ZipFile(result, "w") as file:
         for name in names:
             file.writestr(name, b"content")
-    return made.getvalue()
+    return result.getvalue()
 
 
 HDF5 = b"\x89HDF\r\n\x1a\n" + bytes(40)
@@ -60,8 +60,8 @@ def test_files_of_other_tools(
         with pytest.raises(SystemExit) as ended:
             command.main(line.format(name).split())
         assert ended.value.code == 2
-        (said,) = (text for text in capsys.readouterr().err.splitlines() if not text.endswith("..."))
-        assert re.match(rf"error: {name} is a {kind} file, .*: .*`{remedy}`", said), said
+        (message,) = (text for text in capsys.readouterr().err.splitlines() if not text.endswith("..."))
+        assert re.match(rf"error: {name} is a {kind} file, .*: .*`{remedy}`", message), message
     assert {path.name for path in tmp_path.iterdir()} == {name, "samples.npy"}
 
 

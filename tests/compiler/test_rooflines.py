@@ -70,10 +70,10 @@ def test_many_random_layers_reach_their_roofline() -> None:
     128 x 128. Not more than a few may be.
     """
     tally: Tally[str] = Tally()
-    found = [text for config in CONFIGS for number in range(_MANY) if (text := wrong(config, number, tally))]
-    assert [text for text in found if not text.startswith("no reason")] == []
-    assert len(found) <= 14, found
-    assert sum("groups 1," in text for text in found) <= 6, found
+    actual = [text for config in CONFIGS for number in range(_MANY) if (text := wrong(config, number, tally))]
+    assert [text for text in actual if not text.startswith("no reason")] == []
+    assert len(actual) <= 14, actual
+    assert sum("groups 1," in text for text in actual) <= 6, actual
     assert tally[""] > 1000, tally
 
 
@@ -87,7 +87,7 @@ banks of the scratchpad that the ULX3S 85F has."""
 
 def low(numbers: range) -> list[str]:
     """Small layers below the floor: every second one on `default`, the others on all configurations in turn."""
-    found = []
+    result = []
     for number in numbers:
         op = small_layer(np.random.default_rng([5, number]))
         config = CONFIGS[number // 2 % len(CONFIGS)] if number % 2 else PRESETS["default"]
@@ -95,10 +95,10 @@ def low(numbers: range) -> list[str]:
         assert share >= LEAST, (number, share)
         if share < FLOOR:
             shown = f"{op.src.shape} by {op.weight.shape}, {op.window}"
-            found.append(
+            result.append(
                 f"layer {number}, N {config.n} ({config.digest:08x}), {shown}: {cycles} cycles, {share:.1%}"
             )
-    return found
+    return result
 
 
 def test_small_layers_have_a_floor() -> None:
@@ -109,8 +109,8 @@ def test_small_layers_have_a_floor() -> None:
 @pytest.mark.parametrize("chunk", range(_CHUNKS))
 def test_ten_thousand_small_layers_have_a_floor(chunk: int) -> None:
     """Random products and convolutions, among them many of a few hundred cycles."""
-    found = low(range(chunk * _EACH, (chunk + 1) * _EACH))
-    assert len(found) <= _FEW, found
+    actual = low(range(chunk * _EACH, (chunk + 1) * _EACH))
+    assert len(actual) <= _FEW, actual
 
 
 def product(rows: int, out: int, cin: int) -> Conv:

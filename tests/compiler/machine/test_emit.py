@@ -35,15 +35,15 @@ def moves(load: Load, offset: int, dst: int, config: Config) -> dict[int, tuple[
     """For each vector at the start of a pixel, the DRAM byte and how many of the pixel's bytes go there."""
     load.check()
     (reads,) = dram_accesses(load, config)
-    found = {}
+    result = {}
     for row in range(load.rows):
         start = offset + row * load.row_pitch + row // load.line * load.skip
         for pixel in range(load.pixels):
             at = (dst + row * load.dst_row + pixel * load.dst_pixel) % (1 << 16)
-            assert at not in found
-            found[at] = (start + pixel * load.pitch, load.length)
+            assert at not in result
+            result[at] = (start + pixel * load.pitch, load.length)
             assert _contains(reads, start - offset + pixel * load.pitch, load.length)
-    return found
+    return result
 
 
 def _contains(reads: DramAccess, first: int, length: int) -> bool:
@@ -57,15 +57,15 @@ def test_boxes(seed: int) -> None:
     vectors, image = -(-count // config.n), rng.randrange(2)
     while box.h * box.w * vectors > 1 << 15:
         box = box._replace(h=(box.h + 1) // 2) if box.h > 1 else box._replace(w=box.w // 2)
-    found: dict[int, tuple[int, int]] = {}
+    result: dict[int, tuple[int, int]] = {}
     tasks = list(
         Emitter(Target(config), Constants(), 0).load_box(source, image, box, (first, count), 5, vectors, 0)
     )
     for task in tasks:
         assert isinstance(task.instruction, Load)
-        found |= moves(task.instruction, *task.addresses, config)
+        result |= moves(task.instruction, *task.addresses, config)
     assert len(tasks) <= 2 * box.h * box.w / COUNT_MAX + 1
-    wanted = {
+    expected = {
         (5 + (y * box.w + x) * vectors) % (1 << 16): (
             source.address(image, box.y + y, box.x + x) + first,
             count,
@@ -73,7 +73,7 @@ def test_boxes(seed: int) -> None:
         for y in range(box.h)
         for x in range(box.w)
     }
-    assert found == wanted, f"seed {seed}"
+    assert result == expected, f"seed {seed}"
 
 
 def test_a_table_that_the_configuration_has_not() -> None:

@@ -122,12 +122,12 @@ def test_places_of_sums_in_turn() -> None:
         convolution(whole("s1", SHAPE, "temp"), 8).replace(dst=whole("d", SHAPE, "temp")),
         convolution(whole("d", SHAPE, "temp"), 8).replace(dst=whole("e", SHAPE, "output")),
     ]
-    made = Allocation(ops, compact=True)
-    assert made.offsets["a"] == made.offsets["s0"] == made.offsets["s1"]
+    result = Allocation(ops, compact=True)
+    assert result.offsets["a"] == result.offsets["s0"] == result.offsets["s1"]
     size = ops[0].dst.buffer.size
-    assert abs(made.offsets["d"] - made.offsets["s1"]) >= size
-    assert abs(made.offsets["c"] - made.offsets["s0"]) >= size
-    assert max(made.offsets.values()) == size
+    assert abs(result.offsets["d"] - result.offsets["s1"]) >= size
+    assert abs(result.offsets["c"] - result.offsets["s0"]) >= size
+    assert max(result.offsets.values()) == size
 
 
 def test_orders_of_packing() -> None:
@@ -137,8 +137,8 @@ def test_orders_of_packing() -> None:
         whole(f"v{index}", (1, 1, size, 64), "temp" if index else "input") for index, size in enumerate(sizes)
     ]
     ops = [convolution(views[index], 64).replace(dst=views[index + 1]) for index in range(len(views) - 1)]
-    made = Allocation(ops, compact=True)
-    assert max(at + made.buffers[name].size for name, at in made.offsets.items()) == 64 * (18 + 36)
+    result = Allocation(ops, compact=True)
+    assert max(at + result.buffers[name].size for name, at in result.offsets.items()) == 64 * (18 + 36)
 
 
 def test_saved_programs_stay_compact(tmp_path) -> None:
@@ -173,13 +173,13 @@ def test_inputs_are_there_from_the_start() -> None:
         Add("add", t1, late, t2, 0.5, 0.5),
         convolution(t2, 8).replace(dst=y),
     ]
-    made = Allocation(ops, compact=True).offsets
+    result = Allocation(ops, compact=True).offsets
     size = t0.buffer.size
     for name, others in {
         "late": ("x", "t0", "t1", "early"),
         "early": ("t0", "t1", "t2", "late", "y"),
     }.items():
-        assert all(abs(made[name] - made[other]) >= size for other in others), name
+        assert all(abs(result[name] - result[other]) >= size for other in others), name
 
 
 def lowest(size: int, first: int, last: int, placed: list[tuple[int, int, int, int]]) -> int:

@@ -52,10 +52,10 @@ def drawn(rng: random.Random) -> Tasks:
 def happened(code: Code) -> list[set[int]]:
     """For each instruction those that are done when it starts, from semaphores alone: the k-th wait takes the k-th
     signal, and what was done when an earlier one of the queue started still is."""
-    given: dict[int, list[set[int]]] = {}
+    arguments: dict[int, list[set[int]]] = {}
     taken: dict[int, int] = {}
     started: list[set[int]] = [set() for _ in range(QUEUES)]
-    found = []
+    result = []
     for index, instruction in enumerate(code):
         assert instruction.QUEUE is not None
         known = set(started[instruction.QUEUE])
@@ -63,14 +63,14 @@ def happened(code: Code) -> list[set[int]]:
             if instruction.wait >> semaphore & 1:
                 at = taken.get(semaphore, 0)
                 taken[semaphore] = at + 1
-                known |= given[semaphore][at]
+                known |= arguments[semaphore][at]
         started[instruction.QUEUE] = known
-        found.append(known)
+        result.append(known)
         before = {other for other in range(index) if code[other].QUEUE == instruction.QUEUE}
         for semaphore in range(16):
             if instruction.signal >> semaphore & 1:
-                given.setdefault(semaphore, []).append(known | before | {index})
-    return found
+                arguments.setdefault(semaphore, []).append(known | before | {index})
+    return result
 
 
 @pytest.mark.parametrize("target", [FAST, SLOW], ids=["fast", "slow"])
@@ -207,13 +207,13 @@ def test_kernels_are_spread(first: bool, loads: int) -> None:
     """Between the results of products, about as many ahead of each as there are: one for every four. What is loaded
     for products takes no time of the array."""
     tasks = pair(10, 40, first=first, loads=loads)
-    made = merge_overlapped(tasks, (0,))
-    kernels = np.flatnonzero(made.cycles == 150)
+    result = merge_overlapped(tasks, (0,))
+    kernels = np.flatnonzero(result.cycles == 150)
     assert np.diff(kernels).max() < 2 * len(tasks) / 10
     assert kernels[0] < 12
     assert kernels[-1] > len(tasks) - 16
-    assert made.paces.sum() == 40
-    assert np.diff(np.cumsum(made.queue == MM)[kernels])[1:].tolist() == [4] * 8
+    assert result.paces.sum() == 40
+    assert np.diff(np.cumsum(result.queue == MM)[kernels])[1:].tolist() == [4] * 8
 
 
 def test_kernels_that_all_wait_for_count_for_nothing() -> None:
@@ -224,8 +224,8 @@ def test_kernels_that_all_wait_for_count_for_nothing() -> None:
         (1, MM, 100, [(False, 93), (True, 10)]),
         *((1, MM, 100, [(True, 10 + at % 2)]) for at in range(39)),
     ]
-    made = merge_overlapped(tasks_of(kernels + products), (0,))
-    before = np.cumsum(made.queue == MM)[made.cycles == 150]
+    result = merge_overlapped(tasks_of(kernels + products), (0,))
+    before = np.cumsum(result.queue == MM)[result.cycles == 150]
     assert before.tolist() == [0, 0, 0, 0, 1, 5, 9, 13, 17, 21]
 
 
@@ -268,14 +268,14 @@ def test_tables_hold_what_they_did(seed: int) -> None:
     tasks, done = tables_of(np.random.default_rng(seed))
 
     def seen(order: list[int]) -> dict[int, int]:
-        held, found = dict[int, int](), dict[int, int]()
+        held, actual = dict[int, int](), dict[int, int]()
         for task in order:
             kind, table = done[task]
             if kind == "fill":
                 held[table] = task
             elif kind == "use":
-                found[task] = held.get(table, -1)
-        return found
+                actual[task] = held.get(table, -1)
+        return actual
 
     order = merge_overlapped(tasks, (0, 1)).dram_bytes.tolist()
     assert seen(order) == seen(sorted(order))
@@ -304,9 +304,9 @@ def test_what_is_read_is_not_written_before(reads: bool) -> None:
         (1, MM, 100, [(True, 10)]),
         (1, STORE, 5, [(False, 10), (True, 300 + int(reads)), (True, 500)]),
     ]
-    made = order_of(in_memory(rows), (0,))
-    assert made.index(5) < made.index(2) or reads
-    assert (made.index(3) < made.index(5)) is reads
+    result = order_of(in_memory(rows), (0,))
+    assert result.index(5) < result.index(2) or reads
+    assert (result.index(3) < result.index(5)) is reads
 
 
 def test_more_than_two_at_a_time() -> None:
@@ -316,9 +316,9 @@ def test_more_than_two_at_a_time() -> None:
     ]
     own = [(1, queue, cycles, [(write, 10 + at % 2)]) for at in range(40) for queue, cycles, write in (
         (MM, 100, True), (VEC, 5, False))]  # fmt: skip
-    made = merge_overlapped(tasks_of(others[0] + own + others[1]), (0, 1))
-    before = np.cumsum(made.queue == MM)[made.cycles == 150]
-    assert made.layer[made.cycles == 150].tolist() == [0] * 5 + [2] * 5
+    result = merge_overlapped(tasks_of(others[0] + own + others[1]), (0, 1))
+    before = np.cumsum(result.queue == MM)[result.cycles == 150]
+    assert result.layer[result.cycles == 150].tolist() == [0] * 5 + [2] * 5
     assert before[-1] < 40
     assert np.diff(before)[1:].tolist() == [4] * 8
     assert runs((7, 1, 2, 5)) == [range(1, 4), range(5, 7), range(7, 9)]
@@ -343,21 +343,21 @@ def test_long_loads_come_under_the_first_products(depth: int) -> None:
     """Seven short LOADs, then seven long ones: these start when the short ones are done, with their fetches in some
     1,200 cycles, when the second product runs. Two have left the queue then, and `depth` more have room there."""
     target = Target(dataclasses.replace(TINY, queue_depth=depth), 1)
-    found = order([100] * 7 + [2000] * 7, 1000, target, slots=14)
-    assert [item for item in found[: found.index(~7)] if item >= 0] == list(range(min(depth + 2, 7)))
+    actual = order([100] * 7 + [2000] * 7, 1000, target, slots=14)
+    assert [item for item in actual[: actual.index(~7)] if item >= 0] == list(range(min(depth + 2, 7)))
 
 
 def test_a_slot_in_use_is_not_filled() -> None:
-    found = order([900] * 8, 1000, RUN_AHEAD_SLOW, slots=2)
+    actual = order([900] * 8, 1000, RUN_AHEAD_SLOW, slots=2)
     for index in range(2, 8):
-        assert found.index(~index) > found.index(index - 2)
+        assert actual.index(~index) > actual.index(index - 2)
 
 
 def test_products_do_not_wait_for_loads_in_front_of_them() -> None:
     """Where LOADs take longer than products, each MM stands ahead of the LOADs that start when it could be fetched."""
-    found = order([1000] * 12, 10, RUN_AHEAD_SLOW, slots=12)
+    actual = order([1000] * 12, 10, RUN_AHEAD_SLOW, slots=12)
     for index in range(12 - TINY.queue_depth):
-        assert found.index(index) < found.index(~(index + TINY.queue_depth))
+        assert actual.index(index) < actual.index(~(index + TINY.queue_depth))
 
 
 CONFIG = PRESETS["tiny"].replace(depthwise_taps=0, int4=1)
@@ -380,9 +380,9 @@ def test_programs_do_the_same() -> None:
         generator = Generator(CONFIG, seed, serial=True)
         generator.build(25)
         expected = results(generator)
-        found = list(Code(sequential_forms(Code.of(generator.program).words, N)))
-        changed |= {new.OPCODE for old, new in zip(generator.program, found, strict=True) if old != new}
-        generator.program = found
+        actual = list(Code(sequential_forms(Code.of(generator.program).words, N)))
+        changed |= {new.OPCODE for old, new in zip(generator.program, actual, strict=True) if old != new}
+        generator.program = actual
         assert results(generator) == expected, f"seed {seed}"
     assert changed == {Opcode.VEC, Opcode.LOAD}
 
@@ -392,10 +392,10 @@ def cycles(load: Load, rng: np.random.Generator) -> tuple[bytes, int]:
     vectors = CONFIG.scratchpad_size
     whole = Store(offset=0x4000, pixels=vectors, length=N, pitch=N, src_pixel=1)
     program = b"".join(instruction.encode() for instruction in (load, whole, End()))
-    given = rng.integers(0, 256, 0x1000, np.uint8).tobytes()
+    inputs = rng.integers(0, 256, 0x1000, np.uint8).tobytes()
     golden, model = GoldenDevice(CONFIG, 1 << 16), SequentialTimingDevice(CONFIG, 1 << 16)
     for device in (golden, model):
-        device.write(0, given)
+        device.write(0, inputs)
         device.write(0x2000, program)
         device.start(0x2000)
         device.wait()
@@ -406,10 +406,10 @@ def cycles(load: Load, rng: np.random.Generator) -> tuple[bytes, int]:
 
 def test_a_vector_of_a_row_has_nothing_behind_it() -> None:
     plain = Load(rows=9, row_pitch=24, pixels=1, length=N - 1, pitch=24, run=N - 1, dst_row=2)
-    found = form(plain)
-    assert isinstance(found, Load)
-    assert found.pitch == N - 1
-    (held, long), (same, short) = (cycles(load, np.random.default_rng(5)) for load in (plain, found))
+    actual = form(plain)
+    assert isinstance(actual, Load)
+    assert actual.pitch == N - 1
+    (held, long), (same, short) = (cycles(load, np.random.default_rng(5)) for load in (plain, actual))
     assert held == same
     assert short < long
 
@@ -431,10 +431,10 @@ def test_coordinates_in_range_stand_still() -> None:
         Vec(oy=3, ox=5, y=2, y_oy=-1, x=8, x_ox=-2, h=3, w=9),
         Vec(oy=3, ox=5, y=4, x=7, h=5, w=8, y_ry=3),
     ):
-        found = form(vec)
-        assert isinstance(found, Vec)
-        assert (found.y, found.y_oy, found.h, found.x, found.x_ox, found.w) == (0, 0, 1, 0, 0, 1)
-        assert (found.oy, found.ox, found.y_ry) == (still.oy, still.ox, vec.y_ry)
+        actual = form(vec)
+        assert isinstance(actual, Vec)
+        assert (actual.y, actual.y_oy, actual.h, actual.x, actual.x_ox, actual.w) == (0, 0, 1, 0, 0, 1)
+        assert (actual.oy, actual.ox, actual.y_ry) == (still.oy, still.ox, vec.y_ry)
     for vec in (
         Vec(oy=3, ox=5, y_oy=1, h=2),
         Vec(oy=3, ox=5, y=-1, y_oy=1, h=9),

@@ -94,19 +94,19 @@ def far_segment(rng: np.random.Generator) -> DeviceSegment:
     if kind in ("max", "average"):
         dst = whole("y", (1, *window.output(h, w), channels), "output")
         return segment_of(Pool("pool", src, dst, str(kind), window, 1.0, 3, 3))
-    pad, given = [], src
+    pad, arguments = [], src
     if kind == "padded":
         around = tuple(draw(rng, 0, 300) if is_far(window, at % 2) else 0 for at in range(4))
         around = Window(pad=around)
-        given = whole("padded", (1, *around.output(h, w), channels), "temp")
-        pad = [Pad("pad", src, given, around, 5)]
+        arguments = whole("padded", (1, *around.output(h, w), channels), "temp")
+        pad = [Pad("pad", src, arguments, around, 5)]
     groups = channels if kind == "depthwise" else groups
     out = channels if kind == "depthwise" else draw(rng, 1, 20) * groups
     weight = rng.integers(-127, 128, (out, *window.kernel, channels // groups)).astype(np.int16)
     scale = np.full(out, 60 / (math.sqrt(weight[0].size) * 127 * 40))
     bias = rng.integers(-999, 999, out).astype(np.int32)
-    dst = whole("y", (1, *window.output(*given.shape[1:3]), out), "output")
-    return segment_of(*pad, Conv("conv", given, dst, weight, bias, scale, window, groups, 5, -3))
+    dst = whole("y", (1, *window.output(*arguments.shape[1:3]), out), "output")
+    return segment_of(*pad, Conv("conv", arguments, dst, weight, bias, scale, window, groups, 5, -3))
 
 
 def check(seed: int) -> None:
@@ -239,10 +239,10 @@ class Bench:
                                                    ("vec", 0.15, 0.07)])  # fmt: skip
 def test_costs(name: str, kind: str, one: float, all_: float) -> None:
     bench = Bench(name)
-    found = [pair for _ in range(10) for pair in getattr(bench, kind)()]
-    wrong = [(guess, cycles) for guess, cycles in found if not abs(guess / cycles - 1) <= one]
+    actual = [pair for _ in range(10) for pair in getattr(bench, kind)()]
+    wrong = [(guess, cycles) for guess, cycles in actual if not abs(guess / cycles - 1) <= one]
     assert not wrong
-    total = sum(guess for guess, _ in found) / sum(cycles for _, cycles in found)
+    total = sum(guess for guess, _ in actual) / sum(cycles for _, cycles in actual)
     assert abs(total - 1) <= all_
 
 

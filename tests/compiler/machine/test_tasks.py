@@ -53,14 +53,14 @@ def drawn(rng: random.Random) -> list[Task]:
 def ranges(item: Instruction) -> list[tuple[bool, int, int, int, int]]:
     """Whether it is written, the space, the first address, one past the last, and the step of what the program checker
     sees."""
-    found = []
+    result = []
     for access in on_chip_accesses(item, TINY):
         cells = np.arange(1 << 16)[access.cells]
         if access.memory in SPACES and cells.size:
             first, *others = cells.tolist()
             step = math.gcd(*(cell - first for cell in others)) or 1
-            found.append((access.write, SPACES[access.memory], first, int(cells[-1]) + 1, step))
-    return found + [(run.write, DRAM + run.base, run.low, run.high, 1) for run in dram_accesses(item, TINY)]
+            result.append((access.write, SPACES[access.memory], first, int(cells[-1]) + 1, step))
+    return result + [(run.write, DRAM + run.base, run.low, run.high, 1) for run in dram_accesses(item, TINY)]
 
 
 def apart(task: Task) -> tuple[Instruction, tuple[int, int, int, bool]]:
@@ -71,18 +71,18 @@ def apart(task: Task) -> tuple[Instruction, tuple[int, int, int, bool]]:
     return dataclasses.replace(task.instruction, **own), rest
 
 
-def compare(tasks: Tasks, wanted: list) -> None:
-    assert len(tasks) == len(wanted)
-    assert list(Code(tasks.words)) == [item for item, _ in wanted]
-    assert tasks.queue.tolist() == [int(item.QUEUE) for item, _ in wanted]
+def compare(tasks: Tasks, expected: list) -> None:
+    assert len(tasks) == len(expected)
+    assert list(Code(tasks.words)) == [item for item, _ in expected]
+    assert tasks.queue.tolist() == [int(item.QUEUE) for item, _ in expected]
     columns = (tasks.layer, tasks.cycles, tasks.dram_bytes, tasks.paces)
-    assert list(zip(*(column.tolist() for column in columns), strict=True)) == [rest for _, rest in wanted]
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == [rest for _, rest in expected]
     uses = tasks.uses
     columns = (uses.task, uses.kind, uses.space, uses.start, uses.stop, uses.step)
-    found = zip(*(column.tolist() for column in columns), strict=True)
-    assert sorted(found) == sorted(
+    actual = zip(*(column.tolist() for column in columns), strict=True)
+    assert sorted(actual) == sorted(
         (index, 2 * int(item.QUEUE) + written, *span)
-        for index, (item, _) in enumerate(wanted)
+        for index, (item, _) in enumerate(expected)
         for written, *span in ranges(item)
     )
 
@@ -91,12 +91,12 @@ def compare(tasks: Tasks, wanted: list) -> None:
 def test_columns(seed: int) -> None:
     rng = random.Random(seed)
     parts = [drawn(rng) for _ in range(rng.randint(1, 3))]
-    wanted = [apart(task) for part in parts for task in part]
+    expected = [apart(task) for part in parts for task in part]
     joined = Tasks.concatenate([Tasks.of(part, TINY) for part in parts])
-    compare(joined, wanted)
-    order = list(range(len(wanted)))
+    compare(joined, expected)
+    order = list(range(len(expected)))
     rng.shuffle(order)
-    compare(joined.reorder(np.array(order, np.int64)), [wanted[index] for index in order])
+    compare(joined.reorder(np.array(order, np.int64)), [expected[index] for index in order])
 
 
 @pytest.mark.parametrize(

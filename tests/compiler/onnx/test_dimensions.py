@@ -56,13 +56,13 @@ def window(rng: Rng, shape: Shape, *, dilated: bool = True) -> tuple[list[int], 
     strides = [int(rng.integers(1, 4)) for _ in kernel]
     dilations = [int(rng.integers(1, 3)) if dilated and (size - 1) * 2 < most else 1
                  for size, most in zip(kernel, shape[2:], strict=True)]  # fmt: skip
-    found = padding(rng, rank, kernel, dilations, strides)
+    actual = padding(rng, rank, kernel, dilations, strides)
     if rank == 3:
         kernel[0] = strides[0] = dilations[0] = 1
-        pads = found.get("pads")
+        pads = actual.get("pads")
         if isinstance(pads, list):
             pads[0] = pads[3] = 0
-    return kernel, {"strides": strides, "dilations": dilations, **found}
+    return kernel, {"strides": strides, "dilations": dilations, **actual}
 
 
 def size(rng: Rng, rank: int) -> Shape:
@@ -107,15 +107,15 @@ def test_pools(op: str, rank: int) -> None:
     for seed in range(12):
         rng = np.random.default_rng([seed, rank])
         built, shape = Builder(rng), size(rng, rank)
-        given, attributes = built.input(shape), {}
+        arguments, attributes = built.input(shape), {}
         if not op.startswith("Global"):
             kernel, attributes = window(rng, shape, dilated=False)
             attributes["kernel_shape"] = kernel
             if op == "AveragePool":
                 attributes["count_include_pad"] = int(rng.integers(2))
-        value = built.node(op, [built.dequantise(given)], **attributes)
+        value = built.node(op, [built.dequantise(arguments)], **attributes)
         # No exact halves, but those of small averages.
-        one_step.check(built.finish(requantised(built, value, given.scale * 0.7183)), rng, tally)
+        one_step.check(built.finish(requantised(built, value, arguments.scale * 0.7183)), rng, tally)
     assert tally.wrong < 1e-2 * tally.elements
 
 

@@ -79,5 +79,5 @@ def test_attention_of_large_heads_is_products(preset: str) -> None:
 )
 def test_what_has_no_parts_is_for_the_host(model: onnx.ModelProto, kind: str) -> None:
     reasons = on_host(compile_all(model, PRESETS["tiny"]))
-    wanted = f"One output of an operator must fit the scratchpad ({kind} in 1024 vectors of 4 bytes)"
-    assert wanted in reasons.values()
+    expected = f"One output of an operator must fit the scratchpad ({kind} in 1024 vectors of 4 bytes)"
+    assert expected in reasons.values()

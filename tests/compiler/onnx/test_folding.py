@@ -39,10 +39,10 @@ def agrees(model: onnx.ModelProto, steps: int = 1) -> dict[str, str]:
     graph = import_model(model)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)
-    given = run_graph(graph, feeds)[model.graph.output[0].name]
-    assert given.shape == wanted.shape
-    assert np.abs(np.rint((given - wanted) / 0.05)).max() <= steps
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)
+    inputs = run_graph(graph, feeds)[model.graph.output[0].name]
+    assert inputs.shape == expected.shape
+    assert np.abs(np.rint((inputs - expected) / 0.05)).max() <= steps
     return on_host(graph)
 
 
@@ -87,8 +87,8 @@ def test_shape_that_takes_turns_of_inference_and_folding() -> None:
         more = built.node(
             "Cast", [built.node("Ceil", [built.node("Mul", [wide, built.constant(np.float32(rows))])])], to=7
         )
-        wanted = built.node("Unsqueeze", [more, built.constant(np.array([0], np.int64))])
-        shape = built.node("Concat", [built.constant(np.array([-1], np.int64)), wanted], axis=0)
+        expected = built.node("Unsqueeze", [more, built.constant(np.array([0], np.int64))])
+        shape = built.node("Concat", [built.constant(np.array([-1], np.int64)), expected], axis=0)
         value = built.node("Reshape", [value, shape])
     model = ended(built, value, (4, 24))
     assert onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
@@ -246,23 +246,27 @@ def some(rng: Rng, low: int, high: int, count: int) -> list[int]:
 def pool(rng: Rng, rank: int) -> tuple[str, dict[str, object], list[int]]:
     """With ceil_mode, all padding and all steps, of an input that windows may not fill."""
     kernel = some(rng, 1, 4, rank)
-    given = {"kernel_shape": kernel, "strides": some(rng, 1, 6, rank), "ceil_mode": int(rng.random() < 0.8)}
+    arguments = {
+        "kernel_shape": kernel,
+        "strides": some(rng, 1, 6, rank),
+        "ceil_mode": int(rng.random() < 0.8),
+    }
     if rng.random() < 0.6:
-        given["pads"] = [int(rng.integers(0, kernel[at % rank])) for at in range(2 * rank)]
+        arguments["pads"] = [int(rng.integers(0, kernel[at % rank])) for at in range(2 * rank)]
     elif rng.random() < 0.3:
-        given["auto_pad"] = str(rng.choice(["SAME_UPPER", "SAME_LOWER", "VALID"]))
-    return str(rng.choice(["MaxPool", "AveragePool"])), given, some(rng, 4, 12, rank)
+        arguments["auto_pad"] = str(rng.choice(["SAME_UPPER", "SAME_LOWER", "VALID"]))
+    return str(rng.choice(["MaxPool", "AveragePool"])), arguments, some(rng, 4, 12, rank)
 
 
 def spread(rng: Rng, rank: int) -> tuple[str, dict[str, object], list[int]]:
     """ConvTranspose whose size auto_pad defines, with output padding."""
     strides = some(rng, 1, 5, rank)
-    given: dict[str, object] = {
+    inputs: dict[str, object] = {
         "strides": strides, "dilations": some(rng, 1, 2, rank),
         "auto_pad": str(rng.choice(["SAME_UPPER", "SAME_LOWER"])),
         "output_padding": [int(rng.integers(0, most)) for most in strides],
     }  # fmt: skip
-    return "ConvTranspose", given, some(rng, 1, 6, rank)
+    return "ConvTranspose", inputs, some(rng, 1, 6, rank)
 
 
 def model(
@@ -286,8 +290,8 @@ def model(
 
 
 def inferred_shape(made: onnx.ModelProto) -> Shape:
-    found = onnx.shape_inference.infer_shapes(made, strict_mode=True)
-    return tuple(dim.dim_value for dim in found.graph.output[0].type.tensor_type.shape.dim)
+    actual = onnx.shape_inference.infer_shapes(made, strict_mode=True)
+    return tuple(dim.dim_value for dim in actual.graph.output[0].type.tensor_type.shape.dim)
 
 
 def compare_shapes(seeds: range) -> int:
@@ -295,21 +299,21 @@ def compare_shapes(seeds: range) -> int:
     wrong = 0
     for seed in seeds:
         rng = np.random.default_rng(seed)
-        op, given, sizes = (pool, spread)[seed % 2](rng, 1 + seed // 2 % 2)
+        op, arguments, sizes = (pool, spread)[seed % 2](rng, 1 + seed // 2 % 2)
         state = rng.bit_generator.state
-        made = model(op, given, sizes, rng, None)
+        produced = model(op, arguments, sizes, rng, None)
         x = rng.normal(size=(1, 2, *sizes)).astype(np.float32)
         try:
-            known = resolve(network_of(made))
+            known = resolve(network_of(produced))
         except CompileError:
             continue
-        (result,) = plain_session(made).run(None, {"x": x})
-        assert known.shapes["made"] == known.shapes["y"] == result.shape, (seed, op, given, sizes)
-        other = inferred_shape(made)
+        (result,) = plain_session(produced).run(None, {"x": x})
+        assert known.shapes["made"] == known.shapes["y"] == result.shape, (seed, op, arguments, sizes)
+        other = inferred_shape(produced)
         wrong += other != result.shape
         for declared in (other, result.shape):
             rng.bit_generator.state = state
-            again = resolve(network_of(model(op, given, sizes, rng, declared)))
+            again = resolve(network_of(model(op, arguments, sizes, rng, declared)))
             assert again.shapes["y"] == result.shape
     return wrong
 
@@ -326,9 +330,9 @@ def test_shapes_are_those_of_results_for_long() -> None:
 def test_a_shape_that_nobody_makes() -> None:
     """What a file declares is still held against what inference finds, if nothing else is wrong."""
     rng = np.random.default_rng(0)
-    given = {"kernel_shape": [2], "strides": [2], "ceil_mode": 1}
+    arguments = {"kernel_shape": [2], "strides": [2], "ceil_mode": 1}
     with pytest.raises(CompileError, match="the model is not valid ONNX: "):
-        resolve(network_of(model("MaxPool", given, [8], rng, (1, 2, 5))))
+        resolve(network_of(model("MaxPool", arguments, [8], rng, (1, 2, 5))))
 
 
 @pytest.mark.parametrize("rank", [1, 2])
@@ -343,8 +347,8 @@ def test_windows_that_start_behind_are_none(rank: int) -> None:
         built = Builder(rng)
         value = built.input((1, 3, *sizes))
         name = built.node(op, [built.dequantise(value)], **given)
-        made = built.quantise(name, built.shape_of(name), value.scale * 0.7183, 3, False)
-        one_step.check(built.finish(made), rng, tally)
+        result = built.quantise(name, built.shape_of(name), value.scale * 0.7183, 3, False)
+        one_step.check(built.finish(result), rng, tally)
     assert tally.wrong < 1e-2 * tally.elements
 
 
@@ -354,6 +358,6 @@ def test_negative_sizes_are_refused() -> None:
         [node], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 1))],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "abc"],
     )  # fmt: skip
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    result = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     with pytest.raises(CompileError, match=r"value 'c' would have shape 2x-1: its operator asks for more"):
-        resolve(network_of(made))
+        resolve(network_of(result))

@@ -128,8 +128,8 @@ class Rounded(Chain):
 
     def apply(self, op: str, *inputs: str | float, **attributes: Any) -> str:
         names = [name if isinstance(name, str) else self.eight_bits(name) for name in inputs]
-        made = self.node(op, names, **attributes)
-        return made if op == "Greater" else self.rounded(made, 0.05 + 0.003 * len(self.nodes), -20)
+        result = self.node(op, names, **attributes)
+        return result if op == "Greater" else self.rounded(result, 0.05 + 0.003 * len(self.nodes), -20)
 
     def eight_bits(self, value: float) -> str:
         step = abs(value) / 100 or 1.0
@@ -259,9 +259,9 @@ def test_requantisation_of_a_table_that_others_read_stays() -> None:
 def test_residual(rounded: bool) -> None:
     """x + f(x) is a function of x; with another value it is an addition."""
     chain = Chain()
-    made = silu(chain, chain.value)
-    made = chain.rounded(made) if rounded else made
-    one_table(chain.ended(chain.apply("Add", chain.value, made)), chain.feeds)
+    result = silu(chain, chain.value)
+    result = chain.rounded(result) if rounded else result
+    one_table(chain.ended(chain.apply("Add", chain.value, result)), chain.feeds)
     chain = Chain()
     other = chain.rounded(chain.apply("Hardmax", chain.value))
     model = chain.ended(chain.apply("Add", chain.rounded(silu(chain, chain.value)), other))
@@ -324,8 +324,8 @@ def test_transposed_for_a_convolution() -> None:
     chain = Chain(0.02, 3, np.uint8, shape=(1, 8, 8, 4))
     value = chain.apply("Sigmoid", chain.node("Transpose", [chain.value], perm=(0, 3, 1, 2)))
     middle = chain.quantised(value, 1 / 200, -100)
-    made = chain.conv(Quantised(middle, (1, 4, 8, 8), 1 / 200, -100, unsigned=False), 3, (1, 1))
-    chain.give(made.name, TensorProto.UINT8 if made.unsigned else TensorProto.INT8, made.shape)
+    result = chain.conv(Quantised(middle, (1, 4, 8, 8), 1 / 200, -100, unsigned=False), 3, (1, 1))
+    chain.give(result.name, TensorProto.UINT8 if result.unsigned else TensorProto.INT8, result.shape)
     graph = check(chain.model(), chain.feeds)
     assert [type(op) for op in device_ops(graph)] == [Rescale, Conv]
     assert not on_host(graph)

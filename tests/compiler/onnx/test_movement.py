@@ -21,10 +21,10 @@ def imported(model: onnx.ModelProto, rng: np.random.Generator) -> Graph:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     feeds, graph = qdq_models.feeds(model, rng), import_model(model)
-    (wanted,) = session.run(None, feeds)
-    given = run_graph(graph, feeds)[model.graph.output[0].name]
-    assert given.dtype == wanted.dtype
-    np.testing.assert_array_equal(given, wanted)
+    (expected,) = session.run(None, feeds)
+    inputs = run_graph(graph, feeds)[model.graph.output[0].name]
+    assert inputs.dtype == expected.dtype
+    np.testing.assert_array_equal(inputs, expected)
     return graph
 
 

@@ -92,10 +92,10 @@ def test_matmul(opset: int, scale_type: type) -> None:
         "ys": np.array([0.3], scale_type), "yz": np.array([118], np.uint8),
     }  # fmt: skip
     x = draw(rng, np.uint8, (4, 6))
-    found = weft.compile(model("QLinearMatMul", (4, 6), (4, 5), constants, opset), "tiny").run({"x": x})
+    actual = weft.compile(model("QLinearMatMul", (4, 6), (4, 5), constants, opset), "tiny").run({"x": x})
     totals = (x.astype(np.int64) - 113) @ (constants["w"].astype(np.int64) - 114)
     xs, ws, ys = (Fraction(float(constants[name][0])) for name in ("xs", "ws", "ys"))
-    np.testing.assert_array_equal(found.outputs["y"], requantised(totals, [xs * ws / ys], 118, np.uint8))
+    np.testing.assert_array_equal(actual.outputs["y"], requantised(totals, [xs * ws / ys], 118, np.uint8))
 
 
 def constants_1x1() -> dict[str, np.ndarray]:
@@ -116,8 +116,8 @@ def test_network_is_left_alone_and_names_stay_unique() -> None:
     before = encode(network)
     expanded = expand_qlinear(network)
     assert encode(network) == before
-    made = [*(name for node in expanded.nodes for name in node.outputs), *expanded.constants]
-    assert len(made) == len(set(made))
+    result = [*(name for node in expanded.nodes for name in node.outputs), *expanded.constants]
+    assert len(result) == len(set(result))
     assert [node.op for node in expanded.nodes] == [
         *["DequantizeLinear"] * 3,
         "Conv",
@@ -143,8 +143,8 @@ def test_scales_or_zero_points_of_columns(shapes: tuple[tuple[int, ...], tuple[i
     totals = (x.astype(np.int64) - 113) @ (constants["w"].astype(np.int64) - constants["wz"])
     xs, ys = (Fraction(float(constants[name])) for name in ("xs", "ys"))
     factors = [xs * Fraction(float(scale)) / ys for scale in np.broadcast_to(constants["ws"].reshape(-1), 5)]
-    found = weft.compile(proto, "tiny").run({"x": x}).outputs["y"]
-    np.testing.assert_array_equal(found, requantised(totals, factors, 118, np.uint8))
+    outputs = weft.compile(proto, "tiny").run({"x": x}).outputs["y"]
+    np.testing.assert_array_equal(outputs, requantised(totals, factors, 118, np.uint8))
 
 
 def test_shapes_that_it_does_not_take() -> None:
@@ -168,9 +168,9 @@ def test_what_cannot_be_written_in_qdq_form_stays(what: str) -> None:
     )
     if what.endswith("an input"):
         name = "xs" if what.startswith("scale") else "w"
-        (given,) = [tensor for tensor in proto.graph.initializer if tensor.name == name]
-        proto.graph.initializer.remove(given)
-        proto.graph.input.append(helper.make_tensor_value_info(name, given.data_type, given.dims))
+        (arguments,) = [tensor for tensor in proto.graph.initializer if tensor.name == name]
+        proto.graph.initializer.remove(arguments)
+        proto.graph.input.append(helper.make_tensor_value_info(name, arguments.data_type, arguments.dims))
     assert [node.op for node in expand_qlinear(network_of(proto)).nodes] == ["QLinearConv"]
     with pytest.raises(CompileError, match=r"^the model uses QLinearConv; weft reads the QDQ format"):
         weft.compile(proto)

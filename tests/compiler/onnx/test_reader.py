@@ -267,8 +267,8 @@ def test_element_types_that_onnx_does_not_have() -> None:
 def one_node(**attributes: Any) -> Network:
     """A graph of one operator of another domain with these attributes."""
     node = helper.make_node("Any", ["x"], ["y"], domain="my.own", **attributes)
-    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, None)) for name in "xy")
-    graph = helper.make_graph([node], "g", [given], [made])
+    arguments, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, None)) for name in "xy")
+    graph = helper.make_graph([node], "g", [arguments], [result])
     opsets = [helper.make_opsetid("ai.onnx", 21), helper.make_opsetid("my.own", 3)]
     return network_of(helper.make_model(graph, opset_imports=opsets))
 

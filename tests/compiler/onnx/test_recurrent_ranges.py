@@ -71,10 +71,10 @@ class Net:
             nodes, "net", [helper.make_tensor_value_info("x", TensorProto.FLOAT, (self.steps, 1, self.w.shape[2]))],
             [helper.make_tensor_value_info(end, TensorProto.FLOAT, None)], constants,
         )  # fmt: skip
-        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        result = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         if self.cells is not None:
-            made.metadata_props.add(key=f"{LARGEST}cell", value=repr(self.cells))
-        return onnx.shape_inference.infer_shapes(made)
+            result.metadata_props.add(key=f"{LARGEST}cell", value=repr(self.cells))
+        return onnx.shape_inference.infer_shapes(result)
 
     def run(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What weft and ONNX Runtime make of the same model."""
@@ -82,9 +82,9 @@ class Net:
         model = self.model()
         program = weft.compile(model, CONFIG)
         assert all(place == "device" or "boundary" in why for _, _, place, why in program.assignment)
-        (found,) = program.run({"x": x}).outputs.values()
+        (outputs,) = program.run({"x": x}).outputs.values()
         session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        return found, session.run(None, {"x": x})[0]
+        return outputs, session.run(None, {"x": x})[0]
 
 
 def opened(rng: np.random.Generator, steps: int, size: int = 4, forget: float = 9.0, **more: object) -> Net:
@@ -103,9 +103,9 @@ def test_cells_reach_what_onnx_runtime_has(steps: int) -> None:
     rng = np.random.default_rng(steps)
     net = opened(rng, steps, reach=float(steps), result=2)
     x = np.sign(rng.normal(0, 1, (1, 1, 4))) * np.ones((steps, 1, 1))
-    found, wanted = net.run(x.astype(np.float32))
-    assert np.abs(wanted).max() > 0.9 * steps
-    assert np.abs(found - wanted).max() < 1.01 * steps / 127
+    actual, expected = net.run(x.astype(np.float32))
+    assert np.abs(expected).max() > 0.9 * steps
+    assert np.abs(actual - expected).max() < 1.01 * steps / 127
 
 
 def test_first_cells_count() -> None:
@@ -113,9 +113,9 @@ def test_first_cells_count() -> None:
     rng = np.random.default_rng(0)
     first = {"c0": np.full((1, 1, 4), 30, np.float32), "h0": np.zeros((1, 1, 4), np.float32)}
     net = opened(rng, 12, reach=42.0, result=2, first=first)
-    found, wanted = net.run(np.ones((12, 1, 4), np.float32))
-    assert wanted.max() > 40
-    assert np.abs(found - wanted).max() < 1.01 * 42 / 127
+    actual, expected = net.run(np.ones((12, 1, 4), np.float32))
+    assert expected.max() > 40
+    assert np.abs(actual - expected).max() < 1.01 * 42 / 127
 
 
 def reason(net: Net) -> str:
@@ -140,16 +140,16 @@ def test_what_a_calibration_found_is_told_everywhere() -> None:
     """`check`, `compile`, and the report of a run say the same of cells that may be beyond it."""
     first = {"c0": np.full((1, 1, 4), -10, np.float32)}
     net = opened(np.random.default_rng(0), 30, cells=14.0, reach=20.0, result=2, first=first)
-    (told,) = weft.check(net.model(), CONFIG).warnings
-    assert "cells beyond 32 are clamped, and a calibration found them up to 14" in told
+    (message,) = weft.check(net.model(), CONFIG).warnings
+    assert "cells beyond 32 are clamped, and a calibration found them up to 14" in message
     program = weft.compile(net.model(), CONFIG)
-    assert program.warnings == (told,)
+    assert program.warnings == (message,)
     x = np.full((30, 1, 4), 0.3, np.float32)
     result = program.run({"x": x})
-    assert result.report["warnings"] == [told]
-    found, wanted = net.run(x)
-    assert 5 < wanted.max() < 20
-    assert np.abs(found - wanted).max() < 2.01 * 20 / 127
+    assert result.report["warnings"] == [message]
+    actual, expected = net.run(x)
+    assert 5 < expected.max() < 20
+    assert np.abs(actual - expected).max() < 2.01 * 20 / 127
 
 
 @pytest.mark.parametrize("value", ["nan", "-1", "inf", "wide"])
@@ -174,8 +174,8 @@ def test_parts_of_sums_cancel(op: str, late: int, part: float) -> None:
     b[0, : len(open_) * size] = np.repeat(open_, size)
     net = Net(op, w, r, b, 6, late=late)
     x = rng.uniform(0.3, 1, (6, 1, size)).astype(np.float32)
-    found, wanted = net.run(x)
-    assert np.abs(found - wanted).max() < 2.01 * STEP
+    actual, expected = net.run(x)
+    assert np.abs(actual - expected).max() < 2.01 * STEP
 
 
 def test_sums_beyond_16_bits_are_refused() -> None:
@@ -196,10 +196,10 @@ def test_first_states_beyond_1(op: str, first: float) -> None:
     b = np.zeros((1, 2 * gates * size))
     if op == "GRU":
         b[0, :size] = 3.0  # much of the state is kept
-    given = {"h0": rng.uniform(-first, first, (1, 1, size)).astype(np.float32)}
-    net = Net(op, w, r, b, 5, first=given, reach=max(first, 1.0))
-    found, wanted = net.run(rng.uniform(-1, 1, (5, 1, size)).astype(np.float32))
-    assert np.abs(found - wanted).max() < 2.01 * max(first, 1.0) / 127
+    arguments = {"h0": rng.uniform(-first, first, (1, 1, size)).astype(np.float32)}
+    net = Net(op, w, r, b, 5, first=arguments, reach=max(first, 1.0))
+    actual, expected = net.run(rng.uniform(-1, 1, (5, 1, size)).astype(np.float32))
+    assert np.abs(actual - expected).max() < 2.01 * max(first, 1.0) / 127
 
 
 def test_bounds_are_never_exceeded() -> None:
@@ -218,15 +218,15 @@ def test_bounds_are_never_exceeded() -> None:
         )
         known = models.load(net.model())
         (node,) = (node for node in known.nodes if node.op == "LSTM")
-        found = recurrent._ranges(known, node)
-        if isinstance(found, str):
+        actual = recurrent._ranges(known, node)
+        if isinstance(actual, str):
             continue
         ends = np.sign(rng.normal(0, 1, (steps, 1, size))) * net.read
         values = [np.asarray(item, np.float64) for item in (ends, net.w, net.r, net.b)]
         proto = next(item for item in net.model().graph.node if item.op_type == "LSTM")
         reached = largest_cell(proto, [*values])
-        assert reached <= found.cell * 1.01
-        tightest = max(tightest, reached / found.cell)
+        assert reached <= actual.cell * 1.01
+        tightest = max(tightest, reached / actual.cell)
     assert tightest > 0.2
 
 

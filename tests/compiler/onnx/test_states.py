@@ -28,13 +28,13 @@ def same_as_given_back(model: onnx.ModelProto, graph: Graph, states: dict[str, s
     rng, plain = np.random.default_rng(1), import_model(model)
     kept = {state.source: state.initial for state in graph.states}
     every = qdq_models.feeds(model, rng)
-    given = {name: np.zeros_like(every[name]) for name in states}
+    arguments = {name: np.zeros_like(every[name]) for name in states}
     for _ in range(3):
-        every = qdq_models.feeds(model, rng) | given
-        wanted = run_graph(plain, every)
-        found = run_kept(graph, {name: every[name] for name in graph.inputs}, kept)
-        assert all(np.array_equal(found[name], wanted[name]) for name in graph.outputs)
-        given = {source: wanted[target] for source, target in states.items()}
+        every = qdq_models.feeds(model, rng) | arguments
+        expected = run_graph(plain, every)
+        actual = run_kept(graph, {name: every[name] for name in graph.inputs}, kept)
+        assert all(np.array_equal(actual[name], expected[name]) for name in graph.outputs)
+        arguments = {source: expected[target] for source, target in states.items()}
 
 
 def two(builder: Builder, shape: tuple[int, ...]) -> tuple[Quantised, Quantised, dict[str, str]]:
@@ -44,9 +44,9 @@ def two(builder: Builder, shape: tuple[int, ...]) -> tuple[Quantised, Quantised,
 
 
 def transposed(builder: Builder, value: Quantised) -> Quantised:
-    made = builder.node("Transpose", [builder.dequantise(value)], perm=[0, 1, 3, 2])
+    result = builder.node("Transpose", [builder.dequantise(value)], perm=[0, 1, 3, 2])
     n, c, h, w = value.shape
-    return builder.like(made, (n, c, w, h), value)
+    return builder.like(result, (n, c, w, h), value)
 
 
 def on_device() -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -195,15 +195,15 @@ def test_as_if_the_user_gave_it_back(name: str) -> None:
     given = np.zeros([size.dim_value for size in model.graph.input[1].type.tensor_type.shape.dim], np.float32)
     for _ in range(4):
         feed = qdq_models.feeds(model, rng)[x]
-        wanted = run_graph(plain, {x: feed, before: given})
+        expected = run_graph(plain, {x: feed, before: given})
         theirs = dict(
             zip(("y0", "y1"), plain_session(model).run(None, {x: feed, before: given}), strict=True)
         )
-        found = run_kept(kept, {x: feed}, states)
-        assert np.array_equal(found["y0"], wanted["y0"])
-        for key, value in wanted.items():
+        actual = run_kept(kept, {x: feed}, states)
+        assert np.array_equal(actual["y0"], expected["y0"])
+        for key, value in expected.items():
             assert np.rint(np.abs(value - theirs[key]) / steps[key]).max() <= 1
-        given = wanted["y1"]
+        given = expected["y1"]
     assert given.any()
 
 
@@ -250,7 +250,7 @@ def test_an_input_and_an_output_of_which_one_is_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "said"),
+    ("states", "message"),
     [
         ({"k": "n"}, "the model has no input 'k' for a state; it has 'input_1', 'h'"),
         ({"h": "k"}, "the model has no output 'k' for a state; it has 'y0', 'n'"),
@@ -261,10 +261,10 @@ def test_an_input_and_an_output_of_which_one_is_the_other() -> None:
         ),
     ],
 )  # fmt: skip
-def test_names_that_are_refused(states: dict[str, str], said: str) -> None:
+def test_names_that_are_refused(states: dict[str, str], message: str) -> None:
     with pytest.raises(CompileError) as caught:
         import_model(plain_model(), states=states)
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
 def test_types_that_only_inference_tells() -> None:

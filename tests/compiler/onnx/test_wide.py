@@ -40,9 +40,9 @@ class Mixed(Builder):
 
     def input(self, shape: Shape, unsigned: bool | None = None) -> Quantised:
         narrow, self.narrow = self.narrow, 0.0 if self.wide_inputs else self.narrow
-        made = super().input(shape, unsigned)
+        result = super().input(shape, unsigned)
         self.narrow = narrow
-        return made
+        return result
 
     def quantise(
         self, value: str, shape: Shape, scale: float, zero: int, unsigned: bool, bits: int | None = None
@@ -257,8 +257,8 @@ def test_movement(kind: str, rank: int) -> None:
         b = Mixed(np.random.default_rng([seed, rank]))
         x = b.input(movement.random_shape(b.rng, rank))
         b.wide_inputs = True
-        made = movement.moved(b, x, kind)
-        model = b.finish(made)
+        result = movement.moved(b, x, kind)
+        model = b.finish(result)
         moves = {node.op_type for node in b.nodes}
         if any(x.name in node.input for node in b.nodes if node.op_type != "DequantizeLinear"):
             continue  # on integers, for which ONNX Runtime lacks some operators
@@ -358,12 +358,12 @@ REFUSED: dict[str, Refusal] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
     """On the host for a reason that is told, and right."""
-    case, op, said, changes = REFUSED[name]
+    case, op, message, changes = REFUSED[name]
     b = Mixed(np.random.default_rng(3))
     model, config = b.finish(case(b)), CONFIG.replace(**changes)
     graph = check(model, b.rng, 1, config, host=True)
     reasons = [reason for _, kind, place, reason in graph.assignment if kind == op and place == "host"]
-    assert any(re.search(said, reason) and reason for reason in reasons), reasons
+    assert any(re.search(message, reason) and reason for reason in reasons), reasons
     assert all(reason.isprintable() for reason in reasons)
 
 
@@ -375,8 +375,8 @@ def test_how_near_lines_have_to_be(
 ) -> None:
     monkeypatch.setattr(lookup, "_fit_lines", lambda *given: (_FIT_LINES(*given)[0], apart))
     b = Mixed(np.random.default_rng(3))
-    made = b.node("Sigmoid", [b.dequantise(b.input(IMAGE))])
-    value = b.quantise(made, IMAGE, 1 / 200 if bits == 8 else 1 / 50_000, 0, False, bits)
+    result = b.node("Sigmoid", [b.dequantise(b.input(IMAGE))])
+    value = b.quantise(result, IMAGE, 1 / 200 if bits == 8 else 1 / 50_000, 0, False, bits)
     graph = import_model(b.finish(value), config=CONFIG)
     assert [item[2] for item in graph.assignment if item[1] == "Sigmoid"] == [place]
 

@@ -91,10 +91,10 @@ def test_each_height_of_strips_is_looked_at_once(side: int, monkeypatch: pytest.
         return Cost(0, 0)
 
     monkeypatch.setattr(_Chains, "_estimate", roughly)
-    found = chains(side)._heights(0, 2)
+    actual = chains(side)._heights(0, 2)
     assert seen == sorted(set(seen), reverse=True)
     assert (seen[0], seen[-1]) == (-(-side // 2), 1)
-    assert [item.height for item in found] == seen[:2]
+    assert [item.height for item in actual] == seen[:2]
 
 
 def test_what_does_not_fit_stays_on_chip_in_strips() -> None:
@@ -147,8 +147,8 @@ def not_cut() -> dict[str, tuple[DeviceOp, ...]]:
 def test_other_chains_are_not_cut(case: str) -> None:
     """Of the first a part is, which ends ahead of the operator behind."""
     segment = DeviceSegment("s", not_cut()[case])
-    found = depth_first(segment, Planner(Target(SMALL, 1.0)))
-    names = {op.name for at in found.strips for op in found.ops[at.first : at.stop]}
+    actual = depth_first(segment, Planner(Target(SMALL, 1.0)))
+    names = {op.name for at in actual.strips for op in actual.ops[at.first : at.stop]}
     assert names <= ({"expand", "depthwise"} if case == "read by an operator behind" else set())
     program = compile_segment(segment, SMALL, bandwidth=1.0)
     compare(program, segment, inputs(program), SMALL, temps=False)
@@ -161,8 +161,8 @@ def test_padding_is_part_of_a_chain(pad: tuple[int, int, int, int]) -> None:
     shape = (1, 40 + pad[0] + pad[2], 40 + pad[1] + pad[3], 48)
     padded = Pad("pad", depthwise.dst, whole("p", shape, "output"), Window(pad=pad), 3)
     segment = DeviceSegment("s", (expand, depthwise, padded))
-    found = depth_first(segment, Planner(Target(SMALL, 1.0)))
-    assert "pad" in {op.name for at in found.strips for op in found.ops[at.first : at.stop]}
+    actual = depth_first(segment, Planner(Target(SMALL, 1.0)))
+    assert "pad" in {op.name for at in actual.strips for op in actual.ops[at.first : at.stop]}
     program = compile_segment(segment, SMALL, bandwidth=1.0)
     compare(program, segment, inputs(program), SMALL, temps=False)
 

@@ -60,51 +60,51 @@ def without(op: Conv, outputs: range, byte: int | None = None) -> Conv:
 
 def same(segment: DeviceSegment, config: Config = TINY) -> DeviceSegment:
     """What is left of a segment, which computes the same."""
-    made = dropped(segment, config)
+    result = dropped(segment, config)
     for seed in range(2):
         rng = np.random.default_rng(seed)
         shape = next(
             view.buffer.shape for op in segment.ops for view in op.sources if view.buffer.name == "x"
         )
         inputs = {"x": rng.integers(-128, 128, shape).astype(np.int8)}
-        before, behind = (run_ops(item, inputs, config.mantissa_bits) for item in (segment, made))
+        before, behind = (run_ops(item, inputs, config.mantissa_bits) for item in (segment, result))
         for view in {op.dst for op in segment.ops if op.dst.buffer.kind == "output"}:
             assert np.array_equal(before[view.buffer.name], behind[view.buffer.name])
-    return made
+    return result
 
 
 def test_zeros_between_convolutions() -> None:
     """Vectors of 4 stay full: of 12 channels 5 are needed, and 8 are left."""
     first = without(conv("a", X, 12, 3), range(3, 10))
-    made = same(segment_of(first, conv("b", first.dst, 6, 3, kind="output")))
-    assert channels_of(made) == {"a": 8, "b": 6}
-    assert isinstance(made.ops[0], Conv)
-    assert made.ops[0].weight[[0, 1, 2]].any(axis=(1, 2, 3)).all()
+    result = same(segment_of(first, conv("b", first.dst, 6, 3, kind="output")))
+    assert channels_of(result) == {"a": 8, "b": 6}
+    assert isinstance(result.ops[0], Conv)
+    assert result.ops[0].weight[[0, 1, 2]].any(axis=(1, 2, 3)).all()
 
 
 def test_all_channels() -> None:
     """A vector stays: there are no buffers without channels."""
     first = without(conv("a", X, 12), range(12), 20)
-    made = same(segment_of(first, conv("b", first.dst, 6, pad=False, kind="output")))
-    assert channels_of(made) == {"a": 4, "b": 6}
+    result = same(segment_of(first, conv("b", first.dst, 6, pad=False, kind="output")))
+    assert channels_of(result) == {"a": 4, "b": 6}
 
 
-@pytest.mark.parametrize(("pad", "byte", "left"), [(False, 20, 4), (True, 20, 12), (True, None, 4)])
+@pytest.mark.parametrize(("pad", "byte", "remaining"), [(False, 20, 4), (True, 20, 12), (True, None, 4)])
 def test_constants_that_are_not_zero_stay_where_windows_read_padding(
-    pad: bool, byte: int | None, left: int
+    pad: bool, byte: int | None, remaining: int
 ) -> None:
     first = without(conv("a", X, 12), range(1, 10), byte)
-    made = same(segment_of(first, conv("b", first.dst, 6, 3, pad=pad, kind="output")))
-    assert channels_of(made)["a"] == left
+    result = same(segment_of(first, conv("b", first.dst, 6, 3, pad=pad, kind="output")))
+    assert channels_of(result)["a"] == remaining
 
 
 def test_constants_go_into_the_bias() -> None:
     first = without(conv("a", X, 8), range(2, 8), 33)
     second = conv("b", first.dst, 3, 3, pad=False, kind="output")
-    made = same(segment_of(first, second)).ops[1]
-    assert isinstance(made, Conv)
+    result = same(segment_of(first, second)).ops[1]
+    assert isinstance(result, Conv)
     gone = second.weight[..., 4:].astype(int).sum(axis=(1, 2, 3)) * (33 - second.x_zero)
-    assert (made.bias == second.bias + gone).all()
+    assert (result.bias == second.bias + gone).all()
 
 
 def test_a_bias_that_would_be_too_large() -> None:
@@ -140,15 +140,15 @@ def test_chains_of_operators_on_each_channel() -> None:
     shape = (1, SIDE - 1, SIDE - 1, 16)
     pool = Pool("c", middle.dst, whole("c", shape, "temp"), "max", Window((2, 2)), 1.0, -9, -9)
     mean = Pool("d", pool.dst, whole("d", (1, 1, 1, 16), "temp"), "average", Window(shape[1:3]), 1.0, -9, -9)
-    made = same(segment_of(first, middle, pool, mean, conv("e", mean.dst, 5, kind="output")))
-    assert channels_of(made) == {"a": 4, "b": 4, "c": 4, "d": 4, "e": 5}
+    result = same(segment_of(first, middle, pool, mean, conv("e", mean.dst, 5, kind="output")))
+    assert channels_of(result) == {"a": 4, "b": 4, "c": 4, "d": 4, "e": 5}
 
 
 def test_sums_need_what_either_operand_needs() -> None:
     one, two = without(conv("a", X, 12), range(9)), without(conv("b", X, 12), range(4, 12))
     total = Add("c", one.dst, two.dst, whole("c", one.dst.shape, "temp"), 0.7, 0.6, -9, -9, -9)
-    made = same(segment_of(one, two, total, conv("d", total.dst, 5, kind="output")))
-    assert channels_of(made) == {"a": 8, "b": 8, "c": 8, "d": 5}
+    result = same(segment_of(one, two, total, conv("d", total.dst, 5, kind="output")))
+    assert channels_of(result) == {"a": 8, "b": 8, "c": 8, "d": 5}
 
 
 def test_tables_need_not_rise() -> None:
@@ -196,17 +196,17 @@ def test_dilated_windows_may_see_padding_only() -> None:
     first = without(conv("a", X, 12), range(9), 50)
     window = Window((2, 2), dilation=(7, 7), pad=(3, 3, 4, 4))
     pool = Pool("b", first.dst, whole("b", (1, *window.output(SIDE, SIDE), 12), "temp"), "max", window)
-    made = same(segment_of(first, pool, conv("c", pool.dst, 4, pad=False, kind="output")))
-    assert channels_of(made)["b"] == 12
+    result = same(segment_of(first, pool, conv("c", pool.dst, 4, pad=False, kind="output")))
+    assert channels_of(result)["b"] == 12
 
 
 def test_padding_with_another_byte() -> None:
     first = without(conv("a", X, 12), range(9))
-    for fill, left in ((-9, 4), (-8, 12)):
+    for fill, remaining in ((-9, 4), (-8, 12)):
         window = Window(pad=(1, 1, 1, 1))
         pad = Pad("b", first.dst, whole("b", (1, SIDE + 2, SIDE + 2, 12), "temp"), window, fill, 1.0, -9, -9)
-        made = same(segment_of(first, pad, conv("c", pad.dst, 4, pad=False, kind="output")))
-        assert channels_of(made)["b"] == left
+        result = same(segment_of(first, pad, conv("c", pad.dst, 4, pad=False, kind="output")))
+        assert channels_of(result)["b"] == remaining
 
 
 def test_random() -> None:
@@ -244,11 +244,11 @@ def test_sums_that_wrap_are_anything() -> None:
     """Of 32 bits: the least sum is large, and the greatest one is below zero."""
     op = conv("a", X, 12)
     op = op.replace(bias=np.full(12, (1 << 31) - 1000, np.int32))
-    found = run_ops(
+    actual = run_ops(
         segment_of(op), {"x": np.random.default_rng(0).integers(-128, 128, X.shape).astype(np.int8)}
     )
     (ranges,) = channel_ranges((op,), 24).values()
-    assert {int(found["a"].min()), int(found["a"].max())} == {-128, 127}
+    assert {int(actual["a"].min()), int(actual["a"].max())} == {-128, 127}
     assert (ranges.low == -128).all()
     assert (ranges.high == 127).all()
 
@@ -265,11 +265,11 @@ def test_ranges_hold_what_is_computed() -> None:
         )
         for kind in range(3):
             x = rng.integers(-128, 128, shape) if kind else rng.choice([-128, 127], shape)
-            found = run_ops(segment, {"x": x.astype(np.int8)}, 24)
+            actual = run_ops(segment, {"x": x.astype(np.int8)}, 24)
             for op in segment.ops:
                 name = op.dst.buffer.name
                 if name in ranges:
-                    values = found[name].reshape(-1, op.dst.shape[3])
+                    values = actual[name].reshape(-1, op.dst.shape[3])
                     assert (values >= ranges[name].low).all(), (seed, op)
                     assert (values <= ranges[name].high).all(), (seed, op)
         known += len(ranges)

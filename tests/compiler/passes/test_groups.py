@@ -52,7 +52,7 @@ def drawn(rng: np.random.Generator, config: Config) -> tuple[DeviceSegment, dict
 
 def check_results(name: str, seed: int, count: int) -> Counter[str]:
     """Compare some networks, and count kinds of groups."""
-    config, found = CONFIGS[name], Counter[str]()
+    config, actual = CONFIGS[name], Counter[str]()
     rng = np.random.default_rng([seed, len(name)])
     for case in range(count):
         segment, inputs = drawn(rng, config)
@@ -61,31 +61,33 @@ def check_results(name: str, seed: int, count: int) -> Counter[str]:
         program = compile_segment(
             segment, config, bandwidth=bandwidth, watch=lambda _, item, passed=passed: passed.append(item)
         )
-        made = passed[-1]
-        assert set(made.resident) <= {view.buffer.name for op in made.ops for view in (*op.sources, op.dst)}
-        for run in runs(made.overlapped):
-            kinds = [type(made.ops[index]).__name__ for index in run]
-            found.update(kinds)
-            found["channels"] += sum(isinstance(made.ops[index].plan, ChannelPlan) for index in run)
-            found["three"] += len(kinds) > 2
-            found["ahead"] += kinds[0] != "Conv"
-            found["resident"] += any(
-                view.buffer.name in made.resident for index in run for view in made.ops[index].sources
+        result = passed[-1]
+        assert set(result.resident) <= {
+            view.buffer.name for op in result.ops for view in (*op.sources, op.dst)
+        }
+        for run in runs(result.overlapped):
+            kinds = [type(result.ops[index]).__name__ for index in run]
+            actual.update(kinds)
+            actual["channels"] += sum(isinstance(result.ops[index].plan, ChannelPlan) for index in run)
+            actual["three"] += len(kinds) > 2
+            actual["ahead"] += kinds[0] != "Conv"
+            actual["resident"] += any(
+                view.buffer.name in result.resident for index in run for view in result.ops[index].sources
             )
-            (own,) = (made.regions[index] for index in run if isinstance(made.ops[index].plan, ConvPlan))
-            others = {made.regions[index] for index in run} - {own}
+            (own,) = (result.regions[index] for index in run if isinstance(result.ops[index].plan, ConvPlan))
+            others = {result.regions[index] for index in run} - {own}
             assert all(one[1] <= own[0] or own[1] <= one[0] for one in others)
         compare(program, segment, inputs, config, temps=False)
-    return found
+    return actual
 
 
 @pytest.mark.usefixtures("_forced")
 def test_results() -> None:
-    found = Counter[str]()
+    actual = Counter[str]()
     for name in ("tiny", "small", "default"):
-        found += check_results(name, 1, 16)
+        actual += check_results(name, 1, 16)
     kinds = ["Pool", "Rescale", "Add", "Pad", "Multiply", "channels", "three", "ahead", "resident"]
-    assert all(found[kind] >= 2 for kind in kinds), found
+    assert all(actual[kind] >= 2 for kind in kinds), actual
 
 
 @pytest.mark.long

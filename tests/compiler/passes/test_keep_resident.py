@@ -64,11 +64,11 @@ def test_random_convolutions(preset: str, least: float, seeds: range) -> None:
 
         def any_plan(shape: ConvShape, rng: np.random.Generator = rng) -> ConvPlan | None:
             """Any tiling, with the estimates of the best: decisions are the usual ones."""
-            found = candidates(shape)
-            if not found:
+            actual = candidates(shape)
+            if not actual:
                 return None
-            chosen = found[int(rng.integers(len(found)))]
-            return dataclasses.replace(chosen, cycles=found[0].cycles, traffic=found[0].traffic)
+            chosen = actual[int(rng.integers(len(actual)))]
+            return dataclasses.replace(chosen, cycles=actual[0].cycles, traffic=actual[0].traffic)
 
         program = compile_segment(segment, config, **({} if seed % 3 else {"choose": any_plan}))
         compare_outputs(program, segment.ops, config)
@@ -113,19 +113,19 @@ def test_operators_of_all_kinds(preset: str) -> None:
         if not config.lookup_tables:
             segment = dataclasses.replace(segment, ops=tuple(op.replace(lookup=None) for op in segment.ops))
         planner = Planner(Target(config))
-        found = kept_all(segment, planner)
+        actual = kept_all(segment, planner)
         kinds |= {
             type(op)
-            for op in found.ops
+            for op in actual.ops
             for view in (*op.sources, op.dst)
-            if view.buffer.name in found.resident
+            if view.buffer.name in actual.resident
         }
         if all(
-            planner.plan(op, found.resident, found.regions[at] if found.regions else None)
-            for at, op in enumerate(found.ops)
+            planner.plan(op, actual.resident, actual.regions[at] if actual.regions else None)
+            for at, op in enumerate(actual.ops)
         ):
-            program = compile_segment(found, config, passes=(Pass(choose_plans),))
-            assert not found.resident.keys() & set(program.buffers)
+            program = compile_segment(actual, config, passes=(Pass(choose_plans),))
+            assert not actual.resident.keys() & set(program.buffers)
             compare_outputs(program, segment.ops, config)
     assert {Conv, Pool, Add} <= kinds
 
@@ -202,23 +202,23 @@ def test_what_is_added_later_stays_as_well() -> None:
 def test_nothing_lies_on_anything_else(config: Config, bandwidth: float | None) -> None:
     """What is held while an operator runs is apart from its room, and from all that is held with it."""
     ops = residual_blocks()
-    found = keep_resident(DeviceSegment("s", ops), Planner(Target(config, bandwidth)))
-    assert len(found.resident) == 5
-    alive = {name: [index for index, op in enumerate(ops) if touches(op, name)] for name in found.resident}
+    actual = keep_resident(DeviceSegment("s", ops), Planner(Target(config, bandwidth)))
+    assert len(actual.resident) == 5
+    alive = {name: [index for index, op in enumerate(ops) if touches(op, name)] for name in actual.resident}
     for index in range(len(ops)):
         sizes = {name: 4 * 14 * 14 for name, at in alive.items() if at[0] <= index <= at[-1]}
-        taken = [(found.resident[name], found.resident[name] + size) for name, size in sizes.items()]
-        taken = sorted([*taken, found.regions[index]])
+        taken = [(actual.resident[name], actual.resident[name] + size) for name, size in sizes.items()]
+        taken = sorted([*taken, actual.regions[index]])
         assert all(a[1] <= b[0] for a, b in pairwise(taken))
         assert taken[-1][1] <= config.scratchpad_size
-        assert all(edge % unit(config) == 0 for edge in found.regions[index])
+        assert all(edge % unit(config) == 0 for edge in actual.regions[index])
 
 
 def test_few_banks_are_shared() -> None:
     """Four banks: two for weights and parameters, one for what the array reads, and one for what is added and made."""
     config = BOARDS["ulx3s-85f"].config
-    found = keep_resident(DeviceSegment("s", residual_blocks()), Planner(Target(config, 1.0)))
-    assert len({at // unit(config) for at in found.resident.values()}) == 2
+    actual = keep_resident(DeviceSegment("s", residual_blocks()), Planner(Target(config, 1.0)))
+    assert len({at // unit(config) for at in actual.resident.values()}) == 2
 
 
 def test_array_and_vector_unit_meet_where_that_is_no_slower() -> None:

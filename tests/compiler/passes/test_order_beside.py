@@ -83,8 +83,8 @@ def test_a_convolution_moves_to_what_depends_on_the_one_before() -> None:
         small,
         Rescale("rescale", small.dst, whole("y", x.shape, "output"), 0.5),
     ]
-    made = order_beside(DeviceSegment("three", tuple(ops)), Planner(Target(DEFAULT)))
-    names = [op.name for op in made.ops]
+    result = order_beside(DeviceSegment("three", tuple(ops)), Planner(Target(DEFAULT)))
+    names = [op.name for op in result.ops]
     assert abs(names.index("rescale") - names.index("large")) == 1
     assert names.index("small") < names.index("rescale")
 
@@ -104,10 +104,10 @@ def test_what_depends_stays_in_order(seed: int, monkeypatch: pytest.MonkeyPatch)
     rng, moved = np.random.default_rng(seed), 0
     for case in range(25):
         segment, inputs = branches(rng) if case % 2 else random_mixture(rng, products=True)
-        made = order_beside(segment, Planner(Target(PRESETS["small"])))
-        verify_segment(made)
-        moved += made.ops != segment.ops
-        expected, found = (run_ops(item, inputs, 24) for item in (segment, made))
+        result = order_beside(segment, Planner(Target(PRESETS["small"])))
+        verify_segment(result)
+        moved += result.ops != segment.ops
+        expected, actual = (run_ops(item, inputs, 24) for item in (segment, result))
         outputs = {op.dst.buffer.name for op in segment.ops if op.dst.buffer.kind == "output"}
-        assert all(np.array_equal(expected[name], found[name]) for name in outputs)
+        assert all(np.array_equal(expected[name], actual[name]) for name in outputs)
     assert moved > 2

@@ -47,7 +47,7 @@ def in_order(segment: DeviceSegment, height: int) -> DeviceSegment | None:
 
 def test_strips_compute_the_same() -> None:
     """By the meaning of the operators: every height, on chains with windows, pools, strides and sums of all kinds."""
-    found = 0
+    actual = 0
     for seed in range(60):
         segment, inputs = random_convolutions(np.random.default_rng([seed, 7]), side=12, channels=5)
         expected = run_ops(segment, inputs, 24)
@@ -56,13 +56,13 @@ def test_strips_compute_the_same() -> None:
             if cut is not None:
                 name = segment.ops[-1].dst.buffer.name
                 assert np.array_equal(run_ops(cut, inputs, 24)[name], expected[name]), (seed, height)
-                found += 1
-    assert found > 80
+                actual += 1
+    assert actual > 80
 
 
 def test_strips_of_other_operators_compute_the_same() -> None:
     """Pooling, sums, products with one pixel for all, and requantisation between the convolutions."""
-    found = 0
+    actual = 0
     for seed in range(60):
         segment, inputs = random_operators(np.random.default_rng([seed, 8]))
         expected = run_ops(segment, inputs, 24)
@@ -70,8 +70,8 @@ def test_strips_of_other_operators_compute_the_same() -> None:
             cut = in_order(segment, height)
             if cut is not None:
                 assert np.array_equal(run_ops(cut, inputs, 24)["y"], expected["y"]), (seed, height)
-                found += len(cut.ops) > len(segment.ops)
-    assert found > 80
+                actual += len(cut.ops) > len(segment.ops)
+    assert actual > 80
 
 
 def test_rows_of_pixels_become_rows_of_an_image() -> None:
@@ -90,8 +90,8 @@ def test_rows_of_pixels_become_rows_of_an_image() -> None:
         (1, 6, 8, 8),
     ]
     rng = np.random.default_rng(1)
-    given = {name: rng.integers(-128, 128, size).astype(np.int8) for name, size in (("x", 384), ("gate", 8))}
-    results = [run_ops(DeviceSegment("s", item), given, 24)["y"] for item in (ops, as_images(ops))]
+    inputs = {name: rng.integers(-128, 128, size).astype(np.int8) for name, size in (("x", 384), ("gate", 8))}
+    results = [run_ops(DeviceSegment("s", item), inputs, 24)["y"] for item in (ops, as_images(ops))]
     assert np.array_equal(*results)
     strips = in_strips(as_images(ops), 2)
     assert strips is not None
@@ -193,8 +193,8 @@ def on_rtl(config: Config, seed: int) -> None:
     ) as rtl:
         image.run(rtl, inputs)
         name = segment.ops[-1].dst.buffer.name
-        found, counters = image.read(rtl, name).reshape(-1), rtl.counters()
-    assert np.array_equal(found, run_ops(segment, inputs, config.mantissa_bits)[name]), seed
+        actual, counters = image.read(rtl, name).reshape(-1), rtl.counters()
+    assert np.array_equal(actual, run_ops(segment, inputs, config.mantissa_bits)[name]), seed
     if not stalls:
         model = TimingDevice(config, image.memory_bytes, latency=7 * seed + 1)
         image.run(model, inputs)

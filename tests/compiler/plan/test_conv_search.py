@@ -29,7 +29,7 @@ def searches(rng: np.random.Generator) -> list[Search]:
     """Of random convolutions: inputs and outputs in memory or on chip, in all of the scratchpad or a part."""
     target = drawn(rng)
     segment, _ = random_convolutions(rng, side=int(rng.integers(3, 30)), channels=int(rng.integers(4, 90)))
-    found = []
+    result = []
     for op in segment.ops:
         held = [view.buffer.name for view in (op.src, op.dst) if rng.random() < 0.2]  # type: ignore[union-attr]
         size = target.config.scratchpad_size
@@ -41,8 +41,8 @@ def searches(rng: np.random.Generator) -> list[Search]:
                 Zone(item.a[1], item.b[1], item.o[1], shared_fraction(item, target.config))
                 for item in divided
             ]
-            found.append(Search(shape, cut))
-    return found
+            result.append(Search(shape, cut))
+    return result
 
 
 def least(search: Search) -> ScoredPlan | None:

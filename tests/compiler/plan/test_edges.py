@@ -54,10 +54,10 @@ class Spy:
 
     def _spied(self, function: Any, tells: Any) -> Any:
         def spied(*given: Any) -> Any:
-            found = function(*given)
-            if (what := tells(found, *given)) is not None:
+            actual = function(*given)
+            if (what := tells(actual, *given)) is not None:
                 self.tally[what] += 1
-            return found
+            return actual
 
         return spied
 

@@ -120,13 +120,13 @@ def test_sums(kernel, stride, pad, columns, taps, channels, random):
     tiles = lines.words(weight, window, config)
     assert tiles.shape == (1, lines.passes, 1, 2 * taps - 1, n)
     padded = np.pad(row, (pad, (0, 0)))
-    wanted = np.stack(
+    expected = np.stack(
         [
             (padded[at * stride : at * stride + kernel, :channels].T * weight[:, 0]).sum(axis=1)
             for at in range(width)
         ]
     )
-    assert np.array_equal(line(lines, tiles[0], row, window, width, n)[:, :channels], wanted)
+    assert np.array_equal(line(lines, tiles[0], row, window, width, n)[:, :channels], expected)
 
 
 def test_cycles() -> None:

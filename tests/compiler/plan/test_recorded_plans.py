@@ -18,5 +18,5 @@ def test_estimates_are_those_recorded(name: str) -> None:
 
 def test_most_operators_have_plans() -> None:
     """With a quarter of the scratchpad less, too."""
-    found = [item for plans in recorded().values() for item in plans.values()]
-    assert sum(not item for item in found) < len(found) / 20
+    actual = [item for plans in recorded().values() for item in plans.values()]
+    assert sum(not item for item in actual) < len(actual) / 20

@@ -91,8 +91,8 @@ def test_what_is_on_chip_has_no_slots_and_does_not_move() -> None:
 def test_fewer_sets_where_little_is_left(region: tuple[int, int], slots: int) -> None:
     """Two blocks of parameters, and as many sets of three vectors as fit."""
     site = Planner(Target(DEFAULT)).site(added(1, 1, 16), region=region)
-    found = plan(site, ONE)
-    assert (0 if found is None else found.slots) == slots
+    actual = plan(site, ONE)
+    assert (0 if actual is None else actual.slots) == slots
 
 
 def test_cycles_are_those_of_the_slower_unit() -> None:
@@ -112,9 +112,9 @@ def test_in_turn_all_units_take_their_time() -> None:
     target = Target(config, sequential=True)
     costs = target.sequential_costs
     assert costs is not None
-    found, bus = cycles(op, target, 640, 1024)
+    actual, bus = cycles(op, target, 640, 1024)
     assert (
-        found
+        actual
         == costs.vec(1, 1, 640 / config.groups) + costs.load(2, 2, 64, 128) + overheads.STANDALONE_CYCLES
     )
     assert bus == 1024 / config.bus_bytes

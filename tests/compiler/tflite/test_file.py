@@ -87,16 +87,16 @@ def test_names_can_be_printed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "actual"),
     [(b"", "missing"), (b"\x1c\0\0\0TFL", "'TFL'"), (b"\x1c\0\0\0\x00\n\x1b3rest", "'\\x00\\n\\x1b3'")],
 )
-def test_no_identifier(content: bytes, found: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_no_identifier(content: bytes, actual: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("model") / "x.TFLite"
     path.write_bytes(content)
     with pytest.raises(CompileError) as caught:
         import_model(path)
     assert str(caught.value) == (
-        f"{path} is not a TFLite model: its bytes 4 to 8 must be 'TFL3', but are {found}"
+        f"{path} is not a TFLite model: its bytes 4 to 8 must be 'TFL3', but are {actual}"
     )
 
 

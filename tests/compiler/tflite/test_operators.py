@@ -71,11 +71,11 @@ def test_an_operator_behind_one_that_has_channels_first(name: str) -> None:
     for seed in range(SEEDS):
         case = draw(name, seed, "int8", Behind)
         content, values = case.finish(), case.draws()
-        found = tensors(content, values)
+        actual = tensors(content, values)
         graph = import_model(content)
         inputs = {key: values[index] for index, key in zip(case.inputs, graph.inputs, strict=True)}
         for index, value in zip(case.outputs, run_graph(graph, inputs).values(), strict=True):
-            assert steps(value, found[index]).max() <= 1, f"seed {seed}"
+            assert steps(value, actual[index]).max() <= 1, f"seed {seed}"
 
 
 @pytest.mark.parametrize("name", INT16)
@@ -189,8 +189,8 @@ def test_what_is_joined_may_have_scales_of_its_own(seed: int, same: str) -> None
     scale, zero = case.scale(), case.zero()
     parts = [case.input(shape, *((scale, None) if same == "scale" else (None, zero))) for _ in range(3)]
     most = max(case.model.tensors[index].scale[0] for index in parts)
-    made = (*shape[:-1], shape[-1] * 3)
-    output = case.output(made, scale, zero) if same == "scale" else case.output(made, most, zero)
+    result = (*shape[:-1], shape[-1] * 3)
+    output = case.output(result, scale, zero) if same == "scale" else case.output(result, most, zero)
     case.model.operator("CONCATENATION", parts, [output], "Concatenation", Axis=-1)
     content = case.finish()
     ((_, apart, _, _),) = layers(parse(content, "it"), tensors(content, case.draws()))
@@ -221,9 +221,9 @@ def test_operators_that_few_networks_have(name: str) -> None:
     dtype = "float32" if name == "REDUCE_PROD" else "int8"
     scale = None if dtype == "float32" else 0.1
     source = model.tensor((1, 4, 1, 3), dtype, scale)
-    made = {"REVERSE_V2": (1, 4, 1, 3), "BROADCAST_TO": (2, 4, 5, 3), "REDUCE_PROD": (1, 1, 3)}[name]
-    other = {"REVERSE_V2": [1, 2], "BROADCAST_TO": made, "REDUCE_PROD": [1]}[name]
-    result = model.tensor(made, dtype, scale)
+    produced = {"REVERSE_V2": (1, 4, 1, 3), "BROADCAST_TO": (2, 4, 5, 3), "REDUCE_PROD": (1, 1, 3)}[name]
+    other = {"REVERSE_V2": [1, 2], "BROADCAST_TO": produced, "REDUCE_PROD": [1]}[name]
+    result = model.tensor(produced, dtype, scale)
     kind = {"REVERSE_V2": "ReverseV2", "BROADCAST_TO": "BroadcastTo", "REDUCE_PROD": "Reducer"}[name]
     model.operator(name, [source, model.constant(other)], [result], kind)
     model.tensor((1,), "int8", 0.1)
@@ -261,13 +261,13 @@ def test_chains_of_operators_that_move_bytes_equal_litert(seed: int) -> None:
     """Axes are in order, wherever channels are first or last."""
     case = chain(seed, 1 + seed % 9, ("int8", "uint8")[seed % 2])
     content, values = case.finish(), case.draws()
-    found = tensors(content, values)
+    actual = tensors(content, values)
     graph = import_model(content)
     results = run_graph(
         graph, {name: values[index] for index, name in zip(case.inputs, graph.inputs, strict=True)}
     )
     for index, (name, value) in zip(case.outputs, results.items(), strict=True):
-        assert np.array_equal(value, found[index]), name
+        assert np.array_equal(value, actual[index]), name
 
 
 NETWORKS = {

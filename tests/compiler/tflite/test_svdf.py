@@ -37,15 +37,15 @@ def check(case: Svdf, count: int = 4, places: tuple[type, ...] = (DeviceSegment,
     content, theirs = case.build(), case.for_litert()
     graph = import_model(content, config=CONFIG)
     assert tuple(type(segment) for segment in graph.segments) == places
-    found = {tensor.name: tensor.index for tensor in parse(content, "it").tensors}
+    actual = {tensor.name: tensor.index for tensor in parse(content, "it").tensors}
     states = {state.source: state.initial for state in graph.states}
     assert list(states) == ["state"]
     feeds, reached = case.feeds(count), list[np.ndarray]()
-    wanted = runs(theirs, [{found["x"]: feed} for feed in feeds])
-    for feed, known in zip(feeds, wanted, strict=True):
+    expected = runs(theirs, [{actual["x"]: feed} for feed in feeds])
+    for feed, known in zip(feeds, expected, strict=True):
         (result,) = run_kept(graph, {"x": feed}, states).values()
-        assert steps(states["state"], known[found["state"]]).max() <= 1
-        least = np.maximum(known[found["y"]], case.above - 128)
+        assert steps(states["state"], known[actual["state"]]).max() <= 1
+        least = np.maximum(known[actual["y"]], case.above - 128)
         assert steps(result, least).max() <= 1
         reached.append(result)
     assert len(np.unique(reached)) > 1, "nothing to compare"

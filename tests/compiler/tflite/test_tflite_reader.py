@@ -123,8 +123,8 @@ def test_same_padding_has_the_odd_row_at_the_end() -> None:
 def test_fused_activations_and_bytes_that_mean_the_same() -> None:
     small = Small()
     small.model.operator("ADD", [small.x, small.x], [small.y], "Add", FusedActivationFunction=RELU)
-    found = operators(read(small.model.write([small.x], [small.y])))
-    assert found == {"DequantizeLinear": 1, "Add": 1, "Relu": 1, "QuantizeLinear": 1}
+    actual = operators(read(small.model.write([small.x], [small.y])))
+    assert actual == {"DequantizeLinear": 1, "Add": 1, "Relu": 1, "QuantizeLinear": 1}
     content = draw("CONCATENATION", 2).finish()
     assert not operators(read(content)).keys() & {"DequantizeLinear", "QuantizeLinear"}
 
@@ -186,10 +186,10 @@ def test_attention_is_one_operator_of_the_device(shape: tuple[int, ...]) -> None
     net = tflite_networks.Network(np.random.default_rng(2))
     model, scores = net.model, (*shape[:-1], shape[-2])
     q, k, v = (net.input(shape, 0.05, 3) for _ in range(3))
-    found, scaled = (model.tensor(scores, "int8", scale) for scale in (0.2, 0.1))
-    model.operator("BATCH_MATMUL", [q, k], [found], "BatchMatMul", AdjY=True)
+    actual, scaled = (model.tensor(scores, "int8", scale) for scale in (0.2, 0.1))
+    model.operator("BATCH_MATMUL", [q, k], [actual], "BatchMatMul", AdjY=True)
     factor = model.tensor((), "int8", 0.0028, data=np.int8(127))
-    model.operator("MUL", [found, factor], [scaled], "Mul")
+    model.operator("MUL", [actual, factor], [scaled], "Mul")
     weights, result = net.softmax(scaled), model.tensor(shape, "int8", 0.03)
     model.operator("BATCH_MATMUL", [weights, v], [result], "BatchMatMul")
     (segment,) = import_model(net.ends(result)).segments
@@ -282,12 +282,12 @@ def test_weights_in_8_bits_alone_run_on_the_host() -> None:
 
 
 def test_operators_that_weft_does_not_read() -> None:
-    made = (
+    result = (
         "which makes tensor 1 ('y'), is not supported; docs/reference/tflite.md lists the supported operators"
     )
-    assert Small().fails("WHERE") == f"operator 0 (WHERE), {made}"
-    assert Small().fails("CUSTOM TFLite_Detection") == f"operator 0 (CUSTOM 'TFLite_Detection'), {made}"
-    assert Small().fails("unknown 9999") == f"operator 0 (unknown code 9999), {made}"
+    assert Small().fails("WHERE") == f"operator 0 (WHERE), {result}"
+    assert Small().fails("CUSTOM TFLite_Detection") == f"operator 0 (CUSTOM 'TFLite_Detection'), {result}"
+    assert Small().fails("unknown 9999") == f"operator 0 (unknown code 9999), {result}"
 
 
 def test_numbers_of_inputs() -> None:
@@ -463,7 +463,7 @@ def test_shapes_and_types_that_are_not_what_operators_make() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "options", "said"),
+    ("name", "kind", "options", "message"),
     [
         ("AVERAGE_POOL_2D", "Pool2D", WINDOW | {"FilterHeight": 0}, "has FilterHeight 0; it must be above 0"),
         ("MAX_POOL_2D", "Pool2D", WINDOW | {"StrideH": -3}, "has StrideH -3; it must be above 0"),
@@ -472,27 +472,27 @@ def test_shapes_and_types_that_are_not_what_operators_make() -> None:
         ("SPACE_TO_DEPTH", "SpaceToDepth", {}, "has BlockSize 0; it must be above 0"),
     ],
 )
-def test_options(name: str, kind: str, options: dict[str, object], said: str) -> None:
+def test_options(name: str, kind: str, options: dict[str, object], message: str) -> None:
     assert (
         Small().fails(name, kind=kind, **options)
-        == f"operator 0 ({name}), which makes tensor 1 ('y'), {said}"
+        == f"operator 0 ({name}), which makes tensor 1 ('y'), {message}"
     )
 
 
 def test_fused_activations_that_weft_does_not_read() -> None:
     where = "operator 0 (ADD), which makes tensor 1 ('y'), has fused activation"
     behind = "which LiteRT does not compute: use a separate operator for it"
-    for number, said in (
+    for number, message in (
         (6, "6, which weft does not read"),
         (4, f"TANH, {behind}"),
         (5, f"SIGN_BIT, {behind}"),
     ):
         small = Small()
-        assert small.fails("ADD", small.x, kind="Add", FusedActivationFunction=number) == f"{where} {said}"
+        assert small.fails("ADD", small.x, kind="Add", FusedActivationFunction=number) == f"{where} {message}"
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "said"),
+    ("name", "values", "message"),
     [
         ("TRANSPOSE", [[0, 1, 2, 2]], "has axes [0, 1, 2, 2]; it must have each of 4 once"),
         ("TRANSPOSE", [[0, 1, 2, 4]], "has axis 4 for 4 dimensions"),
@@ -511,10 +511,10 @@ def test_fused_activations_that_weft_does_not_read() -> None:
         ("ARG_MAX", [[0, 1]], "has 2 axes; it takes one"),
     ],
 )
-def test_constants_that_make_no_sense(name: str, values: list[list[int]], said: str) -> None:
+def test_constants_that_make_no_sense(name: str, values: list[list[int]], message: str) -> None:
     small = Small()
     constants = [small.constant(*item) for item in values]
-    assert small.fails(name, *constants) == f"operator 0 ({name}), which makes tensor 1 ('y'), {said}"
+    assert small.fails(name, *constants) == f"operator 0 ({name}), which makes tensor 1 ('y'), {message}"
 
 
 def test_constants_that_are_none() -> None:

@@ -54,11 +54,11 @@ TAKEN = {(1, 1): "RELU", (2, 2): "MAXIMUM", (1, None): "ADD_N", (1, 2): "RESHAPE
 def test_numbers_of_inputs_of_each(counts: tuple[int, int | None]) -> None:
     (least, most), names = counts, INPUTS[counts].split()
     assert sorted(names) == sorted(name for name, record in NAMES.items() if record.inputs == counts)
-    wanted = f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
+    expected = f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
     wrong = [
         count for count in (least - 1, None if most is None else most + 1) if count is not None and count >= 0
     ]
     for count in wrong:
-        assert refusal(names[-1], count) == f"has {count} inputs; it takes {wanted}"
+        assert refusal(names[-1], count) == f"has {count} inputs; it takes {expected}"
     if counts in TAKEN:
         assert list(import_model(written(TAKEN[counts], least)).outputs) == ["y"]

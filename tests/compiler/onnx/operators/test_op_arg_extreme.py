@@ -44,10 +44,10 @@ def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
     """On the device, and the same as by ONNX Runtime."""
     graph = import_model(model)
     assert [type(op) for op in device_ops(graph)].count(RowPlace) == 1, on_host(graph)
-    (wanted,) = plain_session(model).run(None, feeds)
-    (found,) = run_graph(graph, feeds).values()
-    assert found.dtype == wanted.dtype
-    assert np.array_equal(found, wanted)
+    (expected,) = plain_session(model).run(None, feeds)
+    (actual,) = run_graph(graph, feeds).values()
+    assert actual.dtype == expected.dtype
+    assert np.array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -100,16 +100,16 @@ def test_what_the_host_makes_of_it() -> None:
     value = of(built, given, "ArgMax", axis=1, keepdims=0)
     value = built.node("Squeeze", [value, built.constant(np.array([0]))])
     value = built.node("Cast", [value], to=TensorProto.FLOAT)
-    made = built.quantise(value, (6, 6), 0.05, -100, False)
-    joined = built.node("Add", [built.dequantise(made), built.dequantise(given)])
+    result = built.quantise(value, (6, 6), 0.05, -100, False)
+    joined = built.node("Add", [built.dequantise(result), built.dequantise(given)])
     model = built.finish(built.quantise(joined, (1, 5, 6, 6), 0.07, 0, False))
     feeds = qdq_models.feeds(model, np.random.default_rng(4))
     graph = import_model(model)
     assert RowPlace in {type(op) for op in device_ops(graph)}
     assert {"Squeeze", "Cast"} <= {op for _, op, where, _ in graph.assignment if where == "host"}
-    (wanted,) = plain_session(model).run(None, feeds)
-    (found,) = run_graph(graph, feeds).values()
-    assert np.abs(np.rint((found - wanted) / 0.07)).max() <= 1
+    (expected,) = plain_session(model).run(None, feeds)
+    (actual,) = run_graph(graph, feeds).values()
+    assert np.abs(np.rint((actual - expected) / 0.07)).max() <= 1
 
 
 @pytest.mark.parametrize(("preset", "count"), [("tiny", 21), ("default", 1000)])
@@ -125,8 +125,8 @@ def test_programs(preset: str, count: int, tmp_path: Path) -> None:
     feeds = qdq_models.feeds(model, rng)
     values = weft.load(tmp_path / "program").run(feeds).outputs
     assert [value.dtype for value in values.values()] == [np.int64] * 2
-    for value, wanted in zip(values.values(), plain_session(model).run(None, feeds), strict=True):
-        assert np.array_equal(value, wanted)
+    for value, expected in zip(values.values(), plain_session(model).run(None, feeds), strict=True):
+        assert np.array_equal(value, expected)
 
 
 def refused(shape: tuple[int, ...], **attributes: object) -> onnx.ModelProto:

@@ -149,18 +149,21 @@ def pair(
     made: Exploded, value: str, scale: float, kind: type = np.int8, back: tuple[float, int] | None = None
 ) -> str:
     """Quantise and dequantise with zero point 0, or back with another scale and zero point."""
-    given = [made.builder.constant(np.float32(scale)), made.builder.constant(np.array(0, kind))]
-    quantised = made.builder.node("QuantizeLinear", [value, *given])
+    arguments = [made.builder.constant(np.float32(scale)), made.builder.constant(np.array(0, kind))]
+    quantised = made.builder.node("QuantizeLinear", [value, *arguments])
     if back is not None:
-        given = [made.builder.constant(np.float32(back[0])), made.builder.constant(np.array(back[1], kind))]
-    return made.builder.node("DequantizeLinear", [quantised, *given])
+        arguments = [
+            made.builder.constant(np.float32(back[0])),
+            made.builder.constant(np.array(back[1], kind)),
+        ]
+    return made.builder.node("DequantizeLinear", [quantised, *arguments])
 
 
 def quantised_by_channel(made: Exploded, value: str) -> str:
     builder = made.builder
-    given = [builder.constant(np.full(5, 0.1, np.float32)), builder.constant(np.zeros(5, np.int8))]
-    quantised = builder.node("QuantizeLinear", [value, *given], axis=-1)
-    return builder.node("DequantizeLinear", [quantised, *given], axis=-1)
+    arguments = [builder.constant(np.full(5, 0.1, np.float32)), builder.constant(np.zeros(5, np.int8))]
+    quantised = builder.node("QuantizeLinear", [value, *arguments], axis=-1)
+    return builder.node("DequantizeLinear", [quantised, *arguments], axis=-1)
 
 
 def masked_and(scale: float) -> onnx.ModelProto:

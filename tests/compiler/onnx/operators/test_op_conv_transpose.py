@@ -62,9 +62,9 @@ def random_model(rng: Rng, rank: int) -> tuple[Builder, Quantised]:
         pads = [int(rng.integers(0, min(size, 4))) // 2 for size in (*full, *full)]
         op["pads"] = pads
         op["output_padding"] = [int(rng.integers(0, stride)) for stride in strides]
-    given = built.input((int(rng.integers(1, 3)), inputs, *sizes))
+    arrays = built.input((int(rng.integers(1, 3)), inputs, *sizes))
     weight = (inputs, outputs // groups, *kernel)
-    value = transposed(built, given, op, weight, bias=bool(rng.integers(2)), each=bool(rng.integers(2)))
+    value = transposed(built, arrays, op, weight, bias=bool(rng.integers(2)), each=bool(rng.integers(2)))
     if rng.random() < 0.3:
         value = built.node("Relu", [value])
     _, zero, unsigned = built.parameters()
@@ -118,10 +118,10 @@ def test_phases_cover_results() -> None:
                     if 0 <= read < size:
                         met[phase.first + j * stride, read, tap] += 1
         places = [i * stride + k * dilation - before for i in range(size) for k in range(kernel)]
-        wanted = [
+        expected = [
             (o, i, k) for (i, k), o in zip(np.ndindex(size, kernel), places, strict=True) if 0 <= o < output
         ]
-        assert sorted(wanted) == [tuple(found) for found in np.argwhere(met).tolist()]
+        assert sorted(expected) == [tuple(found) for found in np.argwhere(met).tolist()]
         assert met.max(initial=0) <= 1
 
 
@@ -148,8 +148,8 @@ def test_sums_behind_are_part_of_it(preset: str, count: int, first: bool) -> Non
     """With steps in the other operand as in the result, where that is quicker by estimate."""
     rng = np.random.default_rng(4)
     built = Builder(rng)
-    given, other = built.input((1, 4, 20, 24)), built.input((1, 8, 40, 48))
-    name = transposed(built, given, {"strides": [2, 2]}, (4, 8, 2, 2), bias=True, each=True)
+    arguments, other = built.input((1, 4, 20, 24)), built.input((1, 8, 40, 48))
+    name = transposed(built, arguments, {"strides": [2, 2]}, (4, 8, 2, 2), bias=True, each=True)
     value = built.quantise(name, other.shape, 0.3, 3, False)
     total = built.add(*((value, other) if first else (other, value)), relu=True)
     graph = one_step.check(built.finish(total), rng, one_step.Tally(), preset)

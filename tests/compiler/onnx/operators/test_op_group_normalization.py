@@ -56,9 +56,9 @@ def test_random_shapes(op: str) -> None:
         feeds = {model.graph.input[0].name: rng.normal(0, 3, shape).astype(np.float32)}
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        wanted = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
-        given = run_graph(graph, feeds)[model.graph.output[0].name]
-        difference = np.rint((given - wanted) / scale)
+        expected = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
+        inputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        difference = np.rint((inputs - expected) / scale)
         assert np.abs(difference).max() <= 1, seed
         wrong += int((difference != 0).sum())
         total += difference.size
@@ -76,8 +76,8 @@ def normal(
         name = built.constant(np.full(channels, weight, np.float32))
     names = [value, name, built.constant(np.zeros(channels, np.float32))]
     if groups:
-        made = built.node("GroupNormalization", names, num_groups=groups)
-        return typed(built.finish(built.quantise(made, shape, 0.1, 0, False)), made, shape)
+        result = built.node("GroupNormalization", names, num_groups=groups)
+        return typed(built.finish(built.quantise(result, shape, 0.1, 0, False)), result, shape)
     return ended(built, built.node("InstanceNormalization", names))
 
 

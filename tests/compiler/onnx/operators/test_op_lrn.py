@@ -63,9 +63,9 @@ def feeds_of(
 def steps_off(model: onnx.ModelProto, feeds: dict[str, np.ndarray], scale: float) -> np.ndarray:
     graph = import_model(model)
     assert not on_host(graph)
-    (found,) = run_graph(graph, feeds).values()
-    (wanted,) = plain_session(model).run(None, feeds)
-    return np.rint(np.abs(found - wanted) / scale)
+    (actual,) = run_graph(graph, feeds).values()
+    (expected,) = plain_session(model).run(None, feeds)
+    return np.rint(np.abs(actual - expected) / scale)
 
 
 def test_random() -> None:
@@ -99,11 +99,11 @@ def test_what_onnx_runtime_refuses() -> None:
         exact = x / (used["bias"] + used["alpha"] / used["size"] * sums) ** used["beta"]
         graph = import_model(model)
         assert not on_host(graph)
-        (found,) = run_graph(graph, feeds).values()
+        (actual,) = run_graph(graph, feeds).values()
         zero = _zero(model)
         low = -128 if zero.dtype == np.int8 else 0
-        wanted = np.clip(np.rint(exact / scale) + zero, low, low + 255)
-        assert np.abs(np.rint(found / scale) + zero - wanted).max() <= 1, seed
+        expected = np.clip(np.rint(exact / scale) + zero, low, low + 255)
+        assert np.abs(np.rint(actual / scale) + zero - expected).max() <= 1, seed
 
 
 def _without(model: onnx.ModelProto, node: onnx.NodeProto) -> onnx.ModelProto:
@@ -128,9 +128,9 @@ def test_programs(preset: str) -> None:
         shape = (1, int(rng.integers(3, 40)), 5, 6)
         model, _, _ = drawn(rng, shape, even=False)
         feeds = feeds_of(model, rng, shape)
-        (found,) = weft.compile(model, config).run(feeds).outputs.values()
-        (wanted,) = run_graph(import_model(model, config=config), feeds).values()
-        assert np.array_equal(found, wanted), seed
+        (outputs,) = weft.compile(model, config).run(feeds).outputs.values()
+        (expected,) = run_graph(import_model(model, config=config), feeds).values()
+        assert np.array_equal(outputs, expected), seed
 
 
 def of(shape: tuple[int, ...] = (1, 8, 3, 3), **attributes: float) -> onnx.ModelProto:

@@ -38,8 +38,8 @@ def swapped() -> onnx.ModelProto:
 
 def mixed_transpose() -> onnx.ModelProto:
     """Of a convolution's result that was reshaped to an axis across two of its own."""
-    shape, given = (1, 2, MANY * MANY), (1, MANY, 34, 17)
-    return mixed(lambda built, value: built.node("Transpose", [value], perm=[0, 2, 1]), shape, given)
+    shape, arguments = (1, 2, MANY * MANY), (1, MANY, 34, 17)
+    return mixed(lambda built, value: built.node("Transpose", [value], perm=[0, 2, 1]), shape, arguments)
 
 
 CASES: dict[str, Case] = {

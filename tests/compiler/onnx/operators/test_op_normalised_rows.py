@@ -181,9 +181,9 @@ def test_in_float(kind: str) -> None:
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), (seed, on_host(graph))
         assert kinds_of(graph) == ["RowShare" if kind == "l1" else "LayerNorm"], seed
-        wanted = reference(model, feeds)
-        given = run_graph(graph, feeds)[model.graph.output[0].name]
-        difference = np.rint((given - wanted) / scale)
+        expected = reference(model, feeds)
+        inputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        difference = np.rint((inputs - expected) / scale)
         assert np.abs(difference).max() <= 1, seed
         wrong, total = wrong + int((difference != 0).sum()), total + difference.size
     assert wrong < 0.05 * total
@@ -201,9 +201,9 @@ def test_lp_normalization(p: int) -> None:
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), seed
         feeds = {built.inputs[0].name: rng.normal(0, 2, shape).astype(np.float32)}
-        wanted = reference(model, feeds)
-        given = run_graph(graph, feeds)[model.graph.output[0].name]
-        assert np.abs(np.rint((given - wanted) / scale)).max() <= 1, seed
+        expected = reference(model, feeds)
+        inputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        assert np.abs(np.rint((inputs - expected) / scale)).max() <= 1, seed
 
 
 @pytest.mark.parametrize("way", ["sqrt", "inverse", "power"])
@@ -226,16 +226,16 @@ def test_root_of_a_number_that_is_quantised(way: str) -> None:
             quotient = built.node(
                 "Mul", [names[0], built.node("Pow", [value, built.constant(np.float32(-0.5))])]
             )
-        made = built.node("Add", [quotient, built.constant(rng.normal(0, 1, shape[1]).astype(np.float32))])
-        model = built.finish(built.quantise(made, shape, 0.05, 0, False))
+        result = built.node("Add", [quotient, built.constant(rng.normal(0, 1, shape[1]).astype(np.float32))])
+        model = built.finish(built.quantise(result, shape, 0.05, 0, False))
         graph = import_model(model, config=Config(kernel=64))
         assert kinds_of(graph) == ["RowScale"], seed
         feeds = {
             built.inputs[0].name: rng.normal(0, 1, shape).astype(np.float32),
             built.inputs[1].name: rng.uniform(0, 4, (shape[0], 1)).astype(np.float32),
         }
-        given = run_graph(graph, feeds)[model.graph.output[0].name]
-        assert np.abs(np.rint((given - reference(model, feeds)) / 0.05)).max() <= 1, seed
+        inputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        assert np.abs(np.rint((inputs - reference(model, feeds)) / 0.05)).max() <= 1, seed
 
 
 @pytest.mark.parametrize("way", ["as it is", "expanded", "as columns", "in order"])
@@ -254,8 +254,8 @@ def test_numbers_of_other_rows(way: str) -> None:
     graph = import_model(model, config=Config(kernel=64))
     assert kinds_of(graph) == (["LayerNorm"] if way == "in order" else [])
     feeds = {built.inputs[0].name: built.rng.normal(0, 1, (5, 5)).astype(np.float32)}
-    given = run_graph(graph, feeds)[model.graph.output[0].name]
-    assert np.abs(np.rint((given - reference(model, feeds)) / 0.01)).max() <= 1
+    inputs = run_graph(graph, feeds)[model.graph.output[0].name]
+    assert np.abs(np.rint((inputs - reference(model, feeds)) / 0.01)).max() <= 1
 
 
 class Samples(CalibrationDataReader):  # type: ignore[misc]
@@ -304,12 +304,12 @@ def test_quantised_by_onnx_runtime(kind: str, options: str, tmp_path: Path) -> N
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), on_host(graph)
         assert any(isinstance(op, RowOp) for segment in graph.segments for op in getattr(segment, "ops", ()))
-        wanted = reference(model, samples[0])
+        expected = reference(model, samples[0])
         (name,) = (item.name for item in model.graph.output)
         steps = [
             numpy_helper.to_array(item) for item in model.graph.initializer if item.name == f"{name}_scale"
         ]
-        difference = np.rint((run_graph(graph, samples[0])[name] - wanted) / float(steps[0]))
+        difference = np.rint((run_graph(graph, samples[0])[name] - expected) / float(steps[0]))
         assert np.abs(difference).max() <= 2, (
             seed
         )  # a step of what the last product reads may be more of its own

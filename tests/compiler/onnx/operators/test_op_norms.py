@@ -49,9 +49,9 @@ def test_random_shapes(op: str) -> None:
         graph = import_model(model)
         assert not on_host(graph), (seed, shape, axis)
         feeds = {item.name: rng.normal(0, 3, shape).astype(np.float32) for item in model.graph.input}
-        wanted = ReferenceEvaluator(model).run(None, feeds)[0]
-        given = run_graph(graph, feeds)[model.graph.output[0].name]
-        difference = np.rint((given - wanted) / scale)
+        expected = ReferenceEvaluator(model).run(None, feeds)[0]
+        inputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        difference = np.rint((inputs - expected) / scale)
         assert np.abs(difference).max() <= 1, (seed, shape, axis)
         wrong += int((difference != 0).sum())
         total += difference.size
@@ -78,11 +78,11 @@ def normal(
     else:
         name = built.constant(np.full(size, weight, np.float32))
     more = [] if bias is None else [built.constant(np.full(size, bias, np.float32))]
-    made = built.node("LayerNormalization", [value, name, *more], axis=axis)
+    result = built.node("LayerNormalization", [value, name, *more], axis=axis)
     if outputs > 1:
         built.nodes[-1].output.append("mean")
-        made = built.node("Add", [made, "mean"])
-    return ended(built, made)
+        result = built.node("Add", [result, "mean"])
+    return ended(built, result)
 
 
 def channels_first() -> onnx.ModelProto:

@@ -40,8 +40,10 @@ def of(pads: tuple[int, ...] = AROUND, fill: float | None = None, *, mode: str =
     built = builder()
     entering = source(built, shape)
     value = built.dequantise(entering)
-    made = padded(built, built.node(before, [value]) if before else value, pads, fill, mode)
-    return built.finish(built.like(made, built.shape_of(made), entering)) if same else ended(built, made)
+    result = padded(built, built.node(before, [value]) if before else value, pads, fill, mode)
+    return (
+        built.finish(built.like(result, built.shape_of(result), entering)) if same else ended(built, result)
+    )
 
 
 def given(fill: bool) -> onnx.ModelProto:
@@ -56,8 +58,8 @@ def given(fill: bool) -> onnx.ModelProto:
     value = built.dequantise(source(built))
     if fill:
         return ended(built, built.node("Pad", [value, integers(built, *AROUND), name]))
-    made = built.node("Pad", [value, name])
-    return ended(built, built.node("Reshape", [made, integers(built, 1, 4, 9, 9)]))
+    result = built.node("Pad", [value, name])
+    return ended(built, built.node("Reshape", [result, integers(built, 1, 4, 9, 9)]))
 
 
 CASES: dict[str, Case] = {

@@ -62,8 +62,8 @@ def test_random(op: str) -> None:
         first[0][rng.random(shapes[0]) < 0.1] = 0
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), (seed, shapes, on_host(graph))
-        wanted = reference(model, feeds)
-        difference = np.rint((run_graph(graph, feeds)[model.graph.output[0].name] - wanted) / scale)
+        expected = reference(model, feeds)
+        difference = np.rint((run_graph(graph, feeds)[model.graph.output[0].name] - expected) / scale)
         assert np.abs(difference).max() <= 1, (seed, shapes)
         wrong, total = wrong + int((difference != 0).sum()), total + difference.size
         zeros += int((divisor[1] == 0).sum())
@@ -111,14 +111,14 @@ def test_random_powers() -> None:
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), (seed, shapes, on_host(graph))
         with np.errstate(all="ignore"):
-            wanted = reference(model, feeds)
+            expected = reference(model, feeds)
         quantiser = [item for item in model.graph.node if item.op_type == "QuantizeLinear"][-1]
         scale = next(
             onnx.numpy_helper.to_array(item)
             for item in model.graph.initializer
             if item.name == quantiser.input[1]
         )
-        difference = np.rint((run_graph(graph, feeds)[model.graph.output[0].name] - wanted) / scale)
+        difference = np.rint((run_graph(graph, feeds)[model.graph.output[0].name] - expected) / scale)
         assert np.abs(difference).max() <= 1, (seed, shapes)
         wrong, total = wrong + int((difference != 0).sum()), total + difference.size
         zeros += int((next(iter(feeds.values())) <= 0).sum())

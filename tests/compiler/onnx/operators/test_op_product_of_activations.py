@@ -84,11 +84,11 @@ def steps(model: onnx.ModelProto, rng: np.random.Generator, config: Config) -> n
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     feeds = {item.name: rng.normal(0, 3, [dim.dim_value for dim in item.type.tensor_type.shape.dim])
              .astype(np.float32) for item in model.graph.input}  # fmt: skip
-    wanted = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
-    found = run_graph(import_model(model, config=config), feeds)[model.graph.output[0].name]
-    assert found.shape == wanted.shape
+    expected = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
+    actual = run_graph(import_model(model, config=config), feeds)[model.graph.output[0].name]
+    assert actual.shape == expected.shape
     scale = next(item for item in model.graph.initializer if item.name == model.graph.node[-1].input[1])
-    return np.rint((found - wanted) / onnx.numpy_helper.to_array(scale))
+    return np.rint((actual - expected) / onnx.numpy_helper.to_array(scale))
 
 
 @pytest.mark.parametrize("shapes", SHAPES)

@@ -85,9 +85,9 @@ def calibrated(
     nodes, constants = list(built.nodes), list(built.constants)
     model = built.finish(built.quantise(value, shape, 1e-3, 0, True))
     model.graph.output.append(onnx.helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, shape))
-    found = session(model).run([value], feeds)[0]
+    actual = session(model).run([value], feeds)[0]
     built.nodes, built.constants = nodes, constants
-    low, high = min(float(found.min()), 0.0), max(float(found.max()), 1e-3)
+    low, high = min(float(actual.min()), 0.0), max(float(actual.max()), 1e-3)
     unsigned = bool(built.rng.integers(2))
     scale = float(np.float32((high - low) / 240))
     zero = round(8 - low / scale) - (0 if unsigned else 128)
@@ -117,10 +117,10 @@ def test_random(op: str) -> None:
         model, scale = calibrated(built, value, output_shape(shape, axes, keep), feeds)
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), (seed, shape, axes)
-        wanted = session(model).run(None, feeds)[0]
-        given = run_graph(graph, feeds)[model.graph.output[0].name]
-        assert given.shape == wanted.shape
-        difference = np.rint((given - wanted) / scale)
+        expected = session(model).run(None, feeds)[0]
+        inputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        assert inputs.shape == expected.shape
+        difference = np.rint((inputs - expected) / scale)
         assert np.abs(difference).max() <= 1, (seed, shape, axes)
         wrong, total = wrong + int((difference != 0).sum()), total + difference.size
     assert wrong < max(2, 0.05 * total)
@@ -243,9 +243,9 @@ def test_the_least_of_a_number_is_ahead_of_its_root_and_gain(
 ) -> None:
     """``max(gain * root(total), value)`` is ``gain * root(max(total, least))``."""
     number = RowNumber(Any, (1, 4), (1,), (), "squares", 1.0, root=root, gain=gain)  # type: ignore[arg-type]
-    found = _at_least(number, value)
-    assert found is not None
-    assert found.least == least
-    again = _at_least(found, value / 2)
+    actual = _at_least(number, value)
+    assert actual is not None
+    assert actual.least == least
+    again = _at_least(actual, value / 2)
     assert again is not None
     assert again.least == least

@@ -50,7 +50,7 @@ def random_model(rng: Rng, mode: str) -> onnx.ModelProto:
     """Up and down by whole factors, or to sizes that are no multiple."""
     built = Builder(rng)
     rank = int(rng.choice([1, 2, 2, 2, 3]))
-    given = built.input(
+    inputs = built.input(
         (
             int(rng.integers(1, 3)),
             int(rng.choice([1, 3, 5, 17])),
@@ -58,19 +58,19 @@ def random_model(rng: Rng, mode: str) -> onnx.ModelProto:
         )
     )
     along = range(max(2, rank), rank + 2)
-    value = built.dequantise(given)
+    value = built.dequantise(inputs)
     if rng.random() < 0.25:
-        sizes = list(given.shape)
+        sizes = list(inputs.shape)
         for axis in along:
             sizes[axis] = int(rng.integers(1, 8))
         return requantised(
-            built, sized(built, value, tuple(sizes), coordinate_transformation_mode=mode), given
+            built, sized(built, value, tuple(sizes), coordinate_transformation_mode=mode), inputs
         )
     factors = [1.0] * (rank + 2)
     for axis in along:
-        down = [1 / factor for factor in (2, 3) if given.shape[axis] % factor == 0]
+        down = [1 / factor for factor in (2, 3) if inputs.shape[axis] % factor == 0]
         factors[axis] = float(rng.choice([1, 2, 2, 3, 4, *down]))
-    return requantised(built, resized(built, value, factors, coordinate_transformation_mode=mode), given)
+    return requantised(built, resized(built, value, factors, coordinate_transformation_mode=mode), inputs)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -88,10 +88,13 @@ def test_corners_are_those_of_the_result(factors: tuple[float, float], mode: str
     """The last element of the result, whose size is rounded down, is that of the input."""
     rng = np.random.default_rng(5)
     built = Builder(rng)
-    given, how = built.input((1, 3, 5, 7)), {"coordinate_transformation_mode": "align_corners", "mode": mode}
+    arguments, how = (
+        built.input((1, 3, 5, 7)),
+        {"coordinate_transformation_mode": "align_corners", "mode": mode},
+    )
     scales = built.constant(np.array([1, 1, *factors], np.float32))
-    value = built.node("Resize", [built.dequantise(given), "", scales], **how)
-    one_step.check(requantised(built, value, given), rng, one_step.Tally())
+    value = built.node("Resize", [built.dequantise(arguments), "", scales], **how)
+    one_step.check(requantised(built, value, arguments), rng, one_step.Tally())
 
 
 def test_twice_as_large() -> None:
@@ -170,12 +173,12 @@ def test_every_constraint_has_a_case() -> None:
 def test_first_and_last_places_by_themselves(numerators: list[int], unit: int, between: int | None) -> None:
     """They are repeated, so they must be elements."""
     given = np.array(numerators)
-    found = _runs_with_ends(given, unit)
-    assert (None if found is None else len(found) - 2) == between
-    if found is not None:
-        made = np.full(len(given), -1)
-        for run in found:
-            made[run.target : run.target + run.length * run.target_step : run.target_step] = (
+    actual = _runs_with_ends(given, unit)
+    assert (None if actual is None else len(actual) - 2) == between
+    if actual is not None:
+        result = np.full(len(given), -1)
+        for run in actual:
+            result[run.target : run.target + run.length * run.target_step : run.target_step] = (
                 run.source + run.step * np.arange(run.length)
             )
-        assert made.tolist() == numerators
+        assert result.tolist() == numerators
