@@ -167,7 +167,7 @@ def test_empty_tensor_of_a_huge_shape() -> None:
         decode(msgspec.msgpack.encode(stored))
 
 
-def nested(depth: int) -> bytes:
+def nest(depth: int) -> bytes:
     result = branch("y")
     for _ in range(depth):
         result = Network((Node("If", ("c",), ("y",), {"then_branch": result}),), (), ("y",), {})
@@ -175,10 +175,10 @@ def nested(depth: int) -> bytes:
 
 
 def test_depth() -> None:
-    assert decode(nested(32)).nodes[0].operator == "If"
+    assert decode(nest(32)).nodes[0].operator == "If"
     for depth in (33, 150):
         with pytest.raises(SchemaError, match="nested too deeply"):
-            decode(nested(depth))
+            decode(nest(depth))
     with pytest.raises(SchemaError):
         decode(b"\x91" * 100_000)
 

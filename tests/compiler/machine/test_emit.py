@@ -1,4 +1,4 @@
-"""LOADs of boxes of pixels against the bytes and vectors that they are for."""
+"""LOADs of boxes of pixels against the bytes and vectors that they move."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from weft.hdl.isa import Load
 from weft.hdl.isa.config import PRESETS, Config
 
 
-def drawn(rng: random.Random) -> tuple[Config, TensorRef, Box, tuple[int, int]]:
-    """A configuration, a view, a box of it, and some channels of a pixel."""
+def draw_box(rng: random.Random) -> tuple[Config, TensorRef, Box, tuple[int, int]]:
+    """Draw a configuration, a view, a box of it, and some channels of a pixel."""
     config = rng.choice(list(PRESETS.values()))
     c = rng.choice([1, 3, config.n, rng.randint(1, 300)])
     pitch = rng.choice([c, c, 2 * c, c + rng.randint(1, 100), 70_000])
@@ -32,7 +32,7 @@ def drawn(rng: random.Random) -> tuple[Config, TensorRef, Box, tuple[int, int]]:
 
 
 def moves(load: Load, offset: int, dst: int, config: Config) -> dict[int, tuple[int, int]]:
-    """For each vector at the start of a pixel, the DRAM byte and how many of the pixel's bytes go there."""
+    """For each vector at the start of a pixel, the DRAM byte and the number of the pixel's bytes moved."""
     load.check()
     (reads,) = dram_accesses(load, config)
     result = {}
@@ -53,7 +53,7 @@ def _contains(reads: DramAccess, first: int, length: int) -> bool:
 @repeated("seed", range(150))
 def test_boxes(seed: int) -> None:
     rng = random.Random(seed)
-    config, source, box, (first, count) = drawn(rng)
+    config, source, box, (first, count) = draw_box(rng)
     vectors, image = -(-count // config.n), rng.randrange(2)
     while box.h * box.w * vectors > 1 << 15:
         box = box._replace(h=(box.h + 1) // 2) if box.h > 1 else box._replace(w=box.w // 2)
@@ -76,7 +76,7 @@ def test_boxes(seed: int) -> None:
     assert result == expected, f"seed {seed}"
 
 
-def test_a_table_that_the_configuration_has_not() -> None:
+def test_table_beyond_the_configuration_is_refused() -> None:
     emitter, blocks = (
         Emitter(Target(PRESETS["small"].replace(lookup_tables=0)), Constants(), 0),
         Ring(0, 8, 2),

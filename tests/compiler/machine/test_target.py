@@ -1,4 +1,4 @@
-"""Cycles of the bus and of the sequential core against the cycle models; limits and coordinates of instructions."""
+"""Bus and sequential-core cycles against the cycle models; limits and coordinates of instructions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DEFAULT = PRESETS["default"]
     ("bandwidth", "beat"), [(None, 1), (16, 1), (64, 1), (8, 2), (1.9, 16 / 1.9), (0.5, 32)]
 )
 def test_beats(bandwidth: float | None, beat: float) -> None:
-    """A memory that is faster than the bus is as fast as the bus."""
+    """A memory faster than the bus is limited by the bus."""
     target = Target(DEFAULT, bandwidth)
     assert target.beat == beat
     assert target.transfer_cycles(160) == 10 * beat
@@ -72,7 +72,7 @@ def far_axis(rng: np.random.Generator) -> tuple[int, int, int, int]:
 
 
 def far_window(rng: np.random.Generator) -> tuple[Window, tuple[int, int]]:
-    """A window that is far along one axis and near along the other, which may be padded, and the size of its input."""
+    """A window far along one axis and near along the other, maybe padded, and the size of its input."""
     far = far_axis(rng)
     size = draw(rng, 1, 4)
     near = (draw(rng, 1, size), draw(rng, 1, 2), 1, size)
@@ -85,7 +85,7 @@ def far_window(rng: np.random.Generator) -> tuple[Window, tuple[int, int]]:
 
 
 def far_segment(rng: np.random.Generator) -> DeviceSegment:
-    """A convolution or a pool; the former also behind padding along the far axis, that may become its own."""
+    """A convolution or a pool, the former also after padding along the far axis that may be fused."""
     window, (h, w) = far_window(rng)
     kind = rng.choice(["conv", "groups", "depthwise", "max", "average", "padded"])
     groups = 1 if kind != "groups" else 2
@@ -128,7 +128,7 @@ def test_many_far_windows() -> None:
 
 
 def test_hops_cost_no_more_for_being_long() -> None:
-    """Windows of few channels lie side by side, whatever is between them."""
+    """Windows of few channels are interleaved, whatever the gap between them."""
     for config in (PRESETS["tiny"], PRESETS["default"]):
         planner = Planner(Target(config))
         near, far = (
@@ -162,7 +162,7 @@ FITS = {
 
 
 @pytest.mark.parametrize(("kind", "field", "most"), FITS.values(), ids=FITS)
-def test_the_largest_value_fits_and_no_larger_one(kind: type, field: str, most: int) -> None:
+def test_field_limits_are_exact(kind: type, field: str, most: int) -> None:
     kind(**{field: most}).encode()
     with pytest.raises(IsaError):
         kind(**{field: most + 1}).encode()
@@ -174,11 +174,11 @@ SEQUENTIAL_CONFIGS = {
 LATENCY = 3
 CODE, PARAMETERS = 0x8000, 0x7000
 Found = list[tuple[float, int]]
-"""By the formula, and by the model."""
+"""Pairs of (cycles by formula, cycles by model)."""
 
 
 class Bench:
-    """One configuration: how many cycles an instruction adds to a program."""
+    """Cycles that an instruction adds to a program, on one configuration."""
 
     def __init__(self, name: str) -> None:
         self.config = SEQUENTIAL_CONFIGS[name]
@@ -189,7 +189,7 @@ class Bench:
         self.empty = self.cycles([])
 
     def cycles(self, program: list[Instruction]) -> int:
-        """Beyond those of an empty program."""
+        """Cycles beyond those of an empty program."""
         n = self.n
         device = SequentialTimingDevice(self.config, 1 << 16, latency=LATENCY)
         device.write(PARAMETERS, parameter_block(*(np.full(n, value) for value in (0, 40_000, 26)), n))
@@ -246,7 +246,7 @@ def test_costs(name: str, kind: str, one: float, all_: float) -> None:
     assert abs(total - 1) <= all_
 
 
-def test_only_the_sequential_core_takes_turns() -> None:
+def test_only_the_sequential_core_serialises_units() -> None:
     config = SEQUENTIAL_CONFIGS["icebreaker"]
     assert Target(config).sequential_costs is None
     assert Target(config, sequential=True).sequential_costs == SequentialCosts(4, 16)

@@ -79,7 +79,7 @@ def test_written_out_and_rounded_is_one_operator(seed: int) -> None:
     assert not is_exact(next(item for item in graph.segments if isinstance(item, DeviceSegment)))
 
 
-def test_pairs_that_nothing_can_leave_only_round() -> None:
+def test_pairs_beyond_all_scores_only_round() -> None:
     """Scores of a range that no int8 queries and keys leave are those of the product, and `check` says so."""
     rng = np.random.default_rng(0)
     result = Exploded(rng, Sizes(1, 2, 2, 5, 5, 4, 4))
@@ -98,7 +98,7 @@ def test_pairs_that_nothing_can_leave_only_round() -> None:
 @pytest.mark.parametrize(("scale", "note"), [
     (0.002, ""), (2.0, "scores beyond 166 are clamped, and a calibration found them up to 30"),
 ])  # fmt: skip
-def test_what_may_be_clamped_is_said(scale: float, note: str) -> None:
+def test_possible_clamping_is_reported(scale: float, note: str) -> None:
     """By `check`, by what `compile` makes, also once it was saved, and in the report of each run."""
     rng = np.random.default_rng(4)
     model = models.operator(rng, Sizes(1, 1, 1, 4, 4, 8, 8), scale=scale)
@@ -134,7 +134,7 @@ def test_rounded_scores_cost_the_model_but_not_the_device() -> None:
     assert np.abs(device - expected).mean() < np.abs(model - expected).mean()
 
 
-def test_heads_stay_where_the_products_before_and_after_put_them() -> None:
+def test_heads_stay_where_neighbouring_products_put_them() -> None:
     """Three projections, attention and a product of its result: five operators, no copy between them."""
     rng = np.random.default_rng(0)
     result = Exploded(rng, Sizes(2, 4, 4, 6, 6, 8, 8))
@@ -219,8 +219,8 @@ def test_scores_scaled_twice() -> None:
     assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
-def guarded(made: Exploded, value: str, zero: float) -> str:
-    """What torch puts behind a softmax of masked scores."""
+def add_guard(made: Exploded, value: str, zero: float) -> str:
+    """Add torch's guard after a softmax of masked scores."""
     builder = made.builder
     guard = builder.node("IsNaN", [value])
     return builder.node("Where", [guard, builder.constant(np.float32(zero)), value])
@@ -236,7 +236,7 @@ def test_probabilities_that_are_not_a_number(zero: float) -> None:
     scores = result.masked(
         result.product(q, result.keys_transposed(k, k_source)), models.additive(np.arange(5) < 3)
     )
-    value = result.product(guarded(result, result.weights(scores), zero), v)
+    value = result.product(add_guard(result, result.weights(scores), zero), v)
     model = models.ended(result.builder, value, v_source)
     graph = import_model(model)
     assert bool(on_host(graph)) == bool(zero)
@@ -272,7 +272,7 @@ def test_causal_and_lengths() -> None:
     assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
-def test_short_mask_leaves_out_the_rest() -> None:
+def test_short_mask_excludes_the_rest() -> None:
     rng = np.random.default_rng(0)
     mask = np.ones((4, 5), bool)
     (op,) = ops_of(models.operator(rng, Sizes(1, 1, 1, 4, 9, 4, 4), mask=mask))
@@ -290,7 +290,7 @@ def test_recognises_its_own_masks(mask: Mask) -> None:
     assert np.array_equal(actual.allowed_keys(5, 7), allowed)
 
 
-def test_recognises_exactly_what_lengths_and_diagonals_make() -> None:
+def test_recognises_exactly_masks_of_lengths_and_diagonals() -> None:
     """All masks of two images, two queries and two keys."""
     result = {
         Mask(lengths, causal, offset).allowed_keys(2, 2).tobytes()

@@ -26,7 +26,7 @@ def builder() -> Builder:
     return Builder(np.random.default_rng(0))
 
 
-def ended(built: Builder, value: str, shape: tuple[int, ...], *domains: str) -> onnx.ModelProto:
+def finish(built: Builder, value: str, shape: tuple[int, ...], *domains: str) -> onnx.ModelProto:
     """Quantise `value`; the model's output is that, in float. Inference of `shape` is left to the importer."""
     model = built._model(built.dequantise(built.quantise(value, shape, 0.05, 0, False)), shape)
     model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in domains)
@@ -34,7 +34,7 @@ def ended(built: Builder, value: str, shape: tuple[int, ...], *domains: str) -> 
 
 
 def agrees(model: onnx.ModelProto, steps: int = 1) -> dict[str, str]:
-    """Compare with ONNX Runtime; what runs on the host."""
+    """Compare with ONNX Runtime, and return the host operators."""
     feeds = qdq_models.feeds(model, np.random.default_rng(1))
     graph = import_model(model)
     options = onnxruntime.SessionOptions()
@@ -46,7 +46,7 @@ def agrees(model: onnx.ModelProto, steps: int = 1) -> dict[str, str]:
     return on_host(graph)
 
 
-def test_what_cannot_be_folded_is_left_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_folding_is_left_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure of the evaluator at compile time is none of the model."""
 
     def fails(*_: object) -> list[np.ndarray]:
@@ -57,7 +57,7 @@ def test_what_cannot_be_folded_is_left_to_the_host(monkeypatch: pytest.MonkeyPat
     places = built.constant(np.array([[3, 0, 7, 1]], np.int64))
     gathered = built.node("GatherElements", [table, places], axis=1)
     value = built.node("Mul", [built.dequantise(built.input((1, 4))), gathered])
-    model = ended(built, value, (1, 4))
+    model = finish(built, value, (1, 4))
     assert not agrees(model)
     monkeypatch.setattr(folding, "run_nodes", fails)
     assert "the device has no operator GatherElements" in agrees(model).values()
@@ -70,7 +70,7 @@ def test_constants_of_many_elements_are_gathered_without_onnxruntime(monkeypatch
     table = built.constant(np.linspace(-1, 1, 512, dtype=np.float32).reshape(1, 512))
     places = built.constant(np.arange(64).reshape(1, 64) * 7)
     value = built.node("GatherElements", [table, places], axis=1)
-    model = ended(built, built.node("Add", [built.dequantise(built.input((1, 64))), value]), (1, 64))
+    model = finish(built, built.node("Add", [built.dequantise(built.input((1, 64))), value]), (1, 64))
     loaded = load(model)
     assert "GatherElements" in {node.op for node in loaded.folded}
     assert np.array_equal(loaded.constants[value][0], np.linspace(-1, 1, 512, dtype=np.float32)[::7][:64])
@@ -90,7 +90,7 @@ def test_shape_that_takes_turns_of_inference_and_folding() -> None:
         expected = built.node("Unsqueeze", [more, built.constant(np.array([0], np.int64))])
         shape = built.node("Concat", [built.constant(np.array([-1], np.int64)), expected], axis=0)
         value = built.node("Reshape", [value, shape])
-    model = ended(built, value, (4, 24))
+    model = finish(built, value, (4, 24))
     assert onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
     assert not agrees(model)
     assert load(model).shapes[value] == (4, 24)
@@ -100,7 +100,7 @@ def test_random_numbers_are_not_constants() -> None:
     built = builder()
     noise = built.node("Bernoulli", [built.constant(np.full((1, 4), 0.5, np.float32))])
     value = built.node("Add", [built.dequantise(built.input((1, 4))), noise])
-    assert "Bernoulli" in {node.op for node in load(ended(built, value, (1, 4))).nodes}
+    assert "Bernoulli" in {node.op for node in load(finish(built, value, (1, 4))).nodes}
 
 
 def foreign(op: str, domain: str = "com.microsoft", **attributes: object) -> onnx.ModelProto:
@@ -109,7 +109,7 @@ def foreign(op: str, domain: str = "com.microsoft", **attributes: object) -> onn
     node = helper.make_node(op, [value], ["strange"], name="strange one", domain=domain, **attributes)
     built.nodes.append(node)
     shape = built.constant(np.array([1, 64], np.int64))
-    return ended(built, built.node("Reshape", ["strange", shape]), (1, 64), domain)
+    return finish(built, built.node("Reshape", ["strange", shape]), (1, 64), domain)
 
 
 def test_operator_of_another_domain_runs_on_the_host() -> None:
@@ -177,7 +177,7 @@ def test_weights_with_scales_below_zero_and_zero(op: str) -> None:
     weight = built.node("DequantizeLinear", names, axis=0 if conv else 1)
     bias = [built.constant(np.array([0.3, -0.5, 0.7, 0.1], np.float32))] if conv else []
     value = built.node(op, [built.dequantise(source), weight, *bias])
-    assert not agrees(ended(built, value, (1, 4, 3, 3) if conv else (3, 4)))
+    assert not agrees(finish(built, value, (1, 4, 3, 3) if conv else (3, 4)))
 
 
 @pytest.mark.parametrize("scale", [-0.05, 0.0])
@@ -186,7 +186,7 @@ def test_activations_with_scales_below_zero_run_on_the_host(scale: float) -> Non
     source = built.input((1, 4))
     names = [source.name, built.constant(np.float32(scale))]
     value = built.node("Relu", [built.node("DequantizeLinear", names)])
-    model = ended(built, value, (1, 4))
+    model = finish(built, value, (1, 4))
     reasons = on_host(import_model(model, config=Config(lookup_tables=0)))
     assert any(reason.endswith(f" and scale {scale:g})") for reason in reasons.values())
     assert not agrees(model), "to a table any scale is as good as another"
@@ -202,9 +202,9 @@ def test_weights_of_four_bits_in_blocks_with_scales_below_zero() -> None:
     weight = built.node("DequantizeLinear", ["four", built.constant(scales)], axis=0, block_size=4)
     value = built.node("MatMul", [built.dequantise(built.input((3, 8))), weight])
     assert "MatMul" in {
-        row[1] for row in import_model(ended(built, value, (3, 4))).assignment if row[2] == "host"
+        row[1] for row in import_model(finish(built, value, (3, 4))).assignment if row[2] == "host"
     }
-    agrees(ended(built, value, (3, 4)))
+    agrees(finish(built, value, (3, 4)))
 
 
 def test_dead_nodes_may_have_any_shape() -> None:
@@ -327,7 +327,7 @@ def test_shapes_are_those_of_results_for_long() -> None:
     assert compare_shapes(range(1000, 4000)) > 400
 
 
-def test_a_shape_that_nobody_makes() -> None:
+def test_declared_shape_that_contradicts_inference() -> None:
     """What a file declares is still held against what inference finds, if nothing else is wrong."""
     rng = np.random.default_rng(0)
     arguments = {"kernel_shape": [2], "strides": [2], "ceil_mode": 1}
@@ -336,7 +336,7 @@ def test_a_shape_that_nobody_makes() -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_windows_that_start_behind_are_none(rank: int) -> None:
+def test_windows_beyond_the_input_are_dropped(rank: int) -> None:
     """On the device, as ONNX Runtime has them; none of these is left to the host."""
     tally = one_step.Tally()
     for seed in range(10):

@@ -25,7 +25,7 @@ from weft.compiler.onnx.qdq import Quant
 from weft.hdl.isa.config import PRESETS
 
 
-def drawn(rng: np.random.Generator) -> tuple[Case, Sizes, str]:
+def draw_model(rng: np.random.Generator) -> tuple[Case, Sizes, str]:
     sizes = models.random_sizes(rng, grouped=False)
     layout = str(rng.choice(["ishd", "ihsd"]))
     options: dict[str, Any] = {
@@ -54,7 +54,7 @@ def other_masked(case: Case, sizes: Sizes, layout: str, rng: np.random.Generator
 @pytest.mark.parametrize("seed", range(24))
 def test_agrees_with_onnx_runtime(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    case, _, _ = drawn(rng)
+    case, _, _ = draw_model(rng)
     graph = import_model(case.model)
     assert set(on_host(graph)) <= {node.name for node in case.model.graph.node if "quantize" in node.name}
     (op,) = (op for op in device_ops(graph) if isinstance(op, Attention))
@@ -71,7 +71,7 @@ def test_agrees_with_onnx_runtime(seed: int) -> None:
 def test_masked_keys_have_no_influence(seed: int, config: str) -> None:
     """Whatever they and their values are, the device's bytes stay the same, for each size of array."""
     rng = np.random.default_rng(100 + seed)
-    case, sizes, layout = drawn(rng)
+    case, sizes, layout = draw_model(rng)
     program = weft.compile(case.model, PRESETS[config])
     (name,) = program.outputs
     first, second = (
@@ -118,15 +118,15 @@ def test_keys_that_lie_head_by_head(images: int) -> None:
     parted = builder.node("Reshape", [builder.dequantise(source), split])
     heads = builder.node("Transpose", [parted], perm=[0, 2, 1, 3])
 
-    def attended(keys: str, *masks: str) -> str:
+    def attend(keys: str, *masks: str) -> str:
         turned = builder.node("Transpose", [keys], perm=[0, 1, 3, 2])
         scores = result.scaled(result.product(heads, turned), 0.1)
         for given in masks:
             scores = builder.node("Add", [scores, given])
         return result.product(builder.node("Softmax", [scores], axis=-1), heads)
 
-    first = builder.dequantise(builder.like(attended(heads), (2, 2, 6, 4), source))
-    model = builder.finish(builder.like(attended(first, mask), (2, 2, 6, 4), source))
+    first = builder.dequantise(builder.like(attend(heads), (2, 2, 6, 4), source))
+    model = builder.finish(builder.like(attend(first, mask), (2, 2, 6, 4), source))
     graph = import_model(model)
     second = [op for op in device_ops(graph) if isinstance(op, Attention)][-1]
     assert second.k.shape[0] == 4  # images times heads
@@ -161,7 +161,7 @@ def test_masked_scores_are_below_all_others(seed: int) -> None:
     assert (actual.size - 1) * lowered / actual.size + high - low > -slack - SCORE_REACH
 
 
-def test_what_is_a_mask() -> None:
+def test_forms_of_masks() -> None:
     assert is_mask(Quant(SCALE, 127, False))
     assert is_mask(Quant(1e36, 127, True))
     assert not is_mask(Quant(SCALE, 126, False))  # some scores would be raised

@@ -1,4 +1,4 @@
-"""What loading refuses of a model that could be read, with the whole message; and what it simplifies."""
+"""Refusals of readable models at loading, with the whole message; and simplifications."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_quantised_weights_may_be_computed() -> None:
     assert np.array_equal(loaded.constants["integers"], initial[weights(small()).input[0]])
 
 
-def tied(seed: int) -> onnx.ModelProto:
+def tied_model(seed: int) -> onnx.ModelProto:
     """A table of rows that are looked up, and on the way back as columns; quantised again on the way, as ever."""
     rng = np.random.default_rng(seed)
     builder = qdq_models.Builder(rng)
@@ -167,7 +167,7 @@ def tied(seed: int) -> onnx.ModelProto:
 @repeated("seed", range(30))
 def test_weights_that_are_quantised_again_are_constant(seed: int) -> None:
     """The head of a language model, whose weights are its table of embeddings transposed."""
-    model = tied(seed)
+    model = tied_model(seed)
     graph = import_model(model)
     assert {op for _, op, place, _ in graph.assignment if place == "device"} >= {"MatMul", "Transpose"}
     assert len(graph.assignment) == len(model.graph.node)
@@ -182,7 +182,7 @@ def test_weights_that_are_quantised_again_are_constant(seed: int) -> None:
 
 
 def test_weights_quantised_again_by_nonsense_are_refused() -> None:
-    model = tied(0)
+    model = tied_model(0)
     bad = next(
         node for node in model.graph.node if node.op_type == "QuantizeLinear" and "transpose" in node.input[0]
     )

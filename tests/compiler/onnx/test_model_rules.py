@@ -252,7 +252,7 @@ CASES: dict[str, tuple[onnx.ModelProto, str]] = {
 
 
 EMPTY = ("dilated kernel larger than the image",)
-"""What gives nothing in ONNX Runtime."""
+"""Models with empty results in ONNX Runtime."""
 
 
 def message(case: onnx.ModelProto) -> str:

@@ -41,7 +41,7 @@ def draw(rng: np.random.Generator, dtype: type, shape: tuple[int, ...]) -> np.nd
     return rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
 
 
-def requantised(totals: np.ndarray, factors: list[Fraction], zero: int, dtype: type) -> np.ndarray:
+def requantise(totals: np.ndarray, factors: list[Fraction], zero: int, dtype: type) -> np.ndarray:
     """Sums of shape (..., channels) times a factor for each channel, rounded half to even, exactly."""
     limits = np.iinfo(dtype)
     flat = [
@@ -77,7 +77,7 @@ def test_conv(dtype: type, seed: int) -> None:
         Fraction(float(constants["xs"])) * Fraction(float(scale)) / Fraction(float(constants["ys"]))
         for scale in constants["ws"]
     ]
-    expected = requantised(totals, factors, int(constants["yz"]), dtype).transpose(0, 3, 1, 2)
+    expected = requantise(totals, factors, int(constants["yz"]), dtype).transpose(0, 3, 1, 2)
     np.testing.assert_array_equal(program.run({"x": x}).outputs["y"], expected)
 
 
@@ -95,7 +95,7 @@ def test_matmul(opset: int, scale_type: type) -> None:
     actual = weft.compile(model("QLinearMatMul", (4, 6), (4, 5), constants, opset), "tiny").run({"x": x})
     totals = (x.astype(np.int64) - 113) @ (constants["w"].astype(np.int64) - 114)
     xs, ws, ys = (Fraction(float(constants[name][0])) for name in ("xs", "ws", "ys"))
-    np.testing.assert_array_equal(actual.outputs["y"], requantised(totals, [xs * ws / ys], 118, np.uint8))
+    np.testing.assert_array_equal(actual.outputs["y"], requantise(totals, [xs * ws / ys], 118, np.uint8))
 
 
 def constants_1x1() -> dict[str, np.ndarray]:
@@ -144,10 +144,10 @@ def test_scales_or_zero_points_of_columns(shapes: tuple[tuple[int, ...], tuple[i
     xs, ys = (Fraction(float(constants[name])) for name in ("xs", "ys"))
     factors = [xs * Fraction(float(scale)) / ys for scale in np.broadcast_to(constants["ws"].reshape(-1), 5)]
     outputs = weft.compile(proto, "tiny").run({"x": x}).outputs["y"]
-    np.testing.assert_array_equal(outputs, requantised(totals, factors, 118, np.uint8))
+    np.testing.assert_array_equal(outputs, requantise(totals, factors, 118, np.uint8))
 
 
-def test_shapes_that_it_does_not_take() -> None:
+def test_unsupported_shapes_are_refused() -> None:
     """What would be lost in the QDQ form is looked at before; a node without a name is called by its number."""
     constants = constants_1x1() | {"xs": np.full((1, 1), 0.1, np.float32)}
     proto = model("QLinearConv", (1, 2, 3, 3), (1, 5, 1, 1), constants)
@@ -161,7 +161,7 @@ def test_shapes_that_it_does_not_take() -> None:
 
 
 @pytest.mark.parametrize("what", ["scale is an input", "axis in opset 10", "weights are an input"])
-def test_what_cannot_be_written_in_qdq_form_stays(what: str) -> None:
+def test_nodes_without_a_qdq_form_stay(what: str) -> None:
     constants = constants_1x1()
     proto = model(
         "QLinearConv", (1, 2, 3, 3), (1, 5, 1, 1), constants, 10 if what == "axis in opset 10" else 13

@@ -146,7 +146,7 @@ def test_both_meanings_of_softmax_agree_about_the_last_axis(opset: int) -> None:
     assert np.abs(run_graph(graph, result.feeds)["y"].astype(int) - expected).max() <= 1
 
 
-def chosen(made: Single) -> onnx.ModelProto:
+def where_model(made: Single) -> onnx.ModelProto:
     where = made.constant(made.rng.random(SHAPE) < 0.5, np.bool_)
     arguments = [name for _ in range(2) for name in (made.value(SHAPE), *made.pair())]
     return made.model("QLinearWhere", [where, *arguments, *made.pair()], SHAPE)
@@ -155,7 +155,7 @@ def chosen(made: Single) -> onnx.ModelProto:
 def test_choice() -> None:
     """Which the host makes."""
     result = Single(np.random.default_rng(0), np.uint8)
-    model = chosen(result)
+    model = where_model(result)
     (expected,) = plain_session(model).run(None, result.feeds)
     assert np.abs(run_graph(import_model(model), result.feeds)["y"].astype(int) - expected).max() <= 1
 
@@ -351,7 +351,7 @@ def network(rng: Rng) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8])
-def test_quantisers_operators(tmp_path: Path, kind: QuantType, each: bool) -> None:
+def test_static_quantisation_in_operator_format(tmp_path: Path, kind: QuantType, each: bool) -> None:
     """What quantize_static writes in this format runs on the device as a whole."""
     rng = np.random.default_rng(0)
     onnx.save(network(rng), tmp_path / "float.onnx")

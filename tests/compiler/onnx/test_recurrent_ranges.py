@@ -1,4 +1,4 @@
-"""What LSTM and GRU have in 16 bits, on both sides of every clamp: held to float64, or refused, and told."""
+"""16-bit state of LSTM and GRU on both sides of every clamp: near float64, or refused with a message."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Net:
         return onnx.shape_inference.infer_shapes(result)
 
     def run(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What weft and ONNX Runtime make of the same model."""
+        """Results of weft and ONNX Runtime."""
         ort = pytest.importorskip("onnxruntime")
         model = self.model()
         program = weft.compile(model, CONFIG)
@@ -87,7 +87,9 @@ class Net:
         return outputs, session.run(None, {"x": x})[0]
 
 
-def opened(rng: np.random.Generator, steps: int, size: int = 4, forget: float = 9.0, **more: object) -> Net:
+def open_lstm(
+    rng: np.random.Generator, steps: int, size: int = 4, forget: float = 9.0, **more: object
+) -> Net:
     """An LSTM with gates open: its cells add one for each step while inputs are large."""
     w, r = np.zeros((1, 4 * size, size)), np.zeros((1, 4 * size, size))
     w[0, 3 * size :] = 3 * np.eye(size)
@@ -101,7 +103,7 @@ def opened(rng: np.random.Generator, steps: int, size: int = 4, forget: float = 
 def test_cells_reach_what_onnx_runtime_has(steps: int) -> None:
     """One for each step, up and down: on both sides of 16, and of what the next scale holds."""
     rng = np.random.default_rng(steps)
-    net = opened(rng, steps, reach=float(steps), result=2)
+    net = open_lstm(rng, steps, reach=float(steps), result=2)
     x = np.sign(rng.normal(0, 1, (1, 1, 4))) * np.ones((steps, 1, 1))
     actual, expected = net.run(x.astype(np.float32))
     assert np.abs(expected).max() > 0.9 * steps
@@ -112,7 +114,7 @@ def test_first_cells_count() -> None:
     """A first cell adds to what steps may add."""
     rng = np.random.default_rng(0)
     first = {"c0": np.full((1, 1, 4), 30, np.float32), "h0": np.zeros((1, 1, 4), np.float32)}
-    net = opened(rng, 12, reach=42.0, result=2, first=first)
+    net = open_lstm(rng, 12, reach=42.0, result=2, first=first)
     actual, expected = net.run(np.ones((12, 1, 4), np.float32))
     assert expected.max() > 40
     assert np.abs(actual - expected).max() < 1.01 * 42 / 127
@@ -128,18 +130,18 @@ def test_cells_that_nobody_bounds_are_refused() -> None:
     most, steps = int(MOST_CELL), 20
     first = {"c0": np.full((1, 1, 4), most - 10, np.float32)}
     assert f"its cells may reach {most + 10}, by its weights and steps" in reason(
-        opened(rng, steps, first=first)
+        open_lstm(rng, steps, first=first)
     )
-    closing = weft.check(opened(rng, steps, first=first, forget=1.0).model(), CONFIG)
+    closing = weft.check(open_lstm(rng, steps, first=first, forget=1.0).model(), CONFIG)
     assert closing.warnings == ()
     assert all(name != "cell" for name, *_ in closing)
-    assert "by calibration" in reason(opened(rng, steps, first=first, cells=MOST_CELL))
+    assert "by calibration" in reason(open_lstm(rng, steps, first=first, cells=MOST_CELL))
 
 
-def test_what_a_calibration_found_is_told_everywhere() -> None:
+def test_calibrated_bound_is_reported_everywhere() -> None:
     """`check`, `compile`, and the report of a run say the same of cells that may be beyond it."""
     first = {"c0": np.full((1, 1, 4), -10, np.float32)}
-    net = opened(np.random.default_rng(0), 30, cells=14.0, reach=20.0, result=2, first=first)
+    net = open_lstm(np.random.default_rng(0), 30, cells=14.0, reach=20.0, result=2, first=first)
     (message,) = weft.check(net.model(), CONFIG).warnings
     assert "cells beyond 32 are clamped, and a calibration found them up to 14" in message
     program = weft.compile(net.model(), CONFIG)
@@ -154,7 +156,7 @@ def test_what_a_calibration_found_is_told_everywhere() -> None:
 
 @pytest.mark.parametrize("value", ["nan", "-1", "inf", "wide"])
 def test_metadata_that_is_no_number(value: str) -> None:
-    model = opened(np.random.default_rng(0), 4).model()
+    model = open_lstm(np.random.default_rng(0), 4).model()
     model.metadata_props.add(key=f"{LARGEST}cell", value=value)
     with pytest.raises(CompileError, match=f"'weft.largest.cell' is '{value}': it must be a finite number"):
         weft.check(model, CONFIG)
@@ -180,7 +182,7 @@ def test_parts_of_sums_cancel(op: str, late: int, part: float) -> None:
 
 def test_sums_beyond_16_bits_are_refused() -> None:
     rng = np.random.default_rng(0)
-    net = opened(rng, 4)
+    net = open_lstm(rng, 4)
     net.w[0, 3 * 4 :] *= MOST_SUM
     net.r[0] += MOST_SUM
     assert "sums of gates may reach" in reason(net)

@@ -1,4 +1,4 @@
-"""The records of operators as a whole: found by being there, and what is said of them."""
+"""Operator records as a whole: discovery, tests, and texts."""
 
 from __future__ import annotations
 

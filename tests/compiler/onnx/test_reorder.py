@@ -78,22 +78,22 @@ def test_axes_that_cut_across_each_other() -> None:
 def test_too_many_copies() -> None:
     """Rows and columns that trade places are as many copies as the lesser of them, pixels and channels likewise."""
 
-    def transposed(a: int, b: int, bytes_: int = 1) -> reorder.CopyOrder | Interleaving | None:
+    def transpose(a: int, b: int, bytes_: int = 1) -> reorder.CopyOrder | Interleaving | None:
         inner = ((bytes_, 1),) if bytes_ > 1 else ()
         return cheapest(((a, b * bytes_), (b, bytes_), *inner), ((b, bytes_), (a, b * bytes_), *inner))
 
-    actual = transposed(256, 999, 8)
+    actual = transpose(256, 999, 8)
     assert isinstance(actual, reorder.CopyOrder)
     assert actual.plain
     assert prod(axis.size for axis in actual.rest) == 256
-    assert transposed(257, 999, 8) is None
-    assert transposed(257, 999) is None
-    square = transposed(32, 32)
+    assert transpose(257, 999, 8) is None
+    assert transpose(257, 999) is None
+    square = transpose(32, 32)
     assert isinstance(square, reorder.CopyOrder)
     assert square.plain  # the weights of a product of all would come as often as they multiply: once
 
 
-def shuffled(pixels: int, groups: int, channels: int) -> tuple[reorder.CopyOrder | Interleaving, ...]:
+def shuffle(pixels: int, groups: int, channels: int) -> tuple[reorder.CopyOrder | Interleaving, ...]:
     """The ways of changing groups of channels into channels of groups, and back."""
     size = groups * channels
     before = ((pixels, size), (groups, channels), (channels, 1))
@@ -107,7 +107,7 @@ def shuffled(pixels: int, groups: int, channels: int) -> tuple[reorder.CopyOrder
 @pytest.mark.parametrize(("groups", "channels"), [(4, 68), (4, 34), (2, 400), (3, 80), (8, 48)])
 def test_channels_of_groups_are_products_of_slices(groups: int, channels: int) -> None:
     """At less than 85 % of what a product of all by all takes, or copies of bytes."""
-    for way in shuffled(196, groups, channels):
+    for way in shuffle(196, groups, channels):
         assert isinstance(way, Interleaving)
         assert way.cost < 0.85 * min(196 * (groups * channels / 16) ** 2, 2 * 196 * groups * channels)
 
@@ -116,7 +116,7 @@ def test_channels_of_groups_are_products_of_slices(groups: int, channels: int) -
 def test_few_channels_are_one_product_and_few_pixels_are_copied(
     pixels: int, groups: int, channels: int
 ) -> None:
-    for way in shuffled(pixels, groups, channels):
+    for way in shuffle(pixels, groups, channels):
         assert isinstance(way, reorder.CopyOrder)
 
 
@@ -225,7 +225,7 @@ TOKENS: dict[str, tuple[Move, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-def convolved(built: Builder, move: Move, shape: tuple[int, ...]) -> onnx.ModelProto:
+def convolve(built: Builder, move: Move, shape: tuple[int, ...]) -> onnx.ModelProto:
     """Behind a convolution, and ahead of one and of a part along each axis."""
     source = built.conv(built.input(shape), shape[1], (1, 1))
     name = move(built, source)
@@ -233,7 +233,7 @@ def convolved(built: Builder, move: Move, shape: tuple[int, ...]) -> onnx.ModelP
     return built.finish(built.conv(value, 6, (1, 1)))
 
 
-def multiplied(built: Builder, move: Move, shape: tuple[int, ...]) -> onnx.ModelProto:
+def multiply(built: Builder, move: Move, shape: tuple[int, ...]) -> onnx.ModelProto:
     source = built.dense(built.input(shape), shape[-1], op="MatMul")
     name = move(built, source)
     return built.finish(built.dense(built.like(name, built.shape_of(name), source), 7, op="MatMul"))
@@ -244,7 +244,7 @@ def test_models(name: str) -> None:
     tally = one_step.Tally()
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        build, cases = (convolved, IMAGES) if name in IMAGES else (multiplied, TOKENS)
+        build, cases = (convolve, IMAGES) if name in IMAGES else (multiply, TOKENS)
         one_step.check(build(Builder(rng), *cases[name]), rng, tally, "tiny" if seed else "small")
     assert tally.wrong < 0.01 * tally.elements
 
@@ -323,7 +323,7 @@ def test_shuffle_units() -> None:
     one_step.on_golden(graph, "small", rng)
 
 
-def test_what_two_read_is_moved_once() -> None:
+def test_shared_values_are_moved_once() -> None:
     rng = np.random.default_rng(1)
     built = Builder(rng)
     source = built.conv(built.input((2, 12, 5, 6)), 12, (1, 1))
@@ -348,7 +348,7 @@ def places(actual: list[Run]) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("unit", [1, 2, 6])
-def test_runs_are_what_was_asked_for(unit: int) -> None:
+def test_runs_cover_the_requested_places(unit: int) -> None:
     for seed in range(60):
         rng = np.random.default_rng([seed, unit])
         indices = rng.integers(0, 4 * unit, int(rng.integers(1, 20)))

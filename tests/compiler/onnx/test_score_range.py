@@ -77,7 +77,7 @@ def draw(rng: Rng, form: str, reach: float, calibrated: bool) -> Drawn:
     else:
         scores = builder.node("MatMul", [q, builder.node("Transpose", [k], perm=[0, 1, 3, 2])])
         scores = builder.node("Mul", [scores, builder.constant(np.float32(factor))])
-        scores = _passed(builder, form, scores, (batch, keys), products * nats, feeds)
+        scores = _adjust_scores(builder, form, scores, (batch, keys), products * nats, feeds)
         probabilities = builder.node("Softmax", [scores], axis=-1)
         named = builder.nodes[-1]
         value = builder.node("MatMul", [probabilities, v])
@@ -90,7 +90,7 @@ def draw(rng: Rng, form: str, reach: float, calibrated: bool) -> Drawn:
     return Drawn(model, feeds, 0.0301, reach)
 
 
-def _passed(
+def _adjust_scores(
     builder: Builder,
     form: str,
     scores: str,

@@ -43,7 +43,7 @@ def two(builder: Builder, shape: tuple[int, ...]) -> tuple[Quantised, Quantised,
     return x, before, {builder.inputs[1].name: "y1"}
 
 
-def transposed(builder: Builder, value: Quantised) -> Quantised:
+def transpose(builder: Builder, value: Quantised) -> Quantised:
     result = builder.node("Transpose", [builder.dequantise(value)], perm=[0, 1, 3, 2])
     n, c, h, w = value.shape
     return builder.like(result, (n, c, w, h), value)
@@ -57,10 +57,10 @@ def on_device() -> tuple[onnx.ModelProto, dict[str, str]]:
 
 
 def in_another_order() -> tuple[onnx.ModelProto, dict[str, str]]:
-    """What the state becomes has rows and columns the other way round."""
+    """The next state has rows and columns exchanged."""
     builder = Builder(np.random.default_rng(1))
     x, before, states = two(builder, (1, 4, 5, 5))
-    total = transposed(builder, builder.add(x, before))
+    total = transpose(builder, builder.add(x, before))
     return finished(builder, builder.conv(total, 4, (1, 1)), total), states
 
 
@@ -75,6 +75,7 @@ def read_on_the_host() -> tuple[onnx.ModelProto, dict[str, str]]:
 
 
 def made_on_the_host() -> tuple[onnx.ModelProto, dict[str, str]]:
+    """The host computes the next state."""
     builder = Builder(np.random.default_rng(3))
     x, before, states = two(builder, (2, 6))
     total = builder.add(x, before)
@@ -95,7 +96,8 @@ def in_two_segments() -> tuple[onnx.ModelProto, dict[str, str]]:
 
 
 def read_in_two_segments() -> tuple[onnx.ModelProto, dict[str, str]]:
-    """What is made ahead of the host's part must not be where the other part still reads the old one."""
+    """The next state, computed before the host's part, must not overwrite the old one, which the second segment
+    reads."""
     builder = Builder(np.random.default_rng(5))
     x, before, states = two(builder, (2, 6))
     total = builder.add(x, before)

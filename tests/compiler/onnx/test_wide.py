@@ -50,7 +50,7 @@ class Mixed(Builder):
         bits = bits or (8 if self.rng.random() < self.narrow else 16)
         return super().quantise(value, shape, scale, zero, unsigned, bits)
 
-    def ended(self, value: str, scale: float) -> Quantised:
+    def finish(self, value: str, scale: float) -> Quantised:
         """A float value with parameters of its own."""
         return self.quantise(value, self.shape_of(value), scale, *self.parameters()[1:])
 
@@ -130,7 +130,7 @@ def norm(op: str, **attributes: Any) -> Case:
     return case
 
 
-def written(b: Mixed) -> Quantised:
+def decomposed_silu(b: Mixed) -> Quantised:
     """x * Sigmoid(x), with a Q/DQ pair between."""
     x = b.input(IMAGE)
     gate = b.quantise(b.node("Sigmoid", [b.dequantise(x)]), IMAGE, 1 / 256, 0, True)
@@ -152,12 +152,12 @@ def transposed_conv(b: Mixed) -> Quantised:
     return b.of("ConvTranspose", x, weight, scale=x.scale * 3, strides=[2, 1])
 
 
-def joined(b: Mixed) -> Quantised:
+def concat(b: Mixed) -> Quantised:
     parts = [b.input(IMAGE), b.input((1, 3, 7, 8)), b.input((1, 1, 7, 8))]
     return b.of("Concat", *parts, axis=1, scale=max(part.scale for part in parts))
 
 
-def clipped(b: Mixed) -> Quantised:
+def clip(b: Mixed) -> Quantised:
     return b.of("Clip", b.input(IMAGE), b.constant(np.float32(-0.4)), b.constant(np.float32(0.9)))
 
 
@@ -178,23 +178,23 @@ EXACT: dict[str, Case] = {
     **{op: two(op) for op in ("Add", "Sub", "Mul", "Min", "Max")},
     **{f"{op} repeated": two(op, (1, 6, 1, 1)) for op in ("Add", "Sub", "Mul")},
     **{f"{op} repeated rows": two(op, (1, 1, 8)) for op in ("Add", "Mul")},
-    "Relu": one("Relu"), "Clip": clipped,
+    "Relu": one("Relu"), "Clip": clip,
     **{f"MaxPool {name}": one("MaxPool", **given) for name, given in POOLS.items()},
     **{f"AveragePool {name}": one("AveragePool", **given) for name, given in POOLS.items() if "pads" not in given},
     "AveragePool padded": one("AveragePool", kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1),
-    "GlobalAveragePool": one("GlobalAveragePool"), "GlobalMaxPool": one("GlobalMaxPool"), "Concat": joined,
+    "GlobalAveragePool": one("GlobalAveragePool"), "GlobalMaxPool": one("GlobalMaxPool"), "Concat": concat,
     "Transpose": lambda b: b.dense(b.of("Transpose", b.input(ROWS), perm=[0, 2, 1]), 4, op="MatMul"),
     "requantise": lambda b: b.of("Identity", b.input(IMAGE)),
 }  # fmt: skip
-"""What is at most one step off."""
+"""Operators within one step."""
 NEAR: dict[str, Case] = {
     "Sigmoid": one("Sigmoid", scale=1 / 200), "Tanh": one("Tanh", scale=1 / 110), "Gelu": one("Gelu"),
     "Gelu tanh": one("Gelu", approximate="tanh"), "Erf": one("Erf", scale=1 / 110),
-    "Softplus": one("Softplus"), "Neg": one("Neg"), "Silu": silu, "Silu in two": written, "Elu": one("Elu"),
+    "Softplus": one("Softplus"), "Neg": one("Neg"), "Silu": silu, "Silu in two": decomposed_silu, "Elu": one("Elu"),
     "LayerNormalization": norm("LayerNormalization", axis=-1), "no epsilon": norm("LayerNormalization", epsilon=1e-9),
     "RMSNormalization": norm("RMSNormalization", axis=-1, epsilon=1e-3),
 }  # fmt: skip
-"""What is at most 8 steps of 16 bits off."""
+"""Operators within 8 steps of 16 bits."""
 
 
 def check(

@@ -180,7 +180,7 @@ def test_one_input_for_two_tables() -> None:
     assert check(model, inputs, 0.05).max() <= 1
 
 
-def refused(shape: tuple[int, ...] = (4, 6), **attributes: object) -> onnx.ModelProto:
+def lookup(shape: tuple[int, ...] = (4, 6), **attributes: object) -> onnx.ModelProto:
     built = builder()
     value = built.node("Gather", [table(built, shape, "int8"), indices(built, (2, 3))], **attributes)
     return built.finish(built.quantise(value, built.shape_of(value), 0.1, 0, False))
@@ -200,7 +200,7 @@ def many() -> onnx.ModelProto:
 
 
 CASES: dict[str, Case] = {
-    "columns": (lambda: refused(axis=1), "Gather", rows_constant),
+    "columns": (lambda: lookup(axis=1), "Gather", rows_constant),
     "many rows": (many, "Gather", table_size),
 }
 
@@ -211,7 +211,7 @@ def test_fallback(name: str) -> None:
 
 
 def test_without_softmax() -> None:
-    check_fallback((refused, "Gather", softmax_unit), probability_bits=0)
+    check_fallback((lookup, "Gather", softmax_unit), probability_bits=0)
 
 
 def test_of_no_constant() -> None:

@@ -28,7 +28,7 @@ def convolution(
     return ended(built, built.node("Conv", [value, name], **attributes))
 
 
-def swapped() -> onnx.ModelProto:
+def swap_axes() -> onnx.ModelProto:
     """A transpose that no convolution reads, of too many rows and columns to copy them one by one."""
     built = builder()
     value = built.conv(source(built, (1, 1, MANY, MANY)), 1, (1, 1))
@@ -43,7 +43,7 @@ def mixed_transpose() -> onnx.ModelProto:
 
 
 CASES: dict[str, Case] = {
-    "transpose": (swapped, "Transpose", transposable),
+    "transpose": (swap_axes, "Transpose", transposable),
     "transpose of mixed axes": (mixed_transpose, "Transpose", transposable),
 }
 

@@ -128,8 +128,8 @@ class Writer:
         return norm
 
 
-def drawn(rng: np.random.Generator) -> tuple[Shape, list[int]]:
-    """A shape, and the axes of its rows."""
+def draw_shape(rng: np.random.Generator) -> tuple[Shape, list[int]]:
+    """Draw a shape, and the axes of its rows."""
     if rng.random() < 0.3:  # images, channels of which are normalised
         return (
             int(rng.integers(1, 3)),
@@ -143,10 +143,12 @@ def drawn(rng: np.random.Generator) -> tuple[Shape, list[int]]:
     return shape, [axis - len(shape) for axis in axes] if rng.integers(2) else axes
 
 
-def written(rng: np.random.Generator, kind: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], float]:
-    """A model of a normalisation in float between two quantised values, an input, and the output's scale."""
+def decomposed_model(
+    rng: np.random.Generator, kind: str
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray], float]:
+    """Model of a float normalisation between two quantised values: model, input, and output scale."""
     built = Builder(rng, int(rng.choice([13, 17, 18, 21])))
-    shape, axes = drawn(rng)
+    shape, axes = draw_shape(rng)
     x = built.input(shape)
     writer = Writer(built, shape, [axis % len(shape) for axis in axes])
     value = getattr(writer, kind)(built.dequantise(x))
@@ -177,7 +179,7 @@ def test_in_float(kind: str) -> None:
     wrong = total = 0
     for seed in range(40):
         rng = np.random.default_rng([seed, len(kind), ord(kind[1])])
-        model, feeds, scale = written(rng, kind)
+        model, feeds, scale = decomposed_model(rng, kind)
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), (seed, on_host(graph))
         assert kinds_of(graph) == ["RowShare" if kind == "l1" else "LayerNorm"], seed
@@ -193,7 +195,7 @@ def test_in_float(kind: str) -> None:
 def test_lp_normalization(p: int) -> None:
     for seed in range(20):
         rng = np.random.default_rng([seed, p])
-        built, (shape, axes) = Builder(rng, int(rng.choice([13, 22]))), drawn(rng)
+        built, (shape, axes) = Builder(rng, int(rng.choice([13, 22]))), draw_shape(rng)
         x = built.input(shape)
         value = built.node("LpNormalization", [built.dequantise(x)], axis=axes[-1], p=p)
         scale = float(np.float32(0.02 / shape[axes[-1]] ** (1 / p)))
@@ -316,7 +318,7 @@ def test_quantised_by_onnx_runtime(kind: str, options: str, tmp_path: Path) -> N
         assert (difference != 0).mean() < 0.2
 
 
-def refused(build: Callable[[Builder, str], str]) -> onnx.ModelProto:
+def end_model(build: Callable[[Builder, str], str]) -> onnx.ModelProto:
     """Nodes behind a quantised value of (2, 3, 8), which end the model."""
     built = builder()
     return ended(built, build(built, built.dequantise(source(built, (2, 3, 8)))))
@@ -339,19 +341,19 @@ def sum_taken_off() -> onnx.ModelProto:
     def build(built: Builder, x: str) -> str:
         return built.node("Sub", [x, built.node("ReduceSum", [x, built.constant(np.array([-1], np.int64))])])
 
-    return refused(build)
+    return end_model(build)
 
 
-def cubed() -> onnx.ModelProto:
+def cube() -> onnx.ModelProto:
     def build(built: Builder, x: str) -> str:
         centred = built.node("Sub", [x, mean(built, x)])
         return mean(built, built.node("Pow", [centred, built.constant(np.float32(3))]))
 
-    return refused(build)
+    return end_model(build)
 
 
 def times_mean() -> onnx.ModelProto:
-    return refused(lambda built, x: built.node("Mul", [x, mean(built, x)]))
+    return end_model(lambda built, x: built.node("Mul", [x, mean(built, x)]))
 
 
 def quantised_squares() -> onnx.ModelProto:
@@ -359,7 +361,7 @@ def quantised_squares() -> onnx.ModelProto:
         centred = built.node("Sub", [x, mean(built, x)])
         return built.node("Mul", [centred, centred])
 
-    return refused(build)
+    return end_model(build)
 
 
 def by_elements() -> onnx.ModelProto:
@@ -369,7 +371,7 @@ def by_elements() -> onnx.ModelProto:
         centred = built.node("Sub", [x, mean(built, x)])
         return built.node("Mul", [centred, built.dequantise(source(built, (2, 3, 8)))])
 
-    return refused(build)
+    return end_model(build)
 
 
 def constants_by_row() -> onnx.ModelProto:
@@ -378,7 +380,7 @@ def constants_by_row() -> onnx.ModelProto:
         normal = built.node("LayerNormalization", [x, weight], axis=-1)
         return built.node("Mul", [normal, built.constant(np.ones((2, 3, 1), np.float32))])
 
-    return refused(build)
+    return end_model(build)
 
 
 def mixed_axes() -> onnx.ModelProto:
@@ -397,7 +399,7 @@ def lp(shape: Shape, axis: int, *, quantised: bool = True) -> onnx.ModelProto:
 CASES: dict[str, Case] = {
     "mean of something else": (other_mean, "Sub", row_mean),
     "sum that is taken off": (sum_taken_off, "Sub", row_mean),
-    "distances to the third power": (cubed, "Pow", row_square),
+    "distances to the third power": (cube, "Pow", row_square),
     "rows times their mean": (times_mean, "Mul", row_norm),
     "squares that are quantised": (quantised_squares, "QuantizeLinear", elements_plain),
     "distances times elements": (by_elements, "Mul", row_factor),
@@ -424,9 +426,9 @@ def test_other_norm_on_wide_vectors() -> None:
         centred = built.node("Sub", [x, mean(built, x)])
         return built.node("Div", [centred, built.node("Sqrt", [mean(built, built.node("Mul", [x, x]))])])
 
-    case: Case = (lambda: refused(build), "Div", norm_room)
+    case: Case = (lambda: end_model(build), "Div", norm_room)
     check_fallback(case, kernel=64, n=32, bus_bytes=32)
-    assert not on_host(import_model(refused(build), config=Config(kernel=128, n=32, bus_bytes=32)))
+    assert not on_host(import_model(end_model(build), config=Config(kernel=128, n=32, bus_bytes=32)))
 
 
 @pytest.mark.parametrize(

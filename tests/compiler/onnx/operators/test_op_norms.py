@@ -95,7 +95,7 @@ def channels_first() -> onnx.ModelProto:
     return mixed(then)
 
 
-def unquantised() -> onnx.ModelProto:
+def leave_in_float() -> onnx.ModelProto:
     built = builder()
     value = built.node("Cos", [built.node("Softmax", [built.dequantise(source(built))], axis=2)])
     return ended(
@@ -104,7 +104,7 @@ def unquantised() -> onnx.ModelProto:
 
 
 CASES: dict[str, Case] = {
-    "input that is not quantised": (unquantised, "LayerNormalization", input_quantised),
+    "input that is not quantised": (leave_in_float, "LayerNormalization", input_quantised),
     "weights that are an input": (lambda: normal(weight="input"), "LayerNormalization", normal_constants),
     "weights that are not finite": (lambda: normal(weight=np.inf), "LayerNormalization", normal_constants),
     "bias that is not finite": (lambda: normal(bias=np.nan), "LayerNormalization", normal_constants),

@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 NAMES = ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin")
 
 
-def reduced(built: Builder, op: str, value: str, axes: list[int] | None, **attributes: object) -> str:
+def reduce(built: Builder, op: str, value: str, axes: list[int] | None, **attributes: object) -> str:
     """A reduction, as its opset has the axes."""
     if axes is None:
         return built.node(op, [value], **attributes)
@@ -78,7 +78,7 @@ def behind(built: Builder, value: str) -> str:
     return built.node("Div", [value, built.constant(np.float32(3))]) if rng.random() < 0.3 else value
 
 
-def calibrated(
+def calibrate(
     built: Builder, value: str, shape: Shape, feeds: dict[str, np.ndarray]
 ) -> tuple[onnx.ModelProto, float]:
     """The model that ends in a value, quantised for what it is for the feeds."""
@@ -110,11 +110,11 @@ def test_random(op: str) -> None:
         shape = (*(int(rng.integers(1, 7)) for _ in range(rng.integers(0, 4))), int(rng.integers(2, 60)))
         axes, keep = drawn_axes(rng, shape), int(rng.integers(2))
         x = built.input(shape)
-        value = reduced(built, op, built.dequantise(x), axes, keepdims=keep)
+        value = reduce(built, op, built.dequantise(x), axes, keepdims=keep)
         if op in ("ReduceSumSquare", "ReduceL1"):
             value = behind(built, value)
         feeds = {built.inputs[0].name: (rng.normal(0, 1, shape) * rng.uniform(0.1, 3)).astype(np.float32)}
-        model, scale = calibrated(built, value, output_shape(shape, axes, keep), feeds)
+        model, scale = calibrate(built, value, output_shape(shape, axes, keep), feeds)
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), (seed, shape, axes)
         expected = session(model).run(None, feeds)[0]
@@ -126,7 +126,9 @@ def test_random(op: str) -> None:
     assert wrong < max(2, 0.05 * total)
 
 
-def refused(op: str, shape: Shape = (2, 3, 8), axes: object = (-1,), **attributes: object) -> onnx.ModelProto:
+def end_model(
+    op: str, shape: Shape = (2, 3, 8), axes: object = (-1,), **attributes: object
+) -> onnx.ModelProto:
     built = builder()
     value = built.dequantise(source(built, shape))
     names = [value] if axes is None else [value, built.constant(np.array(axes, np.int64))]
@@ -142,10 +144,10 @@ def then(op: str, *constants: object, first: bool = False) -> onnx.ModelProto:
     return ended(built, built.node(op, [*names, value] if first else [value, *names]))
 
 
-def unquantised() -> onnx.ModelProto:
+def leave_in_float() -> onnx.ModelProto:
     built = builder()
     value = built.node("Cos", [built.node("Softmax", [built.dequantise(source(built))], axis=2)])
-    return ended(built, reduced(built, "ReduceMax", value, [1]))
+    return ended(built, reduce(built, "ReduceMax", value, [1]))
 
 
 def given_axes() -> onnx.ModelProto:
@@ -183,14 +185,18 @@ def whole_number() -> onnx.ModelProto:
 
 
 CASES: dict[str, Case] = {
-    "input that is not quantised": (unquantised, "ReduceMax", reduction_input),
-    "no axes": (lambda: refused("ReduceSum", axes=None, noop_with_empty_axes=1), "ReduceSum", reduction_axes),
+    "input that is not quantised": (leave_in_float, "ReduceMax", reduction_input),
+    "no axes": (
+        lambda: end_model("ReduceSum", axes=None, noop_with_empty_axes=1),
+        "ReduceSum",
+        reduction_axes,
+    ),
     "axes that take too many copies": (
-        lambda: mixed(lambda built, value: reduced(built, "ReduceMax", value, [-1])),
+        lambda: mixed(lambda built, value: reduce(built, "ReduceMax", value, [-1])),
         "ReduceMax",
         reduction_order,
     ),
-    "row that is too long": (lambda: refused("ReduceSum", (1, 40000)), "ReduceSum", reduction_length),
+    "row that is too long": (lambda: end_model("ReduceSum", (1, 40000)), "ReduceSum", reduction_length),
     "root of what may be negative": (root_of_mean, "Sqrt", number_steps),
     "constant by row": (lambda: then("Add", np.ones((3, 1), np.float32)), "Add", number_steps),
     "whole numbers": (whole_number, "Cast", number_steps),
@@ -213,7 +219,7 @@ def test_fallback(name: str) -> None:
 
 
 def test_without_a_kernel_engine() -> None:
-    check_fallback((lambda: refused("ReduceMin"), "ReduceMin", kernel_room), kernel=0)
+    check_fallback((lambda: end_model("ReduceMin"), "ReduceMin", kernel_room), kernel=0)
 
 
 def test_every_constraint_has_a_case() -> None:
@@ -225,9 +231,9 @@ def test_count() -> None:
     rng = np.random.default_rng(3)
     built = Builder(rng)
     x = built.input((1, 40, 16, 16))
-    value = reduced(built, "ReduceMean", built.dequantise(x), [1, 2, 3], keepdims=0)
+    value = reduce(built, "ReduceMean", built.dequantise(x), [1, 2, 3], keepdims=0)
     feeds = {built.inputs[0].name: rng.normal(1, 1, (1, 40, 16, 16)).astype(np.float32)}
-    model, scale = calibrated(built, value, (1,), feeds)
+    model, scale = calibrate(built, value, (1,), feeds)
     graph = import_model(model, config=Config(kernel=64))
     assert not on_host(graph)
     difference = run_graph(graph, feeds)[model.graph.output[0].name] - session(model).run(None, feeds)[0]

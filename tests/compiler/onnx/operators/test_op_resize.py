@@ -25,18 +25,18 @@ from weft.compiler.onnx.operators.resize import (
 Shape = tuple[int, ...]
 
 
-def resized(built: Builder, value: str, factors: Shape | list[float], **how: object) -> str:
+def resize(built: Builder, value: str, factors: Shape | list[float], **how: object) -> str:
     scales = built.constant(np.array(factors, np.float32))
     return built.node("Resize", [value, "", scales], mode="linear", **how)
 
 
-def sized(built: Builder, value: str, sizes: Shape, **how: object) -> str:
+def resize_to(built: Builder, value: str, sizes: Shape, **how: object) -> str:
     return built.node(
         "Resize", [value, "", "", built.constant(np.array(sizes, np.int64))], mode="linear", **how
     )
 
 
-def requantised(built: Builder, value: str, given: Quantised) -> onnx.ModelProto:
+def requantise(built: Builder, value: str, given: Quantised) -> onnx.ModelProto:
     """With a scale by which few results are half a level."""
     _, zero, unsigned = built.parameters()
     scale = float(np.float32(given.scale * 0.7183))
@@ -63,14 +63,14 @@ def random_model(rng: Rng, mode: str) -> onnx.ModelProto:
         sizes = list(inputs.shape)
         for axis in along:
             sizes[axis] = int(rng.integers(1, 8))
-        return requantised(
-            built, sized(built, value, tuple(sizes), coordinate_transformation_mode=mode), inputs
+        return requantise(
+            built, resize_to(built, value, tuple(sizes), coordinate_transformation_mode=mode), inputs
         )
     factors = [1.0] * (rank + 2)
     for axis in along:
         down = [1 / factor for factor in (2, 3) if inputs.shape[axis] % factor == 0]
         factors[axis] = float(rng.choice([1, 2, 2, 3, 4, *down]))
-    return requantised(built, resized(built, value, factors, coordinate_transformation_mode=mode), inputs)
+    return requantise(built, resize(built, value, factors, coordinate_transformation_mode=mode), inputs)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -94,14 +94,14 @@ def test_corners_are_those_of_the_result(factors: tuple[float, float], mode: str
     )
     scales = built.constant(np.array([1, 1, *factors], np.float32))
     value = built.node("Resize", [built.dequantise(arguments), "", scales], **how)
-    one_step.check(requantised(built, value, arguments), rng, one_step.Tally())
+    one_step.check(requantise(built, value, arguments), rng, one_step.Tally())
 
 
 def test_twice_as_large() -> None:
     """Four convolutions inside, with weights of 1 and 3 along each axis, and copies at the corners."""
     built = builder()
     given = source(built, (1, 8, 6, 6))
-    graph = import_model(requantised(built, resized(built, built.dequantise(given), [1, 1, 2, 2]), given))
+    graph = import_model(requantise(built, resize(built, built.dequantise(given), [1, 1, 2, 2]), given))
     convs = [op for op in device_ops(graph) if isinstance(op, Conv) and op.weight[0].size == 4]
     assert [op.dst.shape for op in convs] == [(1, 5, 5, 8)] * 4
     assert sorted(op.weight[0].ravel().tolist() for op in convs) == [
@@ -119,14 +119,14 @@ def test_large_factors(factor: int) -> None:
     rng = np.random.default_rng(3)
     built = Builder(rng)
     given = built.input((1, 5, 4, 4))
-    value = resized(built, built.dequantise(given), [1, 1, factor, factor])
-    graph = one_step.check(requantised(built, value, given), rng, one_step.Tally())
+    value = resize(built, built.dequantise(given), [1, 1, factor, factor])
+    graph = one_step.check(requantise(built, value, given), rng, one_step.Tally())
     assert len(device_ops(graph)) == (factor + 2) ** 2
 
 
 def of(factors: list[float], shape: Shape = (1, 4, 6, 6), **how: object) -> onnx.ModelProto:
     built = builder()
-    return ended(built, resized(built, built.dequantise(source(built, shape)), factors, **how))
+    return ended(built, resize(built, built.dequantise(source(built, shape)), factors, **how))
 
 
 CASES: dict[str, Case] = {
@@ -135,7 +135,7 @@ CASES: dict[str, Case] = {
     "antialiased": (lambda: of([1, 1, 0.5, 0.5], antialias=1), "Resize", between_elements),
     "large factors": (lambda: of([1, 1, 10, 10]), "Resize", fractions_small),
     "many places": (lambda: of([1, 1, 1.7, 1.7], (1, 4, 60, 60)), "Resize", fractions_small),
-    "mixed axes": (lambda: mixed(lambda built, value: resized(built, value, [1, 1, 2, 2])), "Resize", linear_order),
+    "mixed axes": (lambda: mixed(lambda built, value: resize(built, value, [1, 1, 2, 2])), "Resize", linear_order),
 }  # fmt: skip
 
 
