@@ -45,17 +45,17 @@ def allowance(drawn: Drawn, given: dict[str, np.ndarray], config: Config, op: At
 
 def worst(drawn: Drawn, config: Config) -> tuple[list[Attention], float] | None:
     """Return the fused operators, and the largest difference from ONNX Runtime as a share of the allowance."""
-    inputs = onnxruntime_runs(drawn.outputs(), drawn.feeds)
+    outputs = onnxruntime_runs(drawn.outputs(), drawn.feeds)
     ops = device_ops(import_model(drawn.model))
     fused = [op for op in ops if isinstance(op, Attention)]
-    reach = np.abs(inputs[drawn.products]).max() * drawn.factor
+    reach = np.abs(outputs[drawn.products]).max() * drawn.factor
     if fused and fused[0].rounding is None and reach > 0.75 * bounds.SCORE_CLAMP:
         return None
     name = drawn.model.graph.output[0].name
     got = weft.compile(drawn.model, config).run(drawn.feeds).outputs[name] / drawn.output.scale
     low = -drawn.output.zero if drawn.output.unsigned else -128 - drawn.output.zero
-    exact = np.clip(inputs[drawn.result] / drawn.output.scale, low, low + 255)
-    allowed = allowance(drawn, inputs, config, fused[0] if fused else None) if ops else 0.01
+    exact = np.clip(outputs[drawn.result] / drawn.output.scale, low, low + 255)
+    allowed = allowance(drawn, outputs, config, fused[0] if fused else None) if ops else 0.01
     return fused, float((np.abs(got - exact) / (allowed + 0.5)).max())
 
 

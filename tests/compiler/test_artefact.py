@@ -158,7 +158,7 @@ def test_values_that_have_16_bits(
 
 
 @pytest.fixture(scope="module")
-def embedded() -> weft.Program:
+def embedding_model() -> weft.Program:
     """Rows of a table of 50 x 12 by indices that are an input."""
     built = Builder(np.random.default_rng(0))
     built.inputs.append(helper.make_tensor_value_info("places", TensorProto.INT64, (2, 3)))
@@ -179,16 +179,16 @@ def embedded() -> weft.Program:
         ("nhwc", [1, 1, 6, 3], "which does not fill"),
     ],
 )  # fmt: skip
-def test_indices(embedded: weft.Program, tmp_path: Path, field: str, value: Any, message: str) -> None:
-    embedded.save(tmp_path)
+def test_indices(embedding_model: weft.Program, tmp_path: Path, field: str, value: Any, message: str) -> None:
+    embedding_model.save(tmp_path)
     manifest = manifest_of(tmp_path)
     manifest["to_device"][0][field] = value
     write(tmp_path, manifest)
     assert message in refusal(tmp_path)
 
 
-def test_a_table_that_is_an_input(embedded: weft.Program, tmp_path: Path) -> None:
-    embedded.save(tmp_path)
+def test_a_table_that_is_an_input(embedding_model: weft.Program, tmp_path: Path) -> None:
+    embedding_model.save(tmp_path)
     manifest = manifest_of(tmp_path)
     (name,) = (name for name, item in manifest["segments"][0]["buffers"].items() if item["kind"] == "table")
     manifest["segments"][0]["buffers"][name]["kind"] = "input"

@@ -156,7 +156,7 @@ def _transfer_of_another_size(m: Any) -> None:
     m["to_device"][0]["shape"][0] += 1
 
 
-def _unsigned(m: Any) -> None:
+def _make_unsigned(m: Any) -> None:
     m["to_device"][0]["unsigned"] ^= True
 
 
@@ -192,11 +192,11 @@ def _rows_of_an_output(m: Any) -> None:
     program["rows"][first(program["buffers"], kind="output")] = rows
 
 
-def _queued(m: Any) -> None:
+def _queue_twice(m: Any) -> None:
     device(m)["layers"][0]["queued"]["MM"] += 1
 
 
-def _written(m: Any) -> None:
+def _write_input(m: Any) -> None:
     device(m)["layers"][-1]["written_bytes"] += 1
 
 
@@ -276,15 +276,15 @@ CLASSES = {
     _negative: "has shape (-1, 1, 8, 8)",
     _perm: "(0, 0, 1, 2) is not a permutation of 4 axes",
     _transfer_of_another_size: "which does not fill ",
-    _unsigned: "but int8 of shape",
+    _make_unsigned: "but int8 of shape",
     _wide: "which does not fill ",
     _wide_output: "which does not fill ",
     _wide_of_half_the_size: "is uint16 of shape (1, 12, 8, 8), but ",
     _rows: "do not fit its shape",
     _no_rows: "do not fit its shape",
     _rows_of_an_output: "only input buffers have interleaved rows",
-    _queued: "instructions for MM, but its layers have",
-    _written: "bytes, not ",
+    _queue_twice: "instructions for MM, but its layers have",
+    _write_input: "bytes, not ",
     _macs: "has a number that is negative or too large",
     _queue_names: "must have the queues LOAD, MM, VEC, STORE",
     _queued_names: "must have the queues LOAD, MM, VEC, STORE",
@@ -404,7 +404,6 @@ STRANGE = [
 
 
 def paths(node: Any, path: Paths = ()) -> Iterator[Paths]:
-    """Of every value in a manifest."""
     if path:
         yield path
     for key, value in (
@@ -434,7 +433,7 @@ def mutant(rng: random.Random, manifest: Any) -> Any:
     return result
 
 
-def loaded(folder: Path) -> weft.Program | None:
+def try_load(folder: Path) -> weft.Program | None:
     """The program, if it is not refused in one sentence."""
     try:
         return weft.load(folder)
@@ -456,7 +455,7 @@ def test_mutants_of_manifests(folder: Path) -> None:
     rng, manifest, ran = random.Random(0), manifest_of(folder), 0
     for _ in range(200):
         write(folder, mutant(rng, manifest))
-        if program := loaded(folder):
+        if program := try_load(folder):
             run(program, "golden")
             run(program, "timing")
             ran += 1
@@ -472,7 +471,6 @@ def seal(folder: Path, manifest: Any, index: int, raw: bytes) -> None:
 
 
 def mutants_of_networks(program: weft.Program, folder: Path, seed: int, count: int) -> None:
-    """They are refused when they are loaded, or fail in a sentence, or run."""
     rng, manifest, ran = random.Random(seed), manifest_of(folder), 0
     hosts = [index for index, entry in enumerate(manifest["segments"]) if entry["kind"] == "host"]
     stored = {
@@ -486,7 +484,7 @@ def mutants_of_networks(program: weft.Program, folder: Path, seed: int, count: i
         except OverflowError:  # integers of more than 64 bits
             continue
         seal(folder, manifest, index, raw)
-        if actual := loaded(folder):
+        if actual := try_load(folder):
             with contextlib.suppress(CompileError):
                 run(actual, "golden")
                 ran += 1
@@ -531,14 +529,14 @@ def mutants_on_rtl(program: weft.Program, folder: Path, seed: int, count: int) -
         program.save(folder)
         result = mutate_code(rng, folder, manifest) if rng.random() < 0.7 else mutant(rng, manifest)
         write(folder, result)
-        actual = loaded(folder)
+        actual = try_load(folder)
         if actual is not None and actual.config == program.config:
             assert not differing(actual)
             ran += 1
     assert ran > count // 8
 
 
-def test_what_is_not_refused_runs_the_same_on_the_rtl(program: weft.Program, folder: Path) -> None:
+def test_accepted_mutants_run_equally_on_the_rtl(program: weft.Program, folder: Path) -> None:
     mutants_on_rtl(program, folder, 0, 40)
 
 

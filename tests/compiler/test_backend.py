@@ -178,7 +178,7 @@ def test_a_result_stays_on_chip_where_that_is_faster() -> None:
         ("default", 28, 1, 128),
     ],
 )
-def test_what_stays_on_chip_moves_no_more_data(preset: str, size: int, kernel: int, channels: int) -> None:
+def test_resident_results_move_no_more_data(preset: str, size: int, kernel: int, channels: int) -> None:
     conv, add = convolution_and_addition(size, kernel, channels, channels)
     result = [
         compile_segment(segment_of(conv, add), PRESETS[preset], passes=by) for by in (AS_GIVEN, PIPELINE)
@@ -248,7 +248,6 @@ def test_rows_stay_where_others_see_them(why: str) -> None:
 @pytest.mark.parametrize(("kernel", "stride", "cin"), [(7, 2, 3), (11, 4, 3), (3, 1, 5), (5, 5, 3)])
 @pytest.mark.parametrize("plain", [False, True])
 def test_bytes_of_a_layer_are_those_of_the_bus(kernel: int, stride: int, cin: int, plain: bool) -> None:
-    """Where windows overlap, LOAD reads a row more than once."""
     window = Window((kernel, kernel), (stride, stride), (1, 1), (kernel // 2,) * 4)
     op = convolution(whole("x", (1, 40, 40, cin), "input"), 40, window)
     config = PRESETS["default"]

@@ -28,7 +28,7 @@ def run_onnxruntime(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> li
     return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, values)
 
 
-def fused(graph: Graph) -> list[Any]:
+def fuse(graph: Graph) -> list[Any]:
     """The operators as they are planned for a small accelerator."""
     planner = Planner(Target(PRESETS["small"]))
     segments = [item for item in graph.segments if isinstance(item, DeviceSegment)]
@@ -86,7 +86,7 @@ def test_pool_joins_its_convolution() -> None:
     builder = qdq_models.Builder(np.random.default_rng(0))
     value = builder.conv(builder.input((1, 3, 8, 8)), 4, pads=(1, 1, 1, 1))
     model = builder.finish(builder.pool(value, "MaxPool", kernel_shape=[2, 2], strides=[2, 2]))
-    (op,) = fused(import_model(model))
+    (op,) = fuse(import_model(model))
     assert isinstance(op, Conv)
     assert op.pool is not None
     assert op.pool.kernel == (2, 2)
@@ -118,7 +118,7 @@ def test_concat_inputs_are_written_in_place() -> None:
         remaining,
     )
     graph = import_model(builder.finish(builder.concat([remaining, right], 1)))
-    ops = fused(graph)
+    ops = fuse(graph)
     assert [type(op) for op in ops] == [Conv, Conv]
     assert [op.lookup is not None for op in ops] == [False, True], "its requantisation is a table"
     assert [op.dst.c for op in ops if op.dst.buffer.shape[3] == 9] == [0, 4]
@@ -231,7 +231,6 @@ FOREIGN = {
 def test_constant_next_to_a_value_in_another_order(
     name: str, quantised: bool, op: str, constant: tuple[int, ...] | str
 ) -> None:
-    """On the device or on the host: either is right."""
     shape, product, then = FOREIGN[name]
     builder = qdq_models.Builder(np.random.default_rng(0))
     conv = product == "Conv"
@@ -348,7 +347,7 @@ def test_sum_of_tensors_in_one_foreign_order() -> None:
     model = builder.finish(builder.dense(builder.add(*parts), 2, op="MatMul"))
     graph = import_model(model)
     assert not on_host(graph)
-    ops = [(type(op), type(op.epilogue)) for op in fused(graph)]
+    ops = [(type(op), type(op.epilogue)) for op in fuse(graph)]
     assert ops == [(Conv, type(None)), (Conv, Add), (Conv, type(None))]
     assert np.abs(levels(model, qdq_models.feeds(model, rng))).max() <= 1
 
@@ -422,7 +421,6 @@ def test_product_and_sum_of_constants_with_a_zero() -> None:
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("shape", [(3, 5), (2, 5, 4, 3)])
 def test_batch_normalisation(fused: bool, shape: tuple[int, ...]) -> None:
-    """On its own a depthwise convolution, else part of the one before it; a channel may be switched off or reversed."""
     rng = np.random.default_rng(len(shape))
     builder = qdq_models.Builder(rng)
     value = builder.dequantise(builder.input(shape))

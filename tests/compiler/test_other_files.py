@@ -18,7 +18,7 @@ from weft.compiler.frontend import check_kind, import_model
 from weft.examples import digits
 
 
-def zipped(*names: str) -> bytes:
+def zip_file(*names: str) -> bytes:
     result = io.BytesIO()
     with zipfile.ZipFile(result, "w") as file:
         for name in names:
@@ -29,14 +29,14 @@ def zipped(*names: str) -> bytes:
 HDF5 = b"\x89HDF\r\n\x1a\n" + bytes(40)
 FILES = {
     "model.gguf": (b"GGUF" + bytes(40), "GGUF", "weft generate"),
-    "model.pt": (zipped("model/data.pkl", "model/byteorder"), "PyTorch", "weft quantise"),
+    "model.pt": (zip_file("model/data.pkl", "model/byteorder"), "PyTorch", "weft quantise"),
     "exported.pt2": (
-        zipped("exported/archive_format", "exported/models/model.json"),
+        zip_file("exported/archive_format", "exported/models/model.json"),
         "PyTorch",
         "weft quantise",
     ),
     "old.pth": (pickle.dumps({"weight": [1.0]}), "PyTorch", "weft quantise"),
-    "model.keras": (zipped("metadata.json", "config.json", "model.weights.h5"), "Keras", "weft compile"),
+    "model.keras": (zip_file("metadata.json", "config.json", "model.weights.h5"), "Keras", "weft compile"),
     "model.h5": (HDF5, "Keras", "weft compile"),
     "model.safetensors": ((2).to_bytes(8, "little") + b'{"a":{}}', "safetensors", "weft quantise"),
 }
@@ -76,7 +76,6 @@ def test_by_content_whatever_the_name(name: str, tmp_path: Path) -> None:
 
 
 def test_models_by_names_of_other_tools(tmp_path: Path) -> None:
-    """What a file is, it says itself."""
     for name in FILES:
         path = tmp_path / name
         path.write_bytes(digits.model())

@@ -1,4 +1,4 @@
-"""Rewrites of device segments: what changes, and that results never do."""
+"""Rewrites of device segments: changed structure, unchanged results."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def cycles_of(op: Conv | Attention, config: Config) -> int:
 
 
 def wrong(config: Config, number: int, tally: Tally[str]) -> str | None:
-    """What is wrong with a random layer: slower than all reasons allow, or faster than a bound says is possible; the
-    reason is counted. The layer depends on its number and the configuration, not on which others there are."""
+    """Describe why a random layer is slower than all reasons allow, or faster than a bound; count the reason. The
+    layer depends only on its number and the configuration."""
     rng = np.random.default_rng([config.digest, number])
     op = random_layer(rng, config)
     cycles = cycles_of(op, config)
@@ -151,7 +151,6 @@ def test_products_without_a_cliff(preset: str, rows: int, out: int, cin: int, le
     ],
 )
 def test_attention_reaches_its_roofline(preset: str, op: Attention, least: float) -> None:
-    """Of the array, or of the bus where one query reads all keys and values; heads beside each other or apart."""
     config = PRESETS[preset]
     bound = max(
         op.macs / config.n**2, sum(view.buffer.size for view in (op.q, op.k, op.v, op.dst)) / config.bus_bytes

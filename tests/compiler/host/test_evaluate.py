@@ -54,13 +54,13 @@ def compare(kind: str, draws: int) -> collections.Counter[str]:
             continue
         expected = oracle(model, feeds)
         try:
-            inputs = Evaluator(network_of(model)).run(feeds)
+            outputs = Evaluator(network_of(model)).run(feeds)
         except EvaluationError:
             counts[f"-{op}"] += 1
             continue
         if expected is None:
             continue
-        for index, (mine, theirs) in enumerate(zip(inputs, expected, strict=True)):
+        for index, (mine, theirs) in enumerate(zip(outputs, expected, strict=True)):
             assert mine.shape == theirs.shape, (kind, seed)
             assert shapes.get(f"y{index}", theirs.shape) == theirs.shape, (kind, seed)
             if theirs.dtype.kind == "f":
@@ -118,7 +118,6 @@ def test_pool_of_unsigned_bytes_with_pads_below() -> None:
 
 @pytest.mark.usefixtures("hide_onnxruntime")
 def test_average_with_ceil_mode_and_pads() -> None:
-    """Of the last window two elements lie in the input or its padding, and one beyond."""
     x = np.arange(1, 6, dtype=np.float32).reshape(1, 1, 5)
     kinds = {"kernel_shape": [3], "strides": [2], "pads": [0, 1], "ceil_mode": 1}
     (left_out,) = one("AveragePool", x, **kinds)

@@ -190,7 +190,6 @@ def test_foreign_bytes_are_refused(raw: bytes) -> None:
 
 
 def test_random_damage() -> None:
-    """Any damaged file yields one sentence or a network."""
     rng, taken, refused = np.random.default_rng(0), 0, 0
     whole = encode(network())
     for _ in range(3000):

@@ -89,7 +89,6 @@ def operands(rng: Rng, op: WideElements) -> tuple[list[np.ndarray], list[np.ndar
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_are_near_float64(kind: str) -> None:
-    """At most one step from the exact result, and rarely."""
     wrong = total = 0
     for case in range(200):
         rng = np.random.default_rng([case, len(kind)])
@@ -176,7 +175,6 @@ def test_many_on_rtl(kind: str, name: str) -> None:
 
 
 def test_scales_of_sums() -> None:
-    """From 1e-3 to the maximum, where a second term brings the first back into range."""
     shape = (1, 1, 1, 3000)
     for case in range(60):
         rng = np.random.default_rng(case)
@@ -193,7 +191,6 @@ def test_scales_of_sums() -> None:
 
 
 def test_scales_of_products() -> None:
-    """Up to the maximum: most products are in range only if one factor is small."""
     shape = (1, 1, 1, 3000)
     for case in range(60):
         rng = np.random.default_rng(case)

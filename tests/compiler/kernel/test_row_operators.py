@@ -197,7 +197,6 @@ def spread(rng: Rng, shape: Shape) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", RANDOM)
 def test_results_are_near_float64(kind: str) -> None:
-    """At most one step from the exact result, and rarely."""
     wrong = total = 0
     for case in range(150):
         rng = np.random.default_rng([case, len(kind)])

@@ -54,7 +54,6 @@ def exact(op: RowPower, first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def test_results_are_near_float64() -> None:
-    """At most one step from the exact result, and rarely."""
     wrong = total = 0
     for case in range(300):
         rng = np.random.default_rng(case)

@@ -49,7 +49,6 @@ def planes(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_results_are_near_float64() -> None:
-    """At most one step from the exact result, and rarely."""
     wrong = total = 0
     for case in range(150):
         rng = np.random.default_rng(case)

@@ -50,7 +50,6 @@ def widen(rng: Rng, op: Conv, x_wide: bool, wide: bool) -> WideConv:
 
 
 def random_conv(rng: Rng) -> WideConv:
-    """Any window, depthwise or in groups or not, weights from -255 to 255; or a matrix product."""
     op = op_cases.random_matmul(rng) if rng.random() < 0.2 else op_cases.random_conv(rng)
     if rng.random() < 0.2:  # a few large weights, of which the second part is small
         many = np.clip(np.rint(rng.normal(0, 35, op.weight.shape)), -128, 127)
@@ -89,7 +88,6 @@ def split(x: np.ndarray, op: WideConv) -> list[np.ndarray]:
 
 
 def test_results_are_near_float64() -> None:
-    """At most one step from the exact result, and rarely."""
     wrong = total = 0
     for case in range(120):
         rng = np.random.default_rng(case)
@@ -163,7 +161,6 @@ def any_plan(rng: Rng, seen: set[tuple[str, bool]]) -> Callable[[ConvShape], Con
 
 
 def test_every_tiling() -> None:
-    """On memories that hold little of it."""
     seen: set[tuple[str, bool]] = set()
     for case in range(36):
         rng = np.random.default_rng(case)

@@ -78,7 +78,6 @@ def expected_of(values: np.ndarray, wide: bool) -> np.ndarray:
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_lines_are_near(name: str, wide: bool) -> None:
-    """For every value of 16 bits."""
     apart = np.abs(operator(name, wide).results - expected_of(values_of(name, wide), wide))
     if name != "least at one":
         assert apart.max() <= NEAR[wide]

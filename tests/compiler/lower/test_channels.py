@@ -55,7 +55,6 @@ def test_results(name: str) -> None:
 
 
 def test_parts_of_channels() -> None:
-    """More channels than fit a region at a time."""
     config, rng = PRESETS["tiny"], np.random.default_rng(3)
     shape = (1, 4, 5, 90)
     op = channels(rng, "y", whole("x", shape, "input"), whole("y", shape, "output"))

@@ -131,7 +131,6 @@ def test_rounded_scores_see_the_zero_point_of_keys(name: str, k_zero: int) -> No
 @pytest.mark.parametrize("length", [32768, 65535])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_long_softmax(name: str, length: int) -> None:
-    """More columns than an instruction counts, in one row and in several; the last elements count."""
     x = np.zeros((1, 1, 2, length), np.int8)
     x[..., -5:] = 50
     op = Softmax("s", view("x", x.shape), view("y", x.shape, "output"), 0.05, 2.0 * length)
@@ -196,7 +195,6 @@ def test_heads_of_a_group_share_a_tile() -> None:
 
 @pytest.mark.parametrize("keys", [64, 512, 4096, 16384])
 def test_memory_does_not_grow_with_the_sequence(keys: int) -> None:
-    """Any number of keys uses equal memory, tile by tile of at most 128 rows."""
     config = PRESETS["default"]
     op = attention(128, keys, 64, score_scale=2 / (1600 * 8))
     chosen = plan(op, Target(config))

@@ -85,7 +85,6 @@ def test_areas_limit_instructions() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_contents_lie_in_their_areas(preset: str) -> None:
-    """What is on a device after a run: constants and code as they were, inputs and outputs in their places."""
     config = PRESETS[preset]
     program = weft.compile(digits.model(), preset)
     (segment,) = (item for item in program.segments if isinstance(item, DeviceProgram))

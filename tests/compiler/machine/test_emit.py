@@ -32,7 +32,6 @@ def draw_box(rng: random.Random) -> tuple[Config, TensorRef, Box, tuple[int, int
 
 
 def moves(load: Load, offset: int, dst: int, config: Config) -> dict[int, tuple[int, int]]:
-    """For each vector at the start of a pixel, the DRAM byte and the number of the pixel's bytes moved."""
     load.check()
     (reads,) = dram_accesses(load, config)
     result = {}

@@ -50,8 +50,6 @@ def draw_tasks(rng: random.Random) -> Tasks:
 
 
 def completed_before(code: Code) -> list[set[int]]:
-    """For each instruction, the instructions done at its start, from semaphores alone: the k-th wait takes the k-th
-    signal, and earlier instructions of a queue count."""
     arguments: dict[int, list[set[int]]] = {}
     taken: dict[int, int] = {}
     started: list[set[int]] = [set() for _ in range(QUEUES)]
@@ -351,7 +349,6 @@ def test_a_slot_in_use_is_not_filled() -> None:
 
 
 def test_products_do_not_wait_for_later_loads() -> None:
-    """If LOADs take longer than products, each MM precedes the LOADs that start after its fetch."""
     actual = order([1000] * 12, 10, RUN_AHEAD_SLOW, slots=12)
     for index in range(12 - TINY.queue_depth):
         assert actual.index(index) < actual.index(~(index + TINY.queue_depth))

@@ -59,7 +59,6 @@ def test_agrees_with_the_reference(kind: Any, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_written_out_and_rounded_is_one_operator(seed: int) -> None:
-    """As a quantiser leaves it: Q/DQ pairs everywhere, heads split and joined by Reshape and Transpose."""
     rng = np.random.default_rng(seed)
     sizes = models.random_sizes(rng, grouped=False)
     allowed = np.arange(sizes.keys) < rng.integers(1, sizes.keys + 1, (sizes.batch, 1, 1, 1))
@@ -312,7 +311,6 @@ def test_additive_masks() -> None:
     ((2, 5, 1, 1), 1, 11), ((2, 5), 1, 11),
 ])  # fmt: skip
 def test_softmax(shape: tuple[int, ...], axis: int, opset: int) -> None:
-    """Any axis of an input can be the channels."""
     rng = np.random.default_rng(axis + 10)
     builder = Builder(rng, opset)
     source = builder.input(shape)

@@ -66,7 +66,6 @@ def window(rng: Rng, shape: Shape, *, dilated: bool = True) -> tuple[list[int], 
 
 
 def size(rng: Rng, rank: int) -> Shape:
-    """Of a value."""
     shape = [
         int(rng.integers(1, 3)),
         int(rng.integers(1, 7)),
@@ -120,7 +119,6 @@ def test_pools(op: str, rank: int) -> None:
 
 
 def test_kernels_deeper_than_the_input() -> None:
-    """Of an input of one slice they take one of their own."""
     for seed in range(12):
         rng = np.random.default_rng(seed)
         built, depth = Builder(rng), int(rng.integers(2, 5))
@@ -168,7 +166,6 @@ def test_one_constant_moves_no_byte() -> None:
 
 
 def test_network_of_rows() -> None:
-    """As of sound: no byte is moved between convolutions."""
     rng = np.random.default_rng(0)
     built = Builder(rng)
     first = conv(built, built.input((1, 6, 64)), 8, (5,), strides=[2], pads=[2, 2])

@@ -57,7 +57,6 @@ def test_maxima_over_convolutions_are_right() -> None:
 
 @pytest.mark.parametrize("preset", ["tiny", "small"])
 def test_attention_of_large_heads_is_products(preset: str) -> None:
-    """Which fit, where the whole does not."""
     config = PRESETS[preset]
     model = written_out(np.random.default_rng(0), Sizes(1, 1, 1, 4, 6, 2048, 2048))
     graph = compile_all(model, config)

@@ -40,9 +40,9 @@ def agrees(model: onnx.ModelProto, steps: int = 1) -> dict[str, str]:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)
-    inputs = run_graph(graph, feeds)[model.graph.output[0].name]
-    assert inputs.shape == expected.shape
-    assert np.abs(np.rint((inputs - expected) / 0.05)).max() <= steps
+    outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+    assert outputs.shape == expected.shape
+    assert np.abs(np.rint((outputs - expected) / 0.05)).max() <= steps
     return on_host(graph)
 
 
@@ -77,7 +77,6 @@ def test_constants_of_many_elements_are_gathered_without_onnxruntime(monkeypatch
 
 
 def test_shape_that_takes_turns_of_inference_and_folding() -> None:
-    """As exporters write windows of attention: sizes computed by operators that shape inference does not follow."""
     built = builder()
     value = built.dequantise(built.input((2, 12, 4)))
     for rows in (3, 2):
@@ -193,7 +192,6 @@ def test_activations_with_scales_below_zero_run_on_the_host(scale: float) -> Non
 
 
 def test_weights_of_four_bits_in_blocks_with_scales_below_zero() -> None:
-    """What ONNX Runtime's quantiser of weights writes."""
     built = builder()
     packed = np.random.default_rng(0).integers(-8, 8, (8, 4))
     tensor = helper.make_tensor("four", TensorProto.INT4, (8, 4), packed.reshape(-1).tolist())
@@ -295,7 +293,6 @@ def inferred_shape(made: onnx.ModelProto) -> Shape:
 
 
 def compare_shapes(seeds: range) -> int:
-    """How often shape inference was wrong; nowhere may weft's shapes differ from those of results."""
     wrong = 0
     for seed in seeds:
         rng = np.random.default_rng(seed)
@@ -328,7 +325,6 @@ def test_shapes_are_those_of_results_for_long() -> None:
 
 
 def test_declared_shape_that_contradicts_inference() -> None:
-    """What a file declares is still held against what inference finds, if nothing else is wrong."""
     rng = np.random.default_rng(0)
     arguments = {"kernel_shape": [2], "strides": [2], "ceil_mode": 1}
     with pytest.raises(CompileError, match="the model is not valid ONNX: "):
@@ -337,7 +333,6 @@ def test_declared_shape_that_contradicts_inference() -> None:
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_windows_beyond_the_input_are_dropped(rank: int) -> None:
-    """On the device, as ONNX Runtime has them; none of these is left to the host."""
     tally = one_step.Tally()
     for seed in range(10):
         rng = np.random.default_rng([seed, rank])

@@ -74,7 +74,6 @@ def test_unary_of_numbers_for_which_it_is_defined(op: str) -> None:
     [*((op, False) for op in WITH_NUMBER), *((op, True) for op in (*COMMUTATIVE, "Sub"))],
 )
 def test_with_a_number(op: str, first: bool) -> None:
-    """Behind the value and, where that is defined for all numbers, in front of it."""
     for number in WITH_NUMBER[op]:
         for shape in ((), (1,), (1, 1, 1)):
             chain = Chain(zero=-3)
@@ -148,7 +147,6 @@ def test_written_out_with_rounding(name: str) -> None:
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 @pytest.mark.parametrize("extreme", [False, True])
 def test_scales(scale: float, dtype: type[np.integer], extreme: bool) -> None:
-    """From tiny to huge; infinities saturate."""
     least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
     for zero in (least, most, (least + most) // 2):
         for op in ("Exp", "Tanh", "Mish", "Reciprocal"):
@@ -164,7 +162,6 @@ STEPS = (*(op for op in UNARY if op not in ("Exp", "Cosh", "Sinh", "Tan")), "rou
 
 @repeated("seed", range(40))
 def test_random_chains(seed: int) -> None:
-    """Of one to six operators, with branches that join."""
     rng = np.random.default_rng(seed)
     dtype = np.uint8 if rng.integers(2) else np.int8
     info = np.iinfo(dtype)
@@ -222,7 +219,6 @@ def test_a_float_in_the_middle_that_the_host_reads() -> None:
 
 
 def test_chains_of_private_values_are_one_table() -> None:
-    """Also if the last step is a requantisation, that would be no table of itself."""
     chain = Chain()
     value = chain.rounded(chain.apply("Tanh", chain.rounded(silu(chain, chain.value))))
     one_table(chain.ended(chain.apply("Relu", value)), chain.feeds)
@@ -269,7 +265,6 @@ def test_residual(rounded: bool) -> None:
 
 
 def test_scalars_beside_an_activation_without_tables() -> None:
-    """As depthwise convolutions, as ever."""
     chain = Chain()
     model = chain.ended(chain.apply("Add", chain.value, 0.3))
     assert [type(op) for op in device_ops(import_model(model))] == [Rescale]
@@ -320,7 +315,6 @@ def of_device(chain: Chain) -> str:
 
 
 def test_transposed_for_a_convolution() -> None:
-    """What comes from the host is laid out as the convolution behind the table wants it."""
     chain = Chain(0.02, 3, np.uint8, shape=(1, 8, 8, 4))
     value = chain.apply("Sigmoid", chain.node("Transpose", [chain.value], perm=(0, 3, 1, 2)))
     middle = chain.quantised(value, 1 / 200, -100)
@@ -332,7 +326,6 @@ def test_transposed_for_a_convolution() -> None:
 
 
 def test_transposed_into_an_order_that_few_operators_take() -> None:
-    """Also in front of nodes that only a table has."""
     chain = Chain(shape=(2, 2, 64))
     turned = chain.node("Transpose", [of_device(chain)], perm=(1, 2, 0))
     pair = [chain.number(0.001), chain.constant(np.array(0, np.int16))]
@@ -391,7 +384,6 @@ def test_other_floats_between(dtype: int) -> None:
 
 
 def test_long_chains_are_left_alone() -> None:
-    """There is an end to what is followed; it is no end of the compiler."""
     chain = Chain()
     value = chain.value
     for _ in range(2 * LENGTH):

@@ -40,7 +40,6 @@ def draw_model(rng: np.random.Generator) -> tuple[Case, Sizes, str]:
 
 
 def other_masked(case: Case, sizes: Sizes, layout: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """The same inputs with other keys and values where the mask leaves them out, at the ends of their ranges."""
     feeds = dict(case.feeds)
     names = [name for name in feeds if name != "mask"]
     for name in names[1:]:
@@ -69,7 +68,6 @@ def test_agrees_with_onnx_runtime(seed: int) -> None:
 @pytest.mark.parametrize("config", ["tiny", "small", "default"])
 @pytest.mark.parametrize("seed", range(5))
 def test_masked_keys_have_no_influence(seed: int, config: str) -> None:
-    """Whatever they and their values are, the device's bytes stay the same, for each size of array."""
     rng = np.random.default_rng(100 + seed)
     case, sizes, layout = draw_model(rng)
     program = weft.compile(case.model, PRESETS[config])
@@ -144,7 +142,6 @@ def test_keys_that_lie_head_by_head(images: int) -> None:
 
 @repeated("seed", range(200))
 def test_masked_scores_are_below_all_others(seed: int) -> None:
-    """For the worst of all int8 queries and keys, however far apart their scores are."""
     rng = np.random.default_rng(seed)
     q, k = (Quant(1.0, int(rng.integers(-128, 128)), False) for _ in range(2))
     size, nats = int(rng.integers(1, 200)), float(10 ** rng.uniform(-6, 1))

@@ -64,7 +64,6 @@ def test_constants_that_grow() -> None:
 
 
 def test_constants_that_grow_by_a_size_that_only_folding_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They wait until it is known."""
     monkeypatch.setattr(limits, "ELEMENTS", 1 << 20)
     builder = qdq_models.Builder(np.random.default_rng(0))
     size = builder.node(

@@ -410,7 +410,6 @@ def with_pair(case: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def agrees(case: onnx.ModelProto) -> bool:
-    """Whether weft takes a model; it must if and only if ONNX Runtime does."""
     case = with_pair(case)
     feeds = {}
     for item in case.graph.input:

@@ -22,9 +22,9 @@ def import_checked(model: onnx.ModelProto, rng: np.random.Generator) -> Graph:
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     feeds, graph = qdq_models.feeds(model, rng), import_model(model)
     (expected,) = session.run(None, feeds)
-    inputs = run_graph(graph, feeds)[model.graph.output[0].name]
-    assert inputs.dtype == expected.dtype
-    np.testing.assert_array_equal(inputs, expected)
+    outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+    assert outputs.dtype == expected.dtype
+    np.testing.assert_array_equal(outputs, expected)
     return graph
 
 

@@ -148,7 +148,6 @@ def test_scales_or_zero_points_of_columns(shapes: tuple[tuple[int, ...], tuple[i
 
 
 def test_unsupported_shapes_are_refused() -> None:
-    """What would be lost in the QDQ form is looked at before; a node without a name is called by its number."""
     constants = constants_1x1() | {"xs": np.full((1, 1), 0.1, np.float32)}
     proto = model("QLinearConv", (1, 2, 3, 3), (1, 5, 1, 1), constants)
     proto.graph.node[0].name = ""

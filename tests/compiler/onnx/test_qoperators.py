@@ -127,9 +127,9 @@ def test_operators(name: str, dtype: type) -> None:
         graph = import_model(model)
         assert not on_host(graph)
         (expected,) = plain_session(model).run(None, result.feeds)
-        inputs = run_graph(graph, result.feeds)["y"]
-        assert inputs.dtype == expected.dtype
-        assert np.abs(inputs.astype(int) - expected).max() <= 1
+        outputs = run_graph(graph, result.feeds)["y"]
+        assert outputs.dtype == expected.dtype
+        assert np.abs(outputs.astype(int) - expected).max() <= 1
         if name != "QLinearSoftmax":
             one_step.on_golden(graph, "tiny", result.rng)
 
@@ -153,7 +153,6 @@ def where_model(made: Single) -> onnx.ModelProto:
 
 
 def test_choice() -> None:
-    """Which the host makes."""
     result = Single(np.random.default_rng(0), np.uint8)
     model = where_model(result)
     (expected,) = plain_session(model).run(None, result.feeds)
@@ -252,8 +251,6 @@ def test_fused_convolutions(activation: str, added: bool) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("each", [False, True])
 def test_quantisers_become_those_of_onnx(dtype: str, opset: int, domain: str, each: bool) -> None:
-    """As far as the version of its operator set has them: of 16 bits from 21 on, with a scale for each channel from 13
-    on."""
     size = 6 if each else 1
     constants = {"scale": np.full(size, 0.1, np.float32), "zero": np.full(size, 3, dtype)}
     nodes = [
@@ -352,7 +349,6 @@ def network(rng: Rng) -> onnx.ModelProto:
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8])
 def test_static_quantisation_in_operator_format(tmp_path: Path, kind: QuantType, each: bool) -> None:
-    """What quantize_static writes in this format runs on the device as a whole."""
     rng = np.random.default_rng(0)
     onnx.save(network(rng), tmp_path / "float.onnx")
     quant_pre_process(tmp_path / "float.onnx", tmp_path / "inferred.onnx", skip_symbolic_shape=True)

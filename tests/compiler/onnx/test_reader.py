@@ -168,7 +168,6 @@ def test_impossible_opset() -> None:
 
 @repeated("seed", range(150))
 def test_damaged_file_is_refused_or_read(seed: int, tmp_path: Path) -> None:
-    """Whatever happens to a file, the answer is one sentence or a graph."""
     rng = np.random.default_rng(seed)
     payload = bytearray(small(seed % 7).SerializeToString())
     if seed % 3 == 0:

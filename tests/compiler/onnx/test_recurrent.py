@@ -34,7 +34,6 @@ CELLS = (
 
 
 def check(cell: Cell, config: weft.Config = CONFIG, *, runtime: bool = False) -> None:
-    """All of it is one program for the device, and results are at most a step off."""
     net = CellNet(cell)
     model = net.model()
     given = net.inputs(model)
@@ -74,7 +73,6 @@ def test_drawn_cells(seed: int) -> None:
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_quantised_biases(kind: str, each: bool) -> None:
-    """They are what their integers, less the zero points, and scales make."""
     net = CellNet(Cell(kind, 2, 1, 5, 4))
     model = net.model()
     given = net.inputs(model)

@@ -125,7 +125,6 @@ def reason(net: Net) -> str:
 
 
 def test_cells_that_nobody_bounds_are_refused() -> None:
-    """By steps alone cells may be beyond 16 bits; forget gates that never open fully bound them, and a calibration."""
     rng = np.random.default_rng(0)
     most, steps = int(MOST_CELL), 20
     first = {"c0": np.full((1, 1, 4), most - 10, np.float32)}

@@ -226,7 +226,6 @@ TOKENS: dict[str, tuple[Move, tuple[int, ...]]] = {
 
 
 def convolve(built: Builder, move: Move, shape: tuple[int, ...]) -> onnx.ModelProto:
-    """Behind a convolution, and ahead of one and of a part along each axis."""
     source = built.conv(built.input(shape), shape[1], (1, 1))
     name = move(built, source)
     value = built.like(name, built.shape_of(name), source)
@@ -267,7 +266,6 @@ def _factors(rng: Rng, size: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_random(seed: int) -> None:
-    """What is read behind the transpose in one order by a convolution, and in another by a sum or a part of it."""
     rng = np.random.default_rng([seed, 5])
     shape = tuple(int(rng.choice([1, 2, 4, 6, 8])) for _ in range(4))
     built = Builder(rng)
@@ -339,7 +337,6 @@ def test_shared_values_are_moved_once() -> None:
 
 
 def places(actual: list[Run]) -> dict[int, int]:
-    """What each place takes."""
     return {
         run.target + at * run.target_step: run.source + at * run.step
         for run in actual

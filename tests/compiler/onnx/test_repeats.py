@@ -38,9 +38,9 @@ def steps(model: onnx.ModelProto, scale: float, rng: np.random.Generator) -> np.
     feeds = {item.name: rng.normal(0, 3, [dim.dim_value for dim in item.type.tensor_type.shape.dim])
              .astype(np.float32) for item in model.graph.input}  # fmt: skip
     expected = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
-    inputs = run_graph(import_model(model), feeds)[model.graph.output[0].name]
-    assert inputs.shape == expected.shape
-    return np.rint((inputs - expected) / scale)
+    outputs = run_graph(import_model(model), feeds)[model.graph.output[0].name]
+    assert outputs.shape == expected.shape
+    return np.rint((outputs - expected) / scale)
 
 
 def random_shapes(rng: np.random.Generator) -> tuple[Shape, Shape]:

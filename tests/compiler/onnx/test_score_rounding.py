@@ -26,7 +26,6 @@ def find_rounding(
 @pytest.mark.parametrize("dtype", RANGES)
 @pytest.mark.parametrize("zero", [None, 0, 7])
 def test_one_scale_and_zero_point(dtype: str, zero: int | None) -> None:
-    """There need be no zero point. Numbers go to both ends of their type."""
     bits, signed = int(dtype.removeprefix("u").removeprefix("int")), not dtype.startswith("u")
     constants = {"s": ONE} if zero is None else {"s": ONE, "z": np.array([zero])}
     pair = find_rounding(constants, ("x", "s") if zero is None else ("x", "s", "z"), dtype)

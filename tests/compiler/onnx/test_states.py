@@ -121,7 +121,6 @@ def test_where_states_are(make: object) -> None:
 
 
 def test_a_value_that_two_states_become_is_in_both() -> None:
-    """And in one place for the host."""
     builder = Builder(np.random.default_rng(6))
     x, first, second = (builder.input((2, 6)) for _ in range(3))
     total = builder.add(builder.add(x, first), second)
@@ -178,7 +177,6 @@ def kinds_of_state_inputs(graph: Graph) -> set[str]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_as_if_the_user_gave_it_back(name: str) -> None:
-    """Byte for byte; and at most a step from ONNX Runtime, which is given the same states."""
     model, rng = MODELS[name], np.random.default_rng(5)
     x, before = ends(model)
     kept, plain = import_model(model, states={before: "y1"}), import_model(model)

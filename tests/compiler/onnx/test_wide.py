@@ -82,8 +82,6 @@ POOLS: dict[str, dict[str, Any]] = {
 
 
 def number(op: str, value: float, *, first: bool = False) -> Case:
-    """Of a value and a number, on either side."""
-
     def case(b: Mixed) -> Quantised:
         x, other = b.input(IMAGE), b.constant(np.float32(value))
         gain = {"Mul": abs(value), "Div": 1 / abs(value)}.get(op, 1.0)
@@ -93,8 +91,6 @@ def number(op: str, value: float, *, first: bool = False) -> Case:
 
 
 def two(op: str, shape: Shape = IMAGE) -> Case:
-    """Of two values, of which the second may repeat."""
-
     def case(b: Mixed) -> Quantised:
         x, y = b.input(IMAGE), b.input(shape)
         return b.of(op, x, y, scale=x.scale * y.scale * 40 if op == "Mul" else x.scale + y.scale)
@@ -103,8 +99,6 @@ def two(op: str, shape: Shape = IMAGE) -> Case:
 
 
 def channels(op: str) -> Case:
-    """Of a value and a number for each channel."""
-
     def case(b: Mixed) -> Quantised:
         b.wide_inputs = True  # sums with values of 8 bits are a step of 16 bits further off
         x, other = b.input(IMAGE), b.constant(b.rng.uniform(0.4, 2, (6, 1, 1)).astype(np.float32))
@@ -241,7 +235,6 @@ def test_near(name: str) -> None:
 
 @pytest.mark.parametrize("opset", [17, 21])
 def test_quantisation_of_onnx_runtimes_own_domain(opset: int) -> None:
-    """As its quantiser writes it, also where ONNX itself does not have these types yet."""
     b = Mixed(np.random.default_rng(0), opset, "com.microsoft")
     x = b.input((1, 6, 9, 8))
     y = b.quantise(b.node("Relu", [b.dequantise(b.conv(x, 4, (1, 1)))]), (1, 4, 9, 8), 0.07, 9, False)
@@ -357,7 +350,6 @@ REFUSED: dict[str, Refusal] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
-    """On the host for a reason that is told, and right."""
     case, op, message, changes = REFUSED[name]
     b = Mixed(np.random.default_rng(3))
     model, config = b.finish(case(b)), CONFIG.replace(**changes)

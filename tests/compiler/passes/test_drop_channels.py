@@ -25,7 +25,7 @@ SIDE = 5
 X = whole("x", (1, SIDE, SIDE, 6), "input")
 
 
-def dropped(segment: DeviceSegment, config: Config = TINY) -> DeviceSegment:
+def drop(segment: DeviceSegment, config: Config = TINY) -> DeviceSegment:
     return drop_channels(segment, Planner(Target(config)))
 
 
@@ -59,8 +59,8 @@ def without(op: Conv, outputs: range, byte: int | None = None) -> Conv:
 
 
 def same(segment: DeviceSegment, config: Config = TINY) -> DeviceSegment:
-    """What is left of a segment, which computes the same."""
-    result = dropped(segment, config)
+    """Check that outputs are equal, and return the remaining operators."""
+    result = drop(segment, config)
     for seed in range(2):
         rng = np.random.default_rng(seed)
         shape = next(
@@ -111,7 +111,7 @@ def test_a_bias_that_would_be_too_large() -> None:
     first = without(conv("a", X, 8), range(2, 8), 33)
     second = conv("b", first.dst, 3, pad=False, kind="output")
     full = second.replace(bias=np.full(3, (1 << 31) - 1, np.int32), weight=np.abs(second.weight))
-    assert channels_of(dropped(segment_of(first, full)))["a"] == 8
+    assert channels_of(drop(segment_of(first, full)))["a"] == 8
 
 
 def test_constants_because_of_a_clamp() -> None:
@@ -122,7 +122,7 @@ def test_constants_because_of_a_clamp() -> None:
     first = first.replace(bias=bias, low=-9)
     assert channels_of(same(segment_of(first, conv("b", first.dst, 6, kind="output")))) == {"a": 4, "b": 6}
     barely = first.replace(bias=np.where(bias < -99, -(first.weight.sum() * 0) - 1, bias).astype(np.int32))
-    assert channels_of(dropped(segment_of(barely, conv("b", first.dst, 6, kind="output"))))["a"] == 12
+    assert channels_of(drop(segment_of(barely, conv("b", first.dst, 6, kind="output"))))["a"] == 12
 
 
 def test_channels_nobody_reads() -> None:
@@ -160,7 +160,7 @@ def test_tables_need_not_rise() -> None:
 
 
 @pytest.mark.parametrize("what", ["output", "concatenation", "groups", "flattened", "input", "two writers"])
-def test_what_stays(what: str) -> None:
+def test_channels_that_stay(what: str) -> None:
     """Channels that somebody counts."""
     first = without(conv("a", X, 12), range(9))
     last = conv("b", first.dst, 4, kind="output")
@@ -185,14 +185,13 @@ def test_what_stays(what: str) -> None:
         ops = [without(conv("a", X, 6), range(5)), without(conv("c", X, 6), range(5))]
         dst = whole("a", (1, SIDE, SIDE, 12), "temp")
         parts = [op.replace(dst=View(dst.buffer, half, c=6 * index)) for index, op in enumerate(ops)]
-        assert dropped(segment_of(*parts, last)).ops == (*parts, last)
+        assert drop(segment_of(*parts, last)).ops == (*parts, last)
         return
     segment = segment_of(first, last)
     assert channels_of(same(segment)) == channels_of(segment)
 
 
 def test_dilated_windows_may_see_padding_only() -> None:
-    """What they make of it is no maximum of the channel."""
     first = without(conv("a", X, 12), range(9), 50)
     window = Window((2, 2), dilation=(7, 7), pad=(3, 3, 4, 4))
     pool = Pool("b", first.dst, whole("b", (1, *window.output(SIDE, SIDE), 12), "temp"), "max", window)
@@ -210,7 +209,6 @@ def test_padding_with_another_byte() -> None:
 
 
 def test_random() -> None:
-    """On arrays of 2 and 4, where a few channels make a difference; not one byte of an output changes."""
     changed = 0
     for seed in range(300):
         rng = np.random.default_rng(seed)
@@ -227,7 +225,7 @@ def test_on_the_device(name: str) -> None:
         rng = np.random.default_rng([seed, len(name)])
         segment = pruned(rng)
         lacking = not config.multiply and any(hasattr(op, "b_zero") for op in segment.ops)
-        if lacking or (dropped(segment, config).ops == segment.ops and config.n <= 16):
+        if lacking or (drop(segment, config).ops == segment.ops and config.n <= 16):
             continue
         shape = next(
             view.buffer.shape for op in segment.ops for view in op.sources if view.buffer.name == "x"
@@ -241,7 +239,6 @@ def test_on_the_device(name: str) -> None:
 
 
 def test_sums_that_wrap_are_anything() -> None:
-    """Of 32 bits: the least sum is large, and the greatest one is below zero."""
     op = conv("a", X, 12)
     op = op.replace(bias=np.full(12, (1 << 31) - 1000, np.int32))
     actual = run_ops(
@@ -254,7 +251,6 @@ def test_sums_that_wrap_are_anything() -> None:
 
 
 def test_ranges_hold_what_is_computed() -> None:
-    """Of random inputs and of the least and greatest ones, for all operators."""
     known = constant = 0
     for seed in range(200):
         rng = np.random.default_rng([seed, 7])

@@ -297,7 +297,7 @@ def test_each_writer_of_a_part_has_the_table() -> None:
         ("a copy", (FIRST, Rescale("copy", MIDDLE, RESULT))),
     ],
 )  # fmt: skip
-def test_what_stays(reason: str, ops: tuple[DeviceOp, ...]) -> None:
+def test_chains_that_stay(reason: str, ops: tuple[DeviceOp, ...]) -> None:
     assert fuse_lookup(DeviceSegment(reason, ops), EAGER).ops == ops
 
 

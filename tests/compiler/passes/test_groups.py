@@ -1,4 +1,4 @@
-"""Operators of the vector unit beside convolutions: the same bytes, whatever runs beside what."""
+"""Vector-unit operators beside convolutions: equal bytes for every grouping."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CONFIGS = every()
 
 
 @pytest.fixture
-def _forced(monkeypatch: pytest.MonkeyPatch) -> None:
+def _force_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """All groups for which there is room, and all moves that are allowed."""
     monkeypatch.setattr(groups, "_GAIN", 1e9)
     monkeypatch.setattr(order, "_SHARE", -1e9)
 
 
-def drawn(rng: np.random.Generator, config: Config) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
+def draw_network(rng: np.random.Generator, config: Config) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
     """A network that the configuration has all units for."""
     while True:
         if rng.random() < 0.3:
@@ -55,7 +55,7 @@ def check_results(name: str, seed: int, count: int) -> Counter[str]:
     config, actual = CONFIGS[name], Counter[str]()
     rng = np.random.default_rng([seed, len(name)])
     for case in range(count):
-        segment, inputs = drawn(rng, config)
+        segment, inputs = draw_network(rng, config)
         bandwidth = BANDWIDTHS[case % len(BANDWIDTHS)]
         passed: list[DeviceSegment] = []
         program = compile_segment(
@@ -81,7 +81,7 @@ def check_results(name: str, seed: int, count: int) -> Counter[str]:
     return actual
 
 
-@pytest.mark.usefixtures("_forced")
+@pytest.mark.usefixtures("_force_groups")
 def test_results() -> None:
     actual = Counter[str]()
     for name in ("tiny", "small", "default"):
@@ -91,7 +91,7 @@ def test_results() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_forced")
+@pytest.mark.usefixtures("_force_groups")
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_results_of_every_configuration(name: str, seed: int) -> None:
@@ -101,9 +101,8 @@ def test_results_of_every_configuration(name: str, seed: int) -> None:
         assert "fits on chip" in str(error)  # noqa: PT017 (a board's scratchpad)
 
 
-@pytest.mark.usefixtures("_forced")
+@pytest.mark.usefixtures("_force_groups")
 def test_on_rtl() -> None:
-    """Under random stalls; without them the cycle model agrees in every counter."""
     rng = np.random.default_rng(5)
     for case in range(4):
         segment, inputs = branches(rng, 6, 12)
@@ -111,7 +110,7 @@ def test_on_rtl() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_forced")
+@pytest.mark.usefixtures("_force_groups")
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("name", ["tiny", "small"])
 def test_many_on_rtl(name: str, seed: int) -> None:
@@ -120,7 +119,6 @@ def test_many_on_rtl(name: str, seed: int) -> None:
 
 
 def test_pools_in_one_piece() -> None:
-    """What a pool was cut into becomes that pool again; pools that follow each other for other reasons stay."""
     x = whole("x", (1, 12, 12, 64), "input")
     op = Pool(
         "y",
@@ -153,7 +151,7 @@ def test_channels_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 48])
-def test_what_writes_the_same_bytes_stays_in_order(first: int) -> None:
+def test_writers_of_equal_bytes_stay_in_order(first: int) -> None:
     """A convolution overwrites part of what a requantisation wrote, or writes the channels behind it."""
     rng = np.random.default_rng(3)
     x, y = whole("x", (1, 56, 56, 64), "input"), whole("y", (1, 56, 56, 112), "output")

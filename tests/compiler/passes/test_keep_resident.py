@@ -1,4 +1,4 @@
-"""Results that stay on chip: every output is right, whatever plan; what is held, where, and what it saves."""
+"""Results that stay on chip: right outputs under every plan, placement, and savings."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ from weft.sim.timing import TimingDevice
 DEFAULT = PRESETS["default"]
 
 
-def added(op: Conv, other: View) -> Conv:
+def add_value(op: Conv, other: View) -> Conv:
     """With another value added to the result."""
     epilogue = Add("sum", whole(f"{op.name}/m", op.dst.shape, "temp"), other, op.dst, 0.7, 0.6, 5, 5, 5)
     return dataclasses.replace(op, epilogue=epilogue)
 
 
 def compare_outputs(program: DeviceProgram, ops: tuple[DeviceOp, ...], config: Config) -> None:
-    """With random inputs: memory of temporaries is used again."""
     rng = np.random.default_rng(1)
     inputs = {
         name: rng.integers(-128, 128, program.input_shape(name)).astype(np.int8)
@@ -63,7 +62,6 @@ def test_random_convolutions(preset: str, least: float, seeds: range) -> None:
         segment, _ = random_convolutions(rng)
 
         def any_plan(shape: ConvShape, rng: np.random.Generator = rng) -> ConvPlan | None:
-            """Any tiling, with the estimates of the best: decisions are the usual ones."""
             actual = candidates(shape)
             if not actual:
                 return None
@@ -80,7 +78,6 @@ def test_random_convolutions(preset: str, least: float, seeds: range) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", BOARDS)
 def test_random_convolutions_on_boards(name: str) -> None:
-    """With the plans for a board's own configuration and memory, and for memories around its."""
     board = BOARDS[name]
     own = board.memory.planning_model[1] or board.config.bus_bytes
     for seed, bandwidth in enumerate((own, own, 0.2, 2.0, float(board.config.bus_bytes))):
@@ -150,7 +147,7 @@ def test_operators_of_all_kinds_on_rtl(preset: str) -> None:
         assert memories[0] == memories[1], seed
 
 
-def test_what_is_held_does_not_move() -> None:
+def test_resident_results_are_not_transferred() -> None:
     """The first layer reads its input and weights and stores nothing, the second reads its weights alone."""
     first = conv("a", whole("x", (1, 14, 14, 64), "input"), 96, 3)
     second = conv("y", first.dst, 32, 3, "output", stride=2)
@@ -166,13 +163,12 @@ def test_what_is_held_does_not_move() -> None:
     assert sum(kept.areas.sizes.values()) < sum(moved.areas.sizes.values())
 
 
-def test_rows_of_what_is_held_are_read() -> None:
-    """As of what has a part of it read by one operator, and the rest by another."""
+def test_rows_of_resident_results_are_read() -> None:
     first = conv("a", whole("x", (1, 12, 12, 32), "input"), 40, 3)
     parts = (View(first.dst.buffer, (1, 5, 12, 40), y=4), View(first.dst.buffer, (1, 5, 12, 40)))
     last = conv("y", parts[1], 24, kind="output")
     middle = conv("b", parts[0], 24, 3)
-    ops = (first, middle, added(last, middle.dst))
+    ops = (first, middle, add_value(last, middle.dst))
     assert set(resident(ops)) == {"a", "b"}
     compare_outputs(compile_segment(DeviceSegment("s", ops), DEFAULT), ops, DEFAULT)
 
@@ -182,7 +178,7 @@ def residual_blocks() -> tuple[Conv, ...]:
     ops = [conv("c", whole("x", (1, 14, 14, 32), "input"), 64)]
     for index in range(2):
         inner = conv(f"inner{index}", ops[-1].dst, 64, 3)
-        ops += [inner, added(conv(f"sum{index}", inner.dst, 64, 3), ops[-1].dst)]
+        ops += [inner, add_value(conv(f"sum{index}", inner.dst, 64, 3), ops[-1].dst)]
     return *ops, conv("y", ops[-1].dst, 10, kind="output")
 
 
@@ -200,7 +196,6 @@ def test_what_is_added_later_stays_as_well() -> None:
 
 @pytest.mark.parametrize(("config", "bandwidth"), [(DEFAULT, None), (BOARDS["ulx3s-85f"].config, 1.0)])
 def test_nothing_lies_on_anything_else(config: Config, bandwidth: float | None) -> None:
-    """What is held while an operator runs is apart from its room, and from all that is held with it."""
     ops = residual_blocks()
     actual = keep_resident(DeviceSegment("s", ops), Planner(Target(config, bandwidth)))
     assert len(actual.resident) == 5
@@ -252,7 +247,7 @@ def test_three_in_a_bank() -> None:
         conv("v1", whole("v0", (1, 8, 8, 16), "temp"), 16),
     ]
     for index in range(2, 6):
-        ops.append(added(conv(f"v{index}", ops[-1].dst, 16, 3), ops[-2].dst))
+        ops.append(add_value(conv(f"v{index}", ops[-1].dst, 16, 3), ops[-2].dst))
     ops.append(conv("y", ops[-1].dst, 8, kind="output"))
     segment, planner = DeviceSegment("s", tuple(ops)), Planner(Target(config, 1.0))
     for index in range(6):
@@ -267,7 +262,7 @@ def test_three_in_a_bank() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", "default"])
-def test_vector_unit_uses_what_is_held(name: str) -> None:
+def test_vector_unit_uses_resident_results(name: str) -> None:
     """Pooling, sums, products and requantisation of what is on chip, wherever it is."""
     config, held = PRESETS[name], 0
     planner = Planner(Target(config))
@@ -285,7 +280,6 @@ def test_vector_unit_uses_what_is_held(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ulx3s-85f", "default", "tiny"])
 def test_every_place_is_right(name: str) -> None:
-    """Whatever it costs."""
     config, shared = (PRESETS | {"ulx3s-85f": BOARDS["ulx3s-85f"].config})[name], 0
     planner = Planner(Target(config))
     for seed in range(16):
@@ -320,7 +314,6 @@ def touches(op: Conv, name: str) -> bool:
 
 
 def test_coordinates_of_tall_images() -> None:
-    """They count from the rows that a tile reads: an image may have more than a coordinate can say."""
     config = dataclasses.replace(PRESETS["tiny"], scratchpad_banks=16, scratchpad_depth=4096)
     first = conv("a", whole("x", (1, 40000, 1, 4), "input"), 4)
     second = dataclasses.replace(
@@ -347,7 +340,6 @@ def test_two_convolutions_read_one_result() -> None:
 
 
 def test_every_second_pixel_of_what_is_held() -> None:
-    """As in the short cut of a residual block."""
     first = conv("a", whole("x", (1, 10, 14, 64), "input"), 96)
     ops = (first, conv("y", first.dst, 32, kind="output", stride=2))
     program = compile_segment(DeviceSegment("s", ops), DEFAULT)
@@ -391,7 +383,7 @@ def never_held() -> dict[str, tuple[DeviceOp, ...]]:
             conv("y", wider.dst, 8, kind="output"),
         ),
         "also added to what is made of it": (
-            first, added(conv("y", first.dst, 32, kind="output"), first.dst)
+            first, add_value(conv("y", first.dst, 32, kind="output"), first.dst)
         ),
         "part of what is read": (
             first, conv("y", View(first.dst.buffer, (1, 12, 12, 8)), 8, kind="output")
@@ -416,7 +408,7 @@ def never_held() -> dict[str, tuple[DeviceOp, ...]]:
 
 
 @pytest.mark.parametrize("case", never_held())
-def test_what_cannot_be_held_is_not(case: str) -> None:
+def test_results_that_cannot_stay_on_chip(case: str) -> None:
     ops = never_held()[case]
     if case == "an output":  # all agree about its kind
         ops = (ops[0], dataclasses.replace(ops[1], src=ops[0].dst))

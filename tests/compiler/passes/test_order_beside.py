@@ -99,7 +99,6 @@ def test_nothing_moves_where_units_take_turns_or_convolutions_are_small() -> Non
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_depends_stays_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever moves, the operators one after the other compute the same."""
     monkeypatch.setattr(module, "_SHARE", -1e9)
     rng, moved = np.random.default_rng(seed), 0
     for case in range(25):

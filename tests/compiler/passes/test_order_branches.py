@@ -79,7 +79,6 @@ def random_branches(rng: np.random.Generator) -> DeviceSegment:
 
 @pytest.mark.parametrize("name", ["tiny", "default"])
 def test_results_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever moves: here all that may."""
     config, rng, moved = PRESETS[name], np.random.default_rng(3), 0
     costs = itertools.count(0, -1)
     monkeypatch.setattr(module, "_cost", lambda *_: float(next(costs)))

@@ -113,7 +113,6 @@ def inputs_of(segment: DeviceSegment, rng: np.random.Generator) -> dict[str, np.
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever runs beside what: here every pair for which there is room."""
     monkeypatch.setattr(module, "_GAIN", 1e9)
     config, rng, pairs = CONFIGS[name], np.random.default_rng(4), 0
     for _ in range(40):
@@ -128,7 +127,6 @@ def test_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_on_rtl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under random stalls; without them the cycle model agrees in every counter."""
     monkeypatch.setattr(module, "_GAIN", 1e9)
     config, rng = CONFIGS["tiny"], np.random.default_rng(6)
     for case in range(6):
@@ -146,7 +144,6 @@ def cycles(segment: DeviceSegment, config: Config, *, beside: bool) -> int:
 
 @pytest.mark.parametrize(("behind", "share"), [(True, 0.4), (False, 0.65)])
 def test_sooner(behind: bool, share: float) -> None:
-    """Behind a convolution and ahead of one, a good part of the kernel takes no time of its own."""
     config, rng = CONFIGS["default"], np.random.default_rng(0)
     x = whole("x", (1, 1, 128, 512), "input")
     first: DeviceOp = conv(x, "v", 1024, 1, rng) if behind else norm(x, "v", rng)

@@ -1,4 +1,4 @@
-"""What is kept from run to run: in place or copied, and always what the micro-ops say, in one run after the other."""
+"""States between runs, in place or copied: always equal to the micro-ops, run after run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ X, Y = whole("x", SHAPE, "input"), whole("y", SHAPE, "output")
 S, T, NEW = whole("s", SHAPE, "state"), whole("t", SHAPE, "state"), whole("new", SHAPE, "output")
 
 
-def stored(*ops: DeviceOp, **states: str) -> DeviceSegment:
+def store(*ops: DeviceOp, **states: str) -> DeviceSegment:
     segment = DeviceSegment("device0", ops, states=states or {"s": "new"})
     verify_segment(segment)
     actual = store_states(segment, Planner(Target(TINY)))
@@ -43,17 +43,16 @@ def copies(segment: DeviceSegment) -> list[str]:
 
 
 def test_in_place_where_the_old_value_is_not_read_any_more() -> None:
-    """Also by what reads the new one."""
-    result = stored(Add("a", X, S, Y, 1.0, 1.0), Rescale("b", X, NEW), Rescale("c", NEW, Y))
+    result = store(Add("a", X, S, Y, 1.0, 1.0), Rescale("b", X, NEW), Rescale("c", NEW, Y))
     assert not copies(result)
     assert [op.dst.buffer.name for op in result.ops] == ["y", "s", "y"]
     assert result.ops[2].sources[0].buffer == S.buffer
 
 
 def test_a_copy_where_what_writes_it_or_comes_later_reads_the_old_value() -> None:
-    assert copies(stored(Add("a", X, S, NEW, 1.0, 1.0))) == ["s:kept"]
-    assert copies(stored(Rescale("b", X, NEW), Add("a", X, S, Y, 1.0, 1.0))) == ["s:kept"]
-    result = stored(Rescale("b", X, NEW), Add("a", X, S, Y, 1.0, 1.0))
+    assert copies(store(Add("a", X, S, NEW, 1.0, 1.0))) == ["s:kept"]
+    assert copies(store(Rescale("b", X, NEW), Add("a", X, S, Y, 1.0, 1.0))) == ["s:kept"]
+    result = store(Rescale("b", X, NEW), Add("a", X, S, Y, 1.0, 1.0))
     assert {view.buffer for op in result.ops for view in (*op.sources, op.dst) if view.buffer.name == "new"} == {
         Buffer("new", SHAPE, "temp"), Buffer("new", (1, 1, 1, 72), "temp"),
     }  # fmt: skip
@@ -62,7 +61,7 @@ def test_a_copy_where_what_writes_it_or_comes_later_reads_the_old_value() -> Non
 def test_an_epilogue_that_reads_the_old_value_is_a_reader_of_it() -> None:
     conv = convolution(X, 6, Window((1, 1)), name="product", kind="temp")
     fused = conv.replace(dst=NEW, epilogue=Add("sum", conv.dst, S, NEW, 1.0, 1.0))
-    result = stored(fused, Rescale("c", NEW, Y))
+    result = store(fused, Rescale("c", NEW, Y))
     assert copies(result) == ["s:kept"]
     conv = result.ops[0]
     assert isinstance(conv, Conv)
@@ -73,7 +72,7 @@ def test_an_epilogue_that_reads_the_old_value_is_a_reader_of_it() -> None:
 def test_an_epilogue_that_reads_the_new_value_reads_it_in_its_place() -> None:
     conv = convolution(X, 6, Window((1, 1)), name="product", kind="temp")
     fused = conv.replace(dst=Y, epilogue=Add("sum", conv.dst, NEW, Y, 1.0, 1.0))
-    result = stored(Rescale("b", S, whole("other", SHAPE, "temp")), Rescale("c", X, NEW), fused)
+    result = store(Rescale("b", S, whole("other", SHAPE, "temp")), Rescale("c", X, NEW), fused)
     assert not copies(result)
     conv = result.ops[2]
     assert isinstance(conv, Conv)
@@ -82,12 +81,12 @@ def test_an_epilogue_that_reads_the_new_value_reads_it_in_its_place() -> None:
 
 def test_one_value_that_two_states_become() -> None:
     ops = (Add("a", S, T, Y, 1.0, 1.0), Rescale("b", X, NEW))
-    result = stored(*ops, s="new", t="new")
+    result = store(*ops, s="new", t="new")
     assert copies(result) == ["t:kept"]
     assert result.ops[2].sources[0].buffer.name == "s"
     # Where the first one is read late, the second takes the place.
     late = (Rescale("a", T, Y), Rescale("b", X, NEW), Rescale("c", S, whole("z", SHAPE, "output")))
-    assert copies(stored(*late, s="new", t="new")) == ["s:kept"]
+    assert copies(store(*late, s="new", t="new")) == ["s:kept"]
 
 
 def test_parts_written_by_several_operators_are_in_place_behind_all_readers() -> None:
@@ -95,9 +94,9 @@ def test_parts_written_by_several_operators_are_in_place_behind_all_readers() ->
     halves = [View(buffer, SHAPE, x=at) for at in (0, 4)]
     state = View(Buffer("s", buffer.shape, "state"), SHAPE, x=4)
     first, second = Rescale("a", state, halves[0]), Rescale("b", X, halves[1])
-    assert copies(stored(first, second)) == ["s:kept"]
+    assert copies(store(first, second)) == ["s:kept"]
     middle = whole("middle", SHAPE, "temp")
-    assert not copies(stored(Rescale("a", state, middle), Rescale("c", middle, halves[0]), second))
+    assert not copies(store(Rescale("a", state, middle), Rescale("c", middle, halves[0]), second))
 
 
 def test_copies_beside_what_stays_on_chip_have_the_whole_scratchpad() -> None:
@@ -141,7 +140,7 @@ def test_only_programs_with_states_have_an_area_for_them() -> None:
     assert areas.address("s") == without.memory_bytes
 
 
-def drawn(seed: int) -> DeviceSegment:
+def draw_segment(seed: int) -> DeviceSegment:
     """Operators that read and make states in any order."""
     rng = np.random.default_rng(seed)
     shape = (1, draw(rng, 1, 4), draw(rng, 1, 9), draw(rng, 1, 20))
@@ -201,7 +200,7 @@ def run(device: Device, image: Image, segment: DeviceSegment, seed: int, config:
 @repeated("seed", range(60))
 def test_drawn_on_golden(seed: int) -> None:
     config = PRESETS[("tiny", "small")[seed % 2]]
-    segment = drawn(seed)
+    segment = draw_segment(seed)
     program = compile_segment(segment, config, reuse=seed % 5 > 0)
     check(program.instructions, config, extents=program.areas.extents)
     image = Image(program)
@@ -210,7 +209,7 @@ def test_drawn_on_golden(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_drawn_on_rtl(seed: int) -> None:
-    segment = drawn(100 + seed)
+    segment = draw_segment(100 + seed)
     image = Image(compile_segment(segment, TINY))
     with RtlDevice(TINY, image.memory_bytes, latency=7, stall_probability=0.3, stall_seed=seed) as device:
         run(device, image, segment, seed, TINY)
@@ -218,7 +217,7 @@ def test_drawn_on_rtl(seed: int) -> None:
 
 def test_drawn_segments_are_of_both_kinds() -> None:
     planner = Planner(Target(TINY))
-    actual = [copies(store_states(drawn(seed), planner)) for seed in range(60)]
+    actual = [copies(store_states(draw_segment(seed), planner)) for seed in range(60)]
     assert 5 < sum(map(bool, actual)) < 55
 
 

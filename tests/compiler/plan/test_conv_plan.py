@@ -1,4 +1,4 @@
-"""How convolutions divide the scratchpad: parameters beside weights behind slow memories, and what comes of it."""
+"""Scratchpad layout of convolutions: parameters beside weights for slow memories, and its effect."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_zones_follow_one_another(config: Config, inputs: bool) -> None:
                 assert shared_fraction(item, config) == (both.mean() if both.size else 0.0)
 
 
-def seen(
+def record_plans(
     segment: DeviceSegment, config: Config, bandwidth: float | None, seed: int | None = None
 ) -> tuple[DeviceProgram, list[ConvPlan]]:
-    """A program, and the plans of its convolutions: any, if there is a seed."""
+    """Program and the plans of its convolutions; random plans if there is a seed."""
     chosen = []
 
     def choose(shape: ConvShape) -> ConvPlan | None:
@@ -79,7 +79,7 @@ def test_random_convolutions_behind_slow_memories(name: str) -> None:
         rng = np.random.default_rng([seed, config.n])
         segment, _ = random_convolutions(rng)
         bandwidth = config.bus_bytes / (3, 8, 16)[seed % 3]
-        program, chosen = seen(segment, config, bandwidth, seed if seed % 4 else None)
+        program, chosen = record_plans(segment, config, bandwidth, seed if seed % 4 else None)
         actual += beside(chosen, config)
         inputs = {
             name: rng.integers(-128, 128, program.input_shape(name)).astype(np.int8)
@@ -95,7 +95,9 @@ def test_fast_memories_keep_banks_apart() -> None:
     for seed in range(6):
         segment, _ = random_convolutions(np.random.default_rng([seed, 16]))
         for bandwidth in actual:
-            actual[bandwidth] += beside(seen(segment, PRESETS["default"], bandwidth)[1], PRESETS["default"])
+            actual[bandwidth] += beside(
+                record_plans(segment, PRESETS["default"], bandwidth)[1], PRESETS["default"]
+            )
     assert [count > 0 for count in actual.values()] == [False, False, False, True], actual
 
 
@@ -110,9 +112,6 @@ def chain(channels: tuple[int, ...], side: int) -> DeviceSegment:
 
 @pytest.mark.parametrize(("segment", "place"), [(chain((16,) * 3, 8), 0), (chain((16,) * 8, 30), 1)])
 def test_the_quicker_program_is_taken(segment: DeviceSegment, place: int) -> None:
-    """By estimate, of the two that have parameters beside weights and apart: weights come early if there is room for
-    them; where the array has long to do, no unit should wait for another one. With queues of one instruction the second
-    pair differs by 16 cycles of 75,574."""
     config = ULX3S.replace(queue_depth=2)
     programs = [
         compile_segment(segment, config, bandwidth=2, choose=choose)
@@ -133,7 +132,7 @@ def test_on_rtl() -> None:
     config, actual = PRESETS["small"], 0
     for seed in range(8):
         segment, inputs = random_mixture(np.random.default_rng([seed, 17]), 7, 20, products=True)
-        program, chosen = seen(segment, config, config.bus_bytes / 8, seed if seed % 2 else None)
+        program, chosen = record_plans(segment, config, config.bus_bytes / 8, seed if seed % 2 else None)
         actual += beside(chosen, config)
         image = Image(program)
         memories = []
@@ -164,7 +163,7 @@ def test_parameters_of_epilogues_have_a_place_of_their_own(bandwidth: int) -> No
         epilogue = Add("sum", middle, other, op.dst, 0.7, 0.6, 5, 5, 5)
         ops.append(dataclasses.replace(op, epilogue=epilogue))
     segment = DeviceSegment("s", tuple(ops))
-    program, chosen = seen(segment, config, bandwidth)
+    program, chosen = record_plans(segment, config, bandwidth)
     assert len(chosen) >= len(ops)
     inputs = {"x": rng.integers(-128, 128, program.input_shape("x")).astype(np.int8)}
     compare(program, segment, inputs, config, temps=False)

@@ -1,4 +1,4 @@
-"""What is read of a TFLite file, and every way in which it can be damaged, with the whole message."""
+"""TFLite files: contents as read, and every kind of damage with its whole message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read(model: Model, source: int, result: int) -> File:
 
 
 def with_result(*arguments: object, **options: object) -> str:
-    """Why a model is refused whose result is a tensor with these arguments."""
+    """Message that refuses a model whose result tensor has these arguments."""
     model = Model()
     source = model.tensor((1, 4), "int8", 0.1, 3, name="x")
     result = model.tensor(*arguments, name="y", **options)  # type: ignore[arg-type]
@@ -116,7 +116,6 @@ def test_every_truncated_file_is_refused(name: str) -> None:
 
 
 def test_damaged_bytes_are_refused_in_a_sentence_or_taken() -> None:
-    """More of them are in tests/fuzz. What is taken is not run."""
     rng = np.random.default_rng(4)
     refused = 0
     for name in CASES:

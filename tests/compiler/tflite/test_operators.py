@@ -26,7 +26,7 @@ NOT_IN_LITERT = {
     "int8": ("SQUARE", "SUM"),
     "uint8": ("ABS", "BATCH_MATMUL", "ELU", "EXP", "NEG", "RSQRT", "SQRT", "SQUARE"),
 }
-"""What LiteRT's kernels refuse in a type. Sums of int8 they take, but wrap around."""
+"""Types that LiteRT's kernels refuse. They accept sums of int8, but wrap around."""
 INT16 = (
     "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "MAX_POOL_2D", "ADD", "SUB", "MUL", "MAXIMUM",
     "MINIMUM", "LOGISTIC", "TANH", "NEG", "RELU", "RELU6", "MIRROR_PAD", "SLICE", "STRIDED_SLICE", "CONCATENATION",
@@ -38,8 +38,8 @@ INT16_PARTLY = {
     "PAD": 1, "PADV2": 1, "SPACE_TO_BATCH_ND": 1, "AVERAGE_POOL_2D": 1, "BATCH_MATMUL": 1, "ABS": 1, "MEAN": 1,
     "REDUCE_MAX": 1, "REDUCE_MIN": 1, "RESHAPE": 1, "TRANSPOSE": 1, "LEAKY_RELU": 8, "GELU": 20, "GELU_APPROXIMATE": 20,
 }  # fmt: skip
-"""Those of which some forms do, or none, with the most steps that they are from LiteRT. Its own tables of 513 entries
-are as far from GELU as that."""
+"""Operators of which some forms run on the device, with the largest error in steps. LiteRT's own 513-entry tables
+are as far from GELU."""
 KERNELS = PRESETS["small"].replace(kernel=128)
 SEEDS = 6
 MORE = {"STRIDED_SLICE": 40, "RESIZE_NEAREST_NEIGHBOR": 20}
@@ -80,7 +80,6 @@ def test_an_operator_behind_one_that_has_channels_first(name: str) -> None:
 
 @pytest.mark.parametrize("name", INT16)
 def test_activations_of_16_bits(name: str) -> None:
-    """On the device, a step from LiteRT at most, and on the golden interpreter as by the micro-ops."""
     for seed in range(4):
         case = draw(name, seed, "int16")
         content = case.finish()
@@ -108,7 +107,6 @@ def _on_golden(graph: Graph) -> None:
 
 @pytest.mark.parametrize("name", INT16_PARTLY)
 def test_activations_of_16_bits_on_the_host(name: str) -> None:
-    """And some on the device."""
     for seed in range(4):
         case = draw(name, seed, "int16")
         content = case.finish()
@@ -162,7 +160,6 @@ FLOATS = {
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("shape", [(2, 5), (1, 3, 4, 2)], ids=str)
 def test_operators_in_float(name: str, shape: tuple[int, ...]) -> None:
-    """Behind a Dequantize and something with channels first, as there is in no real network."""
     item, rng, model = FLOATS[name], np.random.default_rng(9), Model()
     inputs = [model.tensor(shape, dtype) for dtype in item.inputs]
     output = model.tensor(shape, item.result)
@@ -183,7 +180,6 @@ def test_operators_in_float(name: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("same", ["scale", "zero"])
 def test_what_is_joined_may_have_scales_of_its_own(seed: int, same: str) -> None:
-    """Of uint8, LiteRT requantises it."""
     case = Case(np.random.default_rng(seed), "uint8")
     shape = case.shape()
     scale, zero = case.scale(), case.zero()

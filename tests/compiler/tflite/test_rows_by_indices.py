@@ -35,7 +35,6 @@ def model(name: str, rng: np.random.Generator, dtype: str) -> tuple[bytes, dict[
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
 @pytest.mark.parametrize("name", KINDS)
 def test_on_the_device(name: str, dtype: str) -> None:
-    """Every byte is LiteRT's."""
     for seed in range(8):
         content, given = model(name, np.random.default_rng(seed), dtype)
         for operator, apart, _, graph in layers(parse(content, name), tensors(content, given)):

@@ -1,4 +1,4 @@
-"""What operators of TFLite ask of their inputs."""
+"""Queries of TFLite operators about their inputs."""
 
 from __future__ import annotations
 

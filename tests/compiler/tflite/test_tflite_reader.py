@@ -1,4 +1,4 @@
-"""The network that is made of a TFLite file, and every way in which a file is refused that can be read."""
+"""Networks from TFLite files, and every refusal of a readable file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Small:
         self.y = self.model.tensor((1, 4, 4, 2), "int8", 0.1, 3, name="y")
 
     def fails(self, name: str, *more: int, kind: str = "", **options: object) -> str:
-        """Why it is refused with this operator, which reads x and `more`."""
+        """Message that refuses this operator on x and `more`."""
         self.model.operator(name, [self.x, *more], [self.y], kind, **options)
         return fails(self.model.write([self.x], [self.y]))
 
@@ -167,7 +167,6 @@ def test_biases_of_all_kinds_without_a_scale(kind: str) -> None:
 
 
 def test_a_shape_that_is_computed_is_known() -> None:
-    """As Keras writes Flatten for batches of any size."""
     net = tflite_networks.Network(np.random.default_rng(1))
     value, model = net.conv(net.input((1, 4, 4, 3)), 4), net.model
     shape, first, both = (model.tensor(size, "int32") for size in ((4,), (), (2,)))
@@ -317,7 +316,7 @@ def test_tensors_that_are_not_there() -> None:
         )
 
 
-def test_what_is_read_before_it_is_made() -> None:
+def test_tensor_read_before_it_is_written_is_refused() -> None:
     small = Small()
     assert small.fails("ADD", small.y) == (
         "operator 0 (ADD), which makes tensor 1 ('y'), reads tensor 1 ('y'), which no earlier operator writes"
@@ -352,7 +351,7 @@ def test_windows_that_are_larger_than_the_image() -> None:
     )
 
 
-def test_what_operators_make_is_checked_before_the_next_one() -> None:
+def test_results_are_checked_before_the_next_operator() -> None:
     small = Small()
     wide = small.model.tensor((1, 4, 4, 40), "int8", 0.1, 3, name="wide")
     small.model.operator("TANH", [small.x], [wide])
@@ -364,7 +363,7 @@ def test_what_operators_make_is_checked_before_the_next_one() -> None:
     assert fails(small.model.write([small.x], [small.y])) == f"{assert_at}shape 1x4x4x40"
 
 
-def test_what_is_made_twice() -> None:
+def test_tensor_written_twice_is_refused() -> None:
     small = Small()
     small.model.operator("RELU", [small.x], [small.y])
     twice = "writes a tensor that exists already: an input, a constant or another operator's result"
@@ -435,7 +434,7 @@ def test_values_without_a_scale() -> None:
     )
 
 
-def test_shapes_and_types_that_are_not_what_operators_make() -> None:
+def test_declared_shapes_and_types_must_match_results() -> None:
     small = Small()
     small.model.tensors[small.y].shape = (1, 4, 5, 2)
     assert small.fails("TANH") == (

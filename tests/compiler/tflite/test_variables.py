@@ -26,7 +26,6 @@ def fails(content: bytes) -> str:
 
 
 def check(content: bytes, feeds: list[np.ndarray]) -> Graph:
-    """The same outputs as LiteRT's in every run."""
     file, graph = parse(content, "it"), import_model(content, config=CONFIG)
     states = {state.source: state.initial for state in graph.states}
     expected = runs(content, [{file.inputs[0]: feed} for feed in feeds])
@@ -123,7 +122,7 @@ class Small:
         return self
 
 
-def test_what_no_handle_names() -> None:
+def test_missing_handles_are_refused() -> None:
     small = Small().with_handle()
     small.m.operator("READ_VARIABLE", [small.x], [small.y], "ReadVariable")
     message = "takes tensor 0 ('x') for a variable, but no VAR_HANDLE creates it"
@@ -220,7 +219,6 @@ def test_a_variable_of_two_operators() -> None:
 
 
 def test_damaged_files_with_variables() -> None:
-    """Whatever a byte is, a file is read, or refused with a sentence."""
     content = Ring(taps=2, channels=2, outputs=2).build()
     rng, refused = np.random.default_rng(0), 0
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Add and Sub: every constraint broken once, and the reason that is given for it."""
+"""Add and Sub: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ArgMax and ArgMin against ONNX Runtime, and every constraint broken once."""
+"""ArgMax and ArgMin against ONNX Runtime, and every constraint violated once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("op", NAMES)
 def test_random(op: str, stored: bool) -> None:
-    """Any axis, many ties, after a convolution or an input."""
     for seed in range(40):
         rng = np.random.default_rng([seed, stored])
         built = Builder(rng, int(rng.choice([13, 18, 21])))

@@ -1,4 +1,4 @@
-"""Attention: every constraint broken once, and contradictory models."""
+"""Attention: every constraint violated once, and contradictory models."""
 
 from __future__ import annotations
 

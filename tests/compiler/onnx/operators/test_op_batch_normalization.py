@@ -1,4 +1,4 @@
-"""BatchNormalization: every constraint broken once, and the reason that is given for it."""
+"""BatchNormalization: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 

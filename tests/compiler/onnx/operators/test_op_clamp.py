@@ -1,4 +1,4 @@
-"""Clip and Relu: every constraint broken once, and the reason that is given for it."""
+"""Clip and Relu: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 

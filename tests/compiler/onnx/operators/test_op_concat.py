@@ -1,4 +1,4 @@
-"""Concat: every constraint broken once, and the reason that is given for it."""
+"""Concat: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 

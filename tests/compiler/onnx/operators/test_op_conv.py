@@ -1,4 +1,4 @@
-"""Conv: every constraint broken once, and the reason that is given for it."""
+"""Conv: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ConvTranspose: every constraint broken once, and random ones against ONNX Runtime and on the golden interpreter."""
+"""ConvTranspose: every constraint violated once, and random ones against ONNX Runtime and on the golden interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of constant tables by indices that are inputs, against ONNX Runtime; and every constraint broken once."""
+"""Rows of constant tables by indices that are inputs, against ONNX Runtime; and every constraint violated once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ def table(built: Builder, shape: tuple[int, ...], kind: str) -> str:
 
 
 def feeds(model: onnx.ModelProto, rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
-    """Any index of a row, from the end or from the start."""
     arguments = {}
     for item in model.graph.input:
         shape = [size.dim_value for size in item.type.tensor_type.shape.dim]
@@ -60,7 +59,6 @@ def feeds(model: onnx.ModelProto, rng: np.random.Generator, rows: int) -> dict[s
 
 
 def check(model: onnx.ModelProto, given: dict[str, np.ndarray], scale: float) -> np.ndarray:
-    """On the device as a whole; how many steps it is from ONNX Runtime."""
     graph = import_model(model, config=CONFIG)
     assert any(isinstance(op, Embedding) for op in device_ops(graph)), on_host(graph)
     assert not on_host(graph)
@@ -128,7 +126,6 @@ def encoder(built: Builder, at: tuple[int, int], rows: int, width: int) -> onnx.
 
 @pytest.mark.parametrize(("on", "preset"), [("rtl", "small"), ("golden", "default"), ("golden", "large")])
 def test_programs(on: str, preset: str, tmp_path: Path) -> None:
-    """All of an encoder's start on the device: what crosses are indices. Saved and loaded, and run twice."""
     rng, rows = np.random.default_rng(2), 2
     built = Builder(rng)
     model = encoder(built, (2, 11), rows, 40)

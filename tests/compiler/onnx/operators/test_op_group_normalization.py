@@ -1,4 +1,4 @@
-"""InstanceNormalization and GroupNormalization against ONNX Runtime, and every constraint broken once."""
+"""InstanceNormalization and GroupNormalization against ONNX Runtime, and every constraint violated once."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_random_shapes(op: str) -> None:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         expected = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
-        inputs = run_graph(graph, feeds)[model.graph.output[0].name]
-        difference = np.rint((inputs - expected) / scale)
+        outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        difference = np.rint((outputs - expected) / scale)
         assert np.abs(difference).max() <= 1, seed
         wrong += int((difference != 0).sum())
         total += difference.size

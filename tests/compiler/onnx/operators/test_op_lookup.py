@@ -1,4 +1,4 @@
-"""Functions of one value: every constraint broken once, and the reason that is given for it."""
+"""Functions of one value: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 

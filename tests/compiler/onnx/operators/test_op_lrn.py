@@ -1,4 +1,4 @@
-"""LRN against ONNX Runtime, or what ONNX says where that departs from it, and every constraint broken once."""
+"""LRN against ONNX Runtime, or what ONNX says where that departs from it, and every constraint violated once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,6 @@ def steps_off(model: onnx.ModelProto, feeds: dict[str, np.ndarray], scale: float
 
 
 def test_random() -> None:
-    """All on the device, and at most one step from ONNX Runtime."""
     wrong = total = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -107,7 +106,6 @@ def test_forms_that_onnx_runtime_refuses() -> None:
 
 
 def _without(model: onnx.ModelProto, node: onnx.NodeProto) -> onnx.ModelProto:
-    """What comes before a node."""
     kept = list(model.graph.node)[: list(model.graph.node).index(node)]
     del model.graph.node[:]
     model.graph.node.extend(kept)

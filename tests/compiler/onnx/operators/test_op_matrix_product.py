@@ -1,4 +1,4 @@
-"""Gemm and MatMul: every constraint broken once, and the reason that is given for it."""
+"""Gemm and MatMul: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reshapes and transposes: every constraint broken once, and the reason that is given for it."""
+"""Reshapes and transposes: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def swap_axes() -> onnx.ModelProto:
 
 
 def mixed_transpose() -> onnx.ModelProto:
-    """Of a convolution's result that was reshaped to an axis across two of its own."""
     shape, arguments = (1, 2, MANY * MANY), (1, MANY, 34, 17)
     return mixed(lambda built, value: built.node("Transpose", [value], perm=[0, 2, 1]), shape, arguments)
 

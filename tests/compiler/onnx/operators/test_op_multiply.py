@@ -1,4 +1,4 @@
-"""Mul and Div: every constraint broken once, and the reason that is given for it."""
+"""Mul and Div: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 

@@ -65,7 +65,6 @@ class Writer:
         return self.built.node("Pow", [value, self.number(2.0)])
 
     def divided(self, value: str, number: str) -> str:
-        """By the root of a number."""
         way, node = self.rng.integers(5), self.built.node
         if way == 4:
             return self.either("Mul", value, node("Pow", [number, self.number(-0.5)]))
@@ -184,8 +183,8 @@ def test_in_float(kind: str) -> None:
         assert not on_host(graph), (seed, on_host(graph))
         assert kinds_of(graph) == ["RowShare" if kind == "l1" else "LayerNorm"], seed
         expected = reference(model, feeds)
-        inputs = run_graph(graph, feeds)[model.graph.output[0].name]
-        difference = np.rint((inputs - expected) / scale)
+        outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        difference = np.rint((outputs - expected) / scale)
         assert np.abs(difference).max() <= 1, seed
         wrong, total = wrong + int((difference != 0).sum()), total + difference.size
     assert wrong < 0.05 * total
@@ -204,13 +203,12 @@ def test_lp_normalization(p: int) -> None:
         assert not on_host(graph), seed
         feeds = {built.inputs[0].name: rng.normal(0, 2, shape).astype(np.float32)}
         expected = reference(model, feeds)
-        inputs = run_graph(graph, feeds)[model.graph.output[0].name]
-        assert np.abs(np.rint((inputs - expected) / scale)).max() <= 1, seed
+        outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        assert np.abs(np.rint((outputs - expected) / scale)).max() <= 1, seed
 
 
 @pytest.mark.parametrize("way", ["sqrt", "inverse", "power"])
 def test_root_of_a_number_that_is_quantised(way: str) -> None:
-    """What is added behind a DequantizeLinear counts, and so do constants behind the quotient."""
     for seed in range(12):
         rng = np.random.default_rng([seed, len(way)])
         built, shape = Builder(rng), (int(rng.integers(1, 9)), int(rng.integers(2, 50)))
@@ -236,8 +234,8 @@ def test_root_of_a_number_that_is_quantised(way: str) -> None:
             built.inputs[0].name: rng.normal(0, 1, shape).astype(np.float32),
             built.inputs[1].name: rng.uniform(0, 4, (shape[0], 1)).astype(np.float32),
         }
-        inputs = run_graph(graph, feeds)[model.graph.output[0].name]
-        assert np.abs(np.rint((inputs - reference(model, feeds)) / 0.05)).max() <= 1, seed
+        outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        assert np.abs(np.rint((outputs - reference(model, feeds)) / 0.05)).max() <= 1, seed
 
 
 @pytest.mark.parametrize("way", ["as it is", "expanded", "as columns", "in order"])
@@ -256,8 +254,8 @@ def test_numbers_of_other_rows(way: str) -> None:
     graph = import_model(model, config=Config(kernel=64))
     assert kinds_of(graph) == (["LayerNorm"] if way == "in order" else [])
     feeds = {built.inputs[0].name: built.rng.normal(0, 1, (5, 5)).astype(np.float32)}
-    inputs = run_graph(graph, feeds)[model.graph.output[0].name]
-    assert np.abs(np.rint((inputs - reference(model, feeds)) / 0.01)).max() <= 1
+    outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+    assert np.abs(np.rint((outputs - reference(model, feeds)) / 0.01)).max() <= 1
 
 
 class Samples(CalibrationDataReader):  # type: ignore[misc]
@@ -294,8 +292,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantised_by_onnx_runtime(kind: str, options: str, tmp_path: Path) -> None:
-    """All of it runs on the device, with every rounding of the model, whatever ONNX Runtime's quantiser leaves in
-    float."""
     for seed in range(3):
         rng = np.random.default_rng([seed, len(options), ord(kind[0]), ord(kind[1])])
         paths = tmp_path / "float.onnx", tmp_path / "quantised.onnx"
@@ -329,7 +325,6 @@ def mean(built: Builder, value: str, axis: int = -1) -> str:
 
 
 def other_mean() -> onnx.ModelProto:
-    """Of another value with the same parameters."""
     built = builder()
     first, other = (built.input((2, 3, 8)) for _ in range(2))
     x = built.dequantise(first)

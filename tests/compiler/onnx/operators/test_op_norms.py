@@ -1,4 +1,4 @@
-"""LayerNormalization and RMSNormalization against ONNX Runtime and onnx, and every constraint broken once."""
+"""LayerNormalization and RMSNormalization against ONNX Runtime and onnx, and every constraint violated once."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_random_shapes(op: str) -> None:
         assert not on_host(graph), (seed, shape, axis)
         feeds = {item.name: rng.normal(0, 3, shape).astype(np.float32) for item in model.graph.input}
         expected = ReferenceEvaluator(model).run(None, feeds)[0]
-        inputs = run_graph(graph, feeds)[model.graph.output[0].name]
-        difference = np.rint((inputs - expected) / scale)
+        outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        difference = np.rint((outputs - expected) / scale)
         assert np.abs(difference).max() <= 1, (seed, shape, axis)
         wrong += int((difference != 0).sum())
         total += difference.size

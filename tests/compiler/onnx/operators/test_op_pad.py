@@ -1,4 +1,4 @@
-"""Pad: every constraint broken once, values that are filled in, and padding that convolutions take over."""
+"""Pad: every constraint violated once, values that are filled in, and padding that convolutions take over."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ def pad(
 
 def of(pads: tuple[int, ...] = AROUND, fill: float | None = None, *, mode: str = "constant", before: str = "",
        same: bool = False, shape: tuple[int, ...] = (1, 4, 6, 6)) -> onnx.ModelProto:  # fmt: skip
-    """With the parameters of the input behind it if they are to be the same."""
     built = builder()
     entering = source(built, shape)
     value = built.dequantise(entering)
@@ -100,7 +99,6 @@ def test_values_quantised_next_are_filled_with_any_value(fill: float | None) -> 
 
 
 def test_padding_is_fused_into_the_next_convolution() -> None:
-    """As exporters of TensorFlow write it: more behind than ahead, with or without parameters of its own."""
     for quantised in (False, True):
         built = builder()
         entering = source(built)

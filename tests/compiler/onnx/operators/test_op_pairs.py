@@ -1,4 +1,4 @@
-"""Min, Max, Div and Pow of two activations against ONNX Runtime, and every constraint broken once."""
+"""Min, Max, Div and Pow of two activations against ONNX Runtime, and every constraint violated once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ Shape = tuple[int, ...]
 
 
 def shapes_of(rng: np.random.Generator) -> tuple[Shape, Shape]:
-    """The same twice; or one with rows, columns or images that repeat; or one number for each row."""
     full = tuple(int(rng.integers(1, 8)) for _ in range(rng.integers(1, 5)))
     way, part = rng.integers(4), full
     channel = 1 if len(full) == 4 else len(full) - 1
@@ -42,7 +41,6 @@ def shapes_of(rng: np.random.Generator) -> tuple[Shape, Shape]:
 
 @pytest.mark.parametrize("op", ["Min", "Max", "Div"])
 def test_random(op: str) -> None:
-    """On the device, and at most one step from ONNX Runtime, divisions by 0 included."""
     wrong = total = zeros = 0
     for seed in range(50):
         rng = np.random.default_rng([seed, ord(op[1])])
@@ -98,7 +96,6 @@ def power(
 
 
 def test_random_powers() -> None:
-    """On the device, and at most one step from ONNX Runtime, powers of 0 included."""
     wrong = total = zeros = 0
     for seed in range(60):
         rng = np.random.default_rng([seed, 5])

@@ -1,4 +1,4 @@
-"""Parts and repetitions of values: every constraint broken once, and which operators they become."""
+"""Parts and repetitions of values: every constraint violated once, and which operators they become."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ def rows(built: Builder, value: str) -> str:
 
 
 def corner(built: Builder, value: str) -> str:
-    """Along three axes."""
     return built.node("Slice", [value, *(integers(built, *at) for at in ((0, 0, 0), (1, 2, 3), (0, 1, 2)))])
 
 
@@ -63,7 +62,6 @@ def resize(built: Builder, value: str, mode: str = "linear", **how: str) -> str:
 
 
 def crop(built: Builder, value: str) -> str:
-    """More than there is, with something else around it."""
     region = built.constant(np.array([0, 0, -0.5, 0, 1, 1, 1.5, 1], np.float32))
     scales = built.constant(np.array([1, 1, 2, 2], np.float32))
     mode = {"mode": "nearest", "coordinate_transformation_mode": "tf_crop_and_resize"}
@@ -93,7 +91,6 @@ def test_every_constraint_has_a_case() -> None:
 
 
 def five(built: Builder, value: str) -> str:
-    """Along one axis of five."""
     return built.node("Slice", [value, *(integers(built, at) for at in (0, 2, 1))])
 
 

@@ -1,4 +1,4 @@
-"""PRelu with a slope for each channel: every constraint broken once, and random ones against ONNX Runtime."""
+"""PRelu with a slope for each channel: every constraint violated once, and random ones against ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MatMul of two activations: against ONNX Runtime, every constraint broken once, and compiled programs."""
+"""MatMul of two activations: against ONNX Runtime, every constraint violated once, and compiled programs."""
 
 from __future__ import annotations
 

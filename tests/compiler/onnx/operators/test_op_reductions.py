@@ -1,4 +1,4 @@
-"""Reductions of rows against ONNX Runtime, and every constraint broken once."""
+"""Reductions of rows against ONNX Runtime, and every constraint violated once."""
 
 from __future__ import annotations
 
@@ -102,7 +102,6 @@ def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 @pytest.mark.parametrize("op", NAMES)
 def test_random(op: str) -> None:
-    """All on the device, and at most one step from ONNX Runtime."""
     wrong = total = 0
     for seed in range(30):
         rng = np.random.default_rng([seed, len(op), ord(op[-1])])
@@ -118,9 +117,9 @@ def test_random(op: str) -> None:
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), (seed, shape, axes)
         expected = session(model).run(None, feeds)[0]
-        inputs = run_graph(graph, feeds)[model.graph.output[0].name]
-        assert inputs.shape == expected.shape
-        difference = np.rint((inputs - expected) / scale)
+        outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        assert outputs.shape == expected.shape
+        difference = np.rint((outputs - expected) / scale)
         assert np.abs(difference).max() <= 1, (seed, shape, axes)
         wrong, total = wrong + int((difference != 0).sum()), total + difference.size
     assert wrong < max(2, 0.05 * total)
@@ -166,7 +165,6 @@ def root_of_mean() -> onnx.ModelProto:
 
 
 def power(exponent: float, *ahead: str) -> onnx.ModelProto:
-    """Of a sum of squares, or of what nodes `ahead` make of it."""
     built = builder()
     value = built.dequantise(source(built, (2, 3, 8)))
     value = built.node("ReduceSumSquare", [value, built.constant(np.array([-1], np.int64))])

@@ -1,4 +1,4 @@
-"""Linear Resize: every constraint broken once, and random ones against ONNX Runtime and on the golden interpreter."""
+"""Linear Resize: every constraint violated once, and random ones against ONNX Runtime and on the golden interpreter."""
 
 from __future__ import annotations
 
@@ -115,7 +115,6 @@ def test_twice_as_large() -> None:
 
 @pytest.mark.parametrize("factor", [4, 8])
 def test_large_factors(factor: int) -> None:
-    """What lies outside the first and the last element is copied in one piece."""
     rng = np.random.default_rng(3)
     built = Builder(rng)
     given = built.input((1, 5, 4, 4))
@@ -171,7 +170,6 @@ def test_every_constraint_has_a_case() -> None:
     ],
 )
 def test_first_and_last_places_by_themselves(numerators: list[int], unit: int, between: int | None) -> None:
-    """They are repeated, so they must be elements."""
     given = np.array(numerators)
     actual = _runs_with_ends(given, unit)
     assert (None if actual is None else len(actual) - 2) == between

@@ -1,4 +1,4 @@
-"""Pools and ReduceMean: every constraint broken once, and the reason that is given for it."""
+"""Pools and ReduceMean: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 
