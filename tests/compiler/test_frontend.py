@@ -421,6 +421,7 @@ def test_product_and_sum_of_constants_with_a_zero() -> None:
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("shape", [(3, 5), (2, 5, 4, 3)])
 def test_batch_normalisation(fused: bool, shape: tuple[int, ...]) -> None:
+    """Alone it is a depthwise convolution, else part of the previous one; channels may be zeroed or negated."""
     rng = np.random.default_rng(len(shape))
     builder = qdq_models.Builder(rng)
     value = builder.dequantise(builder.input(shape))

@@ -22,6 +22,7 @@ COUNTED = ((Buffer, "name"), (Node, "outputs"), (Node, "inputs"))
 
 
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count reads of each attribute in `COUNTED` from now on."""
     actual: Counter[str] = Counter()
 
     def count(kind: type, name: str) -> property:
@@ -38,6 +39,7 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.parametrize("action", [weft.check, weft.compile])
 def test_reads_grow_with_steps(action: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attributes of a network, its operators and their buffers, for four times as many steps."""
     models = [CellNet(Cell("GRU", STEPS * times, 1, 4, 4, "bidirectional")).model() for times in (1, 2, 4)]
     action(models[0], CONFIG)  # what is made once is made now
     actual = count_reads(monkeypatch)

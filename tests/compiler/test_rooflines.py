@@ -40,7 +40,7 @@ def cycles_of(op: Conv | Attention, config: Config) -> int:
 
 
 def wrong(config: Config, number: int, tally: Tally[str]) -> str | None:
-    """Describe why a random layer is slower than all reasons allow, or faster than a bound; count the reason. The
+    """Describe why a random layer is slower than all reasons allow, or faster than a bound; count its reason. The
     layer depends only on its number and the configuration."""
     rng = np.random.default_rng([config.digest, number])
     op = random_layer(rng, config)

@@ -175,6 +175,7 @@ def test_many_on_rtl(kind: str, name: str) -> None:
 
 
 def test_scales_of_sums() -> None:
+    """From 1e-3 to the maximum, where a second term brings the first back into range."""
     shape = (1, 1, 1, 3000)
     for case in range(60):
         rng = np.random.default_rng(case)
@@ -191,6 +192,7 @@ def test_scales_of_sums() -> None:
 
 
 def test_scales_of_products() -> None:
+    """Up to the maximum: most products are in range only if one factor is small."""
     shape = (1, 1, 1, 3000)
     for case in range(60):
         rng = np.random.default_rng(case)

@@ -131,6 +131,7 @@ def test_rounded_scores_see_the_zero_point_of_keys(name: str, k_zero: int) -> No
 @pytest.mark.parametrize("length", [32768, 65535])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_long_softmax(name: str, length: int) -> None:
+    """More columns than an instruction counts, in one row and in several; the last elements count."""
     x = np.zeros((1, 1, 2, length), np.int8)
     x[..., -5:] = 50
     op = Softmax("s", view("x", x.shape), view("y", x.shape, "output"), 0.05, 2.0 * length)

@@ -32,6 +32,7 @@ def draw_box(rng: random.Random) -> tuple[Config, TensorRef, Box, tuple[int, int
 
 
 def moves(load: Load, offset: int, dst: int, config: Config) -> dict[int, tuple[int, int]]:
+    """Map each vector at the start of a pixel to its DRAM byte and the number of the pixel's bytes moved."""
     load.check()
     (reads,) = dram_accesses(load, config)
     result = {}

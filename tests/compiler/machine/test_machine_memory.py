@@ -133,6 +133,7 @@ def test_places_of_sums_in_turn() -> None:
 
 
 def test_orders_of_packing() -> None:
+    """By size alone the second result would lie between two larger ones."""
     sizes = (27, 18, 18, 36, 9)
     views = [
         whole(f"v{index}", (1, 1, size, 64), "temp" if index else "input") for index, size in enumerate(sizes)

@@ -50,6 +50,8 @@ def draw_tasks(rng: random.Random) -> Tasks:
 
 
 def completed_before(code: Code) -> list[set[int]]:
+    """Return the instructions done at each instruction's start, from semaphores alone: the k-th wait takes the k-th
+    signal, and earlier instructions of a queue count."""
     arguments: dict[int, list[set[int]]] = {}
     taken: dict[int, int] = {}
     started: list[set[int]] = [set() for _ in range(QUEUES)]

@@ -77,6 +77,7 @@ def test_constants_of_many_elements_are_gathered_without_onnxruntime(monkeypatch
 
 
 def test_shape_that_takes_turns_of_inference_and_folding() -> None:
+    """Exporters of windowed attention compute sizes by operators that shape inference does not follow."""
     built = builder()
     value = built.dequantise(built.input((2, 12, 4)))
     for rows in (3, 2):
@@ -192,6 +193,7 @@ def test_activations_with_scales_below_zero_run_on_the_host(scale: float) -> Non
 
 
 def test_weights_of_four_bits_in_blocks_with_scales_below_zero() -> None:
+    """ONNX Runtime's weight-only quantiser writes this form."""
     built = builder()
     packed = np.random.default_rng(0).integers(-8, 8, (8, 4))
     tensor = helper.make_tensor("four", TensorProto.INT4, (8, 4), packed.reshape(-1).tolist())
@@ -293,6 +295,7 @@ def inferred_shape(made: onnx.ModelProto) -> Shape:
 
 
 def compare_shapes(seeds: range) -> int:
+    """Count errors of ONNX's shape inference; weft's shapes must equal those of results."""
     wrong = 0
     for seed in seeds:
         rng = np.random.default_rng(seed)

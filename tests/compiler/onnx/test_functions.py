@@ -219,6 +219,7 @@ def test_a_float_in_the_middle_that_the_host_reads() -> None:
 
 
 def test_chains_of_private_values_are_one_table() -> None:
+    """A final requantisation, which is no table by itself, is included."""
     chain = Chain()
     value = chain.rounded(chain.apply("Tanh", chain.rounded(silu(chain, chain.value))))
     one_table(chain.ended(chain.apply("Relu", value)), chain.feeds)

@@ -40,6 +40,7 @@ def draw_model(rng: np.random.Generator) -> tuple[Case, Sizes, str]:
 
 
 def other_masked(case: Case, sizes: Sizes, layout: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Replace masked keys and values by the ends of their ranges."""
     feeds = dict(case.feeds)
     names = [name for name in feeds if name != "mask"]
     for name in names[1:]:

@@ -410,6 +410,7 @@ def with_pair(case: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def agrees(case: onnx.ModelProto) -> bool:
+    """Return whether weft accepts a model, and check that ONNX Runtime decides equally."""
     case = with_pair(case)
     feeds = {}
     for item in case.graph.input:

@@ -125,6 +125,7 @@ def reason(net: Net) -> str:
 
 
 def test_cells_that_nobody_bounds_are_refused() -> None:
+    """Steps alone may exceed 16 bits; forget gates that never open fully, or a calibration, bound cells."""
     rng = np.random.default_rng(0)
     most, steps = int(MOST_CELL), 20
     first = {"c0": np.full((1, 1, 4), most - 10, np.float32)}

@@ -59,7 +59,7 @@ def without(op: Conv, outputs: range, byte: int | None = None) -> Conv:
 
 
 def same(segment: DeviceSegment, config: Config = TINY) -> DeviceSegment:
-    """Check that outputs are equal, and return the remaining operators."""
+    """Check that the reduced segment computes equal outputs, and return it."""
     result = drop(segment, config)
     for seed in range(2):
         rng = np.random.default_rng(seed)
@@ -192,6 +192,7 @@ def test_channels_that_stay(what: str) -> None:
 
 
 def test_dilated_windows_may_see_padding_only() -> None:
+    """The maximum over padding is not a maximum of the channel."""
     first = without(conv("a", X, 12), range(9), 50)
     window = Window((2, 2), dilation=(7, 7), pad=(3, 3, 4, 4))
     pool = Pool("b", first.dst, whole("b", (1, *window.output(SIDE, SIDE), 12), "temp"), "max", window)
@@ -239,6 +240,7 @@ def test_on_the_device(name: str) -> None:
 
 
 def test_sums_that_wrap_are_anything() -> None:
+    """In 32 bits the least sum turns large, and the greatest turns negative."""
     op = conv("a", X, 12)
     op = op.replace(bias=np.full(12, (1 << 31) - 1000, np.int32))
     actual = run_ops(

@@ -119,6 +119,7 @@ def test_many_on_rtl(name: str, seed: int) -> None:
 
 
 def test_pools_in_one_piece() -> None:
+    """Pieces of one pool are joined again; unrelated consecutive pools stay."""
     x = whole("x", (1, 12, 12, 64), "input")
     op = Pool(
         "y",

@@ -62,6 +62,7 @@ def test_random_convolutions(preset: str, least: float, seeds: range) -> None:
         segment, _ = random_convolutions(rng)
 
         def any_plan(shape: ConvShape, rng: np.random.Generator = rng) -> ConvPlan | None:
+            """Choose any tiling with the best one's estimates, so that decisions stay as usual."""
             actual = candidates(shape)
             if not actual:
                 return None
@@ -314,6 +315,7 @@ def touches(op: Conv, name: str) -> bool:
 
 
 def test_coordinates_of_tall_images() -> None:
+    """Coordinates count from a tile's first row, because an image may exceed their range."""
     config = dataclasses.replace(PRESETS["tiny"], scratchpad_banks=16, scratchpad_depth=4096)
     first = conv("a", whole("x", (1, 40000, 1, 4), "input"), 4)
     second = dataclasses.replace(

@@ -43,6 +43,7 @@ def copies(segment: DeviceSegment) -> list[str]:
 
 
 def test_in_place_where_the_old_value_is_not_read_any_more() -> None:
+    """Readers of the new value read it in place, too."""
     result = store(Add("a", X, S, Y, 1.0, 1.0), Rescale("b", X, NEW), Rescale("c", NEW, Y))
     assert not copies(result)
     assert [op.dst.buffer.name for op in result.ops] == ["y", "s", "y"]

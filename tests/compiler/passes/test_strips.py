@@ -35,7 +35,7 @@ def chain_of(ops: tuple[Conv, ...]) -> range | None:
 
 
 def in_order(segment: DeviceSegment, height: int) -> DeviceSegment | None:
-    """Segment with its last chain in strips and results in memory, or None."""
+    """Return the segment with its last chain in strips and results in memory, or None."""
     chain = chain_of(segment.ops)  # type: ignore[arg-type]
     strips = in_strips(segment.ops[chain.start :], height) if chain else None  # type: ignore[arg-type]
     if strips is None:

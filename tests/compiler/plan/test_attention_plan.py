@@ -63,6 +63,7 @@ def test_plans_keep_within_the_memories(name: str, op: str) -> None:
 
 
 def test_states_and_alignments_limit_the_rows() -> None:
+    """With one more, a plan would need at most half of the rows."""
     most = find_plan("one head", DEFAULT)
     assert most.rows == 100
     used = ends(most.states)

@@ -27,6 +27,7 @@ def square(channels: int = 16, side: int = 12) -> Conv:
 
 @pytest.mark.parametrize("kernel", [(1, 1), (2, 3), (3, 2), (1, 4)])
 def test_pooling_reads_all_of_its_window(kernel: tuple[int, int]) -> None:
+    """The vector unit reads a group of lanes of N channels a cycle."""
     pool = Window(kernel, kernel)
     op = square().replace(dst=whole("y", (1, 12 // kernel[0], 12 // kernel[1], 16), "output"), pool=pool)
     assert shape_of(op).vector_reads(7) == 7 * kernel[0] * kernel[1] * DEFAULT.groups
@@ -65,6 +66,7 @@ def test_large_weights_are_multiplied_again(weights: tuple[int, ...], parts: int
 
 
 def test_most_large_weights_are_all_multiplied_again() -> None:
+    """The threshold is 0.6 of the vectors."""
     op = square(32)
     for vectors, passes in ((2, 1.5), (3, 2.0)):
         values = np.ones_like(op.weight)
@@ -104,6 +106,7 @@ def test_tiles_of_an_instruction(groups: int, cin: int, out: int, side: int, siz
     ],
 )
 def test_channels_leave_in_parts(channels: int, bandwidth: float | None, parts: bool) -> None:
+    """Parts are whole beats of 16 bytes; others need three or more vectors and memory as fast as the bus."""
     op = convolution(whole("x", (1, 5, 5, 16), "input"), channels)
     site = Planner(Target(DEFAULT, bandwidth)).site(op)
     assert ConvShape(op, site).leaves_in_parts == parts

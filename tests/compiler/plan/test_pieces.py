@@ -88,6 +88,7 @@ def test_random_groups(name: str) -> None:
 
 
 def line(lines: Lines, tiles: np.ndarray, row: np.ndarray, window: Window, width: int, n: int) -> np.ndarray:
+    """Multiply one row of pixels (columns, N) by one row of the kernel as the array does: (width, N)."""
     total = np.zeros((width + lines.more, n), np.int64)
     for part in range(lines.passes):
         words = tiles[part, 0, 1 - 2 * lines.taps :: 2].astype(np.int64)
@@ -128,6 +129,7 @@ def test_sums(kernel, stride, pad, columns, taps, channels, random):
 
 
 def test_cycles() -> None:
+    """Three columns of the kernel take one pass, five take two if there are three taps."""
     wide = Window((3, 3), (1, 1), (1, 1), (1, 1, 1, 1))
     assert Lines.of(wide, 20, Config(depthwise_taps=3)) == Lines(3, 1, 3, 0)
     assert Lines.of(wide, 20, Config(depthwise_taps=2)) == Lines(2, 2, 2, 1)

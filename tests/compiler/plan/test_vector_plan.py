@@ -75,6 +75,7 @@ def test_windows_read_more_than_they_make() -> None:
 
 
 def test_resident_operands_need_no_slots() -> None:
+    """6 * 1,936 vectors fit, and 3 * 1,936 if the result is resident too."""
     op = add(44, 44, 16)
     assert plan_tiles(op) == VectorPlan(22, 44, 16, 968, 968, 3, PARAMS, 3 * 44 * 44 * 16)
     assert plan_tiles(op, a=0) == VectorPlan(44, 44, 16, 1936, 1936, 3, PARAMS, 2 * 44 * 44 * 16)

@@ -36,7 +36,7 @@ def read(model: Model, source: int, result: int) -> File:
 
 
 def with_result(*arguments: object, **options: object) -> str:
-    """Message that refuses a model whose result tensor has these arguments."""
+    """Return the message that refuses a model whose result tensor has these arguments."""
     model = Model()
     source = model.tensor((1, 4), "int8", 0.1, 3, name="x")
     result = model.tensor(*arguments, name="y", **options)  # type: ignore[arg-type]
@@ -116,6 +116,7 @@ def test_every_truncated_file_is_refused(name: str) -> None:
 
 
 def test_damaged_bytes_are_refused_in_a_sentence_or_taken() -> None:
+    """tests/fuzz draws more. Accepted models are not run."""
     rng = np.random.default_rng(4)
     refused = 0
     for name in CASES:

@@ -77,6 +77,7 @@ def test_memory_of_one_step_keeps_nothing_that_is_read() -> None:
 
 
 def test_results_that_no_16_bits_hold_are_computed_on_the_host() -> None:
+    """The lower bytes of weights alone exceed 8000 steps."""
     graph = import_model(Svdf(0, spread=1e-4).build(), config=CONFIG)
     assert "svdf_0.product" in on_host(graph)
     check(Svdf(0, spread=1e-4), places=tuple(type(segment) for segment in graph.segments))

@@ -167,6 +167,7 @@ def test_biases_of_all_kinds_without_a_scale(kind: str) -> None:
 
 
 def test_a_shape_that_is_computed_is_known() -> None:
+    """Keras writes Flatten for open batches like this."""
     net = tflite_networks.Network(np.random.default_rng(1))
     value, model = net.conv(net.input((1, 4, 4, 3)), 4), net.model
     shape, first, both = (model.tensor(size, "int32") for size in ((4,), (), (2,)))

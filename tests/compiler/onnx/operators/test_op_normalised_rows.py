@@ -209,6 +209,7 @@ def test_lp_normalization(p: int) -> None:
 
 @pytest.mark.parametrize("way", ["sqrt", "inverse", "power"])
 def test_root_of_a_number_that_is_quantised(way: str) -> None:
+    """An addend after DequantizeLinear counts, and so do constants after the quotient."""
     for seed in range(12):
         rng = np.random.default_rng([seed, len(way)])
         built, shape = Builder(rng), (int(rng.integers(1, 9)), int(rng.integers(2, 50)))

@@ -99,6 +99,7 @@ def test_values_quantised_next_are_filled_with_any_value(fill: float | None) -> 
 
 
 def test_padding_is_fused_into_the_next_convolution() -> None:
+    """TensorFlow's exporters pad more after than before, with or without other parameters."""
     for quantised in (False, True):
         built = builder()
         entering = source(built)

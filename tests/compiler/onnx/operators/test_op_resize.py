@@ -170,6 +170,7 @@ def test_every_constraint_has_a_case() -> None:
     ],
 )
 def test_first_and_last_places_by_themselves(numerators: list[int], unit: int, between: int | None) -> None:
+    """Edge places are repeated, so they must be elements."""
     given = np.array(numerators)
     actual = _runs_with_ends(given, unit)
     assert (None if actual is None else len(actual) - 2) == between
