@@ -103,7 +103,7 @@ def test_another_format(folder: Path) -> None:
         load(folder)
 
 
-def test_configuration_that_is_none(folder: Path) -> None:
+def test_invalid_configuration(folder: Path) -> None:
     _rewrite(folder, config={"n": 3})
     with pytest.raises(
         ProgramFileError, match=r"program.json: configuration field 'n' must be a power of two from 2 to 128"

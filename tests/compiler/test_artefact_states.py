@@ -87,7 +87,7 @@ def test_a_state_that_is_said_to_be_an_input_is_not_written(folder: Path, tmp_pa
         weft.load(copy_with_manifest(folder, tmp_path, change))
 
 
-def test_other_states_than_those_of_the_file(folder: Path, tmp_path: Path) -> None:
+def test_states_must_match_the_file(folder: Path, tmp_path: Path) -> None:
     def change(manifest: Any) -> None:
         manifest["states"]["targets"] = {"other": "ring:next"}
 

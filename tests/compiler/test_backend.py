@@ -247,7 +247,7 @@ def test_rows_stay_where_others_see_them(why: str) -> None:
 
 @pytest.mark.parametrize(("kernel", "stride", "cin"), [(7, 2, 3), (11, 4, 3), (3, 1, 5), (5, 5, 3)])
 @pytest.mark.parametrize("plain", [False, True])
-def test_bytes_of_a_layer_are_those_of_the_bus(kernel: int, stride: int, cin: int, plain: bool) -> None:
+def test_bytes_of_a_layer_equal_the_bus_traffic(kernel: int, stride: int, cin: int, plain: bool) -> None:
     window = Window((kernel, kernel), (stride, stride), (1, 1), (kernel // 2,) * 4)
     op = convolution(whole("x", (1, 40, 40, cin), "input"), 40, window)
     config = PRESETS["default"]
@@ -374,7 +374,7 @@ def test_chunks_of_a_long_contraction_are_even() -> None:
         assert sum(chunk.steps for chunk in chunks) == 1152
 
 
-def test_a_dilation_of_one_element_is_none() -> None:
+def test_dilation_of_one_element_is_ignored() -> None:
     """A 1x1 convolution is a matrix product, whatever its dilation says."""
     result = [
         compile_segment(
@@ -401,7 +401,9 @@ def programs(cell: Cell, config: Config) -> list[DeviceProgram]:
 @pytest.mark.parametrize(
     ("cell", "config"), CELLS, ids=lambda item: item.op if isinstance(item, Cell) else ""
 )
-def test_shared_tasks_are_those_of_each(cell: Cell, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_tasks_equal_separate_lowering(
+    cell: Cell, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fewer than half of the operators are lowered, and no byte differs from when all are."""
     lowered = []
     lower = Lowering._lower

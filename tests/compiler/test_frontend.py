@@ -125,7 +125,7 @@ def test_concat_inputs_are_written_in_place() -> None:
     assert "@0,0,4" in dump(graph)
 
 
-def test_concat_copies_what_is_read_twice() -> None:
+def test_concat_copies_inputs_with_two_readers() -> None:
     builder = qdq_models.Builder(np.random.default_rng(0))
     value = builder.conv(builder.input((1, 3, 6, 6)), 4, (1, 1))
     ops = device_ops(import_model(builder.finish(builder.concat([value, value], 1))))
@@ -268,7 +268,7 @@ def test_clip_becomes_a_clamp() -> None:
     assert not levels(model, {model.graph.input[0].name: np.linspace(-3, 3, 8, dtype=np.float32)[None]}).any()
 
 
-def test_buffers_give_back_what_they_were_given() -> None:
+def test_buffers_round_trip() -> None:
     graph = import_model(qdq_models.random_conv(np.random.default_rng(5)))
     for transfer in (*graph.to_device, *graph.from_device):
         value = (
@@ -442,7 +442,7 @@ def test_batch_normalisation(fused: bool, shape: tuple[int, ...]) -> None:
     assert np.abs(difference).mean() < 0.05
 
 
-def test_control_flow_runs_on_the_host_with_what_its_branches_read() -> None:
+def test_control_flow_runs_on_the_host_with_captured_values() -> None:
     builder = qdq_models.Builder(np.random.default_rng(0))
     value = builder.conv(builder.input((1, 3, 4, 4)), 4, (1, 1))
     floats = builder.dequantise(value)

@@ -66,7 +66,7 @@ def test_files_of_other_tools(
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "old.pth"])
-def test_by_content_whatever_the_name(name: str, tmp_path: Path) -> None:
+def test_formats_are_detected_by_content(name: str, tmp_path: Path) -> None:
     content, kind, _ = FILES[name]
     path = tmp_path / "model.onnx"
     path.write_bytes(content)

@@ -24,7 +24,7 @@ def pooled_model() -> DeviceSegment:
     return segment_of(*apart(op.replace(pool=Window((2, 2), (2, 2)), dst=whole("y", (1, 3, 3, 8), "output"))))
 
 
-def test_every_pass_says_in_a_sentence_what_it_does() -> None:
+def test_every_pass_has_a_one_sentence_description() -> None:
     assert [item.name for item in PIPELINE][-2:] == ["choose_plans", "overlap_rows"]
     for item in PIPELINE:
         assert item.doc.endswith(".")

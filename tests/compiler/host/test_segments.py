@@ -29,7 +29,7 @@ def segment(op: str, shape: tuple[int, ...] = (2, 3)) -> HostSegment:
     return HostSegment("host0", network_of(model), (("only", op, "because"),))
 
 
-def test_run_host_takes_what_it_reads() -> None:
+def test_run_host_ignores_other_values() -> None:
     values = {"x": np.array([[-1.0, 0.0, 2.0]] * 2, np.float32), "other": np.zeros(1)}
     assert run_host(segment("Relu"), values)["y"].tolist() == [[0.0, 0.0, 2.0]] * 2
 

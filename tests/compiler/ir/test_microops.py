@@ -238,7 +238,7 @@ def test_division_rounds_half_to_even() -> None:
         assert divide_half_even(value, Value(np.asarray(shift), "")).array.tolist() == expected
 
 
-def test_reindex_fills_what_is_out_of_range() -> None:
+def test_reindex_fills_elements_out_of_range() -> None:
     source = Value(np.arange(6).reshape(2, 3), "hw")
     columns = Value(np.array([-1, 0, 2, 3]), "k")
     assert reindex(source, "kh", {"w": columns}, 9).array.tolist() == [[9, 9], [0, 3], [2, 5], [9, 9]]

@@ -87,7 +87,7 @@ def test_addends_do_not_delay_inputs() -> None:
     assert fused.macs / config.n**2 >= 0.65 * cycles(fused, config)
 
 
-def test_small_second_part_hides_behind_the_first() -> None:
+def test_small_second_part_overlaps_the_first() -> None:
     """Weights that load during use need more than two slots; a small second part takes none from the first."""
     config = BOARDS["ulx3s-85f"].config
     op = convolution(whole("x", (1, 1, 2, 200), "input"), 1047)

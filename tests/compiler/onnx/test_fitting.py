@@ -76,7 +76,7 @@ def test_attention_of_large_heads_is_products(preset: str) -> None:
         (one("MaxPool", (1, 2, 1, 3000), kernel_shape=[1, 2], dilations=[1, 2500]), "pool"),
     ],
 )
-def test_what_has_no_parts_is_for_the_host(model: onnx.ModelProto, kind: str) -> None:
+def test_indivisible_operators_run_on_the_host(model: onnx.ModelProto, kind: str) -> None:
     reasons = on_host(compile_all(model, PRESETS["tiny"]))
     expected = f"One output of an operator must fit the scratchpad ({kind} in 1024 vectors of 4 bytes)"
     assert expected in reasons.values()

@@ -150,7 +150,7 @@ def test_operator_of_another_domain_without_onnxruntime(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "kind", [TensorProto.STRING, TensorProto.BFLOAT16, TensorProto.INT4, TensorProto.FLOAT8E5M2]
 )
-def test_input_of_any_type_that_nobody_reads(kind: int) -> None:
+def test_unread_input_may_have_any_type(kind: int) -> None:
     model = qdq_models.random_conv(np.random.default_rng(0))
     model.graph.input.append(helper.make_tensor_value_info("unused", kind, (3,)))
     graph = import_model(model)
@@ -318,12 +318,12 @@ def compare_shapes(seeds: range) -> int:
     return wrong
 
 
-def test_shapes_are_those_of_results() -> None:
+def test_shapes_equal_those_of_results() -> None:
     assert compare_shapes(range(60)) > 8
 
 
 @pytest.mark.long
-def test_shapes_are_those_of_results_for_long() -> None:
+def test_shapes_equal_those_of_results_for_long() -> None:
     assert compare_shapes(range(1000, 4000)) > 400
 
 

@@ -225,7 +225,7 @@ def test_chains_of_private_values_are_one_table() -> None:
     one_table(chain.ended(chain.apply("Relu", value)), chain.feeds)
 
 
-def test_plain_requantisation_stays_what_it_was() -> None:
+def test_plain_requantisation_stays() -> None:
     for op, given in (("Relu", ()), ("Clip", (-1.0, 2.0)), ("Mul", (0.7,)), ("Identity", ())):
         chain = Chain()
         model = chain.ended(chain.apply(op, chain.value, *given), 0.07)
@@ -292,7 +292,7 @@ def test_scales_by_channel_are_no_function() -> None:
     assert not device_ops(graph)
 
 
-def test_an_operand_that_makes_the_value_larger_is_none() -> None:
+def test_operand_that_enlarges_the_value_is_no_scalar() -> None:
     chain = Chain(shape=(256,))
     wide = chain.node("Reshape", [chain.value, chain.constant(np.array([256, 1], np.int64))])
     value = chain.apply("Max", chain.value, wide)
@@ -405,8 +405,8 @@ def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.abs(value.astype(int) - expected[name]).max() <= 1
 
 
-def test_what_a_choice_inherits() -> None:
-    """An entry is undefined if its condition is, or the one of both values that is chosen; the other one may be."""
+def test_where_inherits_undefined_values() -> None:
+    """An entry is undefined if its condition or its selected value is."""
     flags = np.array(list(itertools.product([False, True], repeat=4)))
     unknown, chosen, yes, no = flags.T
     given = tuple(

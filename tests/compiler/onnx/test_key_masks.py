@@ -175,7 +175,7 @@ def test_other_addends_are_no_masks(options: dict[str, Any]) -> None:
     assert not any(isinstance(op, Attention) for op in device_ops(import_model(case.model)))
 
 
-def test_masks_by_query_are_none() -> None:
+def test_masks_by_query_are_not_key_masks() -> None:
     """Of (images, 1, queries, keys)."""
     rng = np.random.default_rng(0)
     case = masked(rng, Sizes(1, 2, 2, 5, 5, 4, 4))

@@ -100,7 +100,7 @@ def open_lstm(
 
 
 @pytest.mark.parametrize("steps", [12, 16, 17, 40, 100])
-def test_cells_reach_what_onnx_runtime_has(steps: int) -> None:
+def test_cells_agree_with_onnx_runtime_at_the_clamp(steps: int) -> None:
     """One for each step, up and down: on both sides of 16, and of what the next scale holds."""
     rng = np.random.default_rng(steps)
     net = open_lstm(rng, steps, reach=float(steps), result=2)
@@ -124,7 +124,7 @@ def reason(net: Net) -> str:
     return next(why for name, _, _, why in weft.check(net.model(), CONFIG) if name == "cell")
 
 
-def test_cells_that_nobody_bounds_are_refused() -> None:
+def test_unbounded_cells_are_refused() -> None:
     """Steps alone may exceed 16 bits; forget gates that never open fully, or a calibration, bound cells."""
     rng = np.random.default_rng(0)
     most, steps = int(MOST_CELL), 20

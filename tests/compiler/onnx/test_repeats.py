@@ -94,7 +94,7 @@ def test_compiled(op: str, preset: str) -> None:
         ("Mul", ((2, 3, 2, 3, 2, 5), (2, 1, 2, 1, 2, 5)), "broadcast along too many axes"),
     ],
 )
-def test_what_the_device_does_not_repeat(op: str, shapes: tuple[Shape, Shape], reason: str) -> None:
+def test_repeats_that_the_device_lacks(op: str, shapes: tuple[Shape, Shape], reason: str) -> None:
     model, scale = model_of(np.random.default_rng(0), op, shapes)
     actual = " ".join(on_host(import_model(model, config=Config(kernel=0))).values())
     assert reason in actual

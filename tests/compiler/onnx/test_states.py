@@ -120,7 +120,7 @@ def test_where_states_are(make: object) -> None:
     same_as_given_back(model, graph, states)
 
 
-def test_a_value_that_two_states_become_is_in_both() -> None:
+def test_value_of_two_states_is_stored_in_both() -> None:
     builder = Builder(np.random.default_rng(6))
     x, first, second = (builder.input((2, 6)) for _ in range(3))
     total = builder.add(builder.add(x, first), second)
@@ -176,7 +176,7 @@ def kinds_of_state_inputs(graph: Graph) -> set[str]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_as_if_the_user_gave_it_back(name: str) -> None:
+def test_states_equal_outputs_passed_back(name: str) -> None:
     """Results are equal byte by byte, and at most a step from ONNX Runtime with equal states."""
     model, rng = MODELS[name], np.random.default_rng(5)
     x, before = ends(model)
@@ -234,7 +234,7 @@ def test_states_that_are_not_quantised_are_the_hosts(dtype: int) -> None:
     assert states["h"].dtype == helper.tensor_dtype_to_np_dtype(dtype)
 
 
-def test_an_input_and_an_output_of_which_one_is_the_other() -> None:
+def test_exchanged_states() -> None:
     """Two states that change places in every run."""
     builder = Builder(np.random.default_rng(0))
     x = builder.input((2, 3))
@@ -268,7 +268,7 @@ def test_names_that_are_refused(states: dict[str, str], message: str) -> None:
     assert str(caught.value) == message
 
 
-def test_types_that_only_inference_tells() -> None:
+def test_types_known_by_inference_only() -> None:
     model = plain_model(shape=(4, 1))
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")

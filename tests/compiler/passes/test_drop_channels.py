@@ -125,7 +125,7 @@ def test_constants_because_of_a_clamp() -> None:
     assert channels_of(drop(segment_of(barely, conv("b", first.dst, 6, kind="output"))))["a"] == 12
 
 
-def test_channels_nobody_reads() -> None:
+def test_unread_channels_are_dropped() -> None:
     first = conv("a", X, 12)
     second = conv("b", first.dst, 6, 3, kind="output")
     weight = second.weight.copy()
@@ -144,7 +144,7 @@ def test_chains_of_operators_on_each_channel() -> None:
     assert channels_of(result) == {"a": 4, "b": 4, "c": 4, "d": 4, "e": 5}
 
 
-def test_sums_need_what_either_operand_needs() -> None:
+def test_sums_keep_channels_of_either_operand() -> None:
     one, two = without(conv("a", X, 12), range(9)), without(conv("b", X, 12), range(4, 12))
     total = Add("c", one.dst, two.dst, whole("c", one.dst.shape, "temp"), 0.7, 0.6, -9, -9, -9)
     result = same(segment_of(one, two, total, conv("d", total.dst, 5, kind="output")))
@@ -239,7 +239,7 @@ def test_on_the_device(name: str) -> None:
     assert cases
 
 
-def test_sums_that_wrap_are_anything() -> None:
+def test_wrapping_sums_have_the_full_range() -> None:
     """In 32 bits the least sum turns large, and the greatest turns negative."""
     op = conv("a", X, 12)
     op = op.replace(bias=np.full(12, (1 << 31) - 1000, np.int32))
@@ -252,7 +252,7 @@ def test_sums_that_wrap_are_anything() -> None:
     assert (ranges.high == 127).all()
 
 
-def test_ranges_hold_what_is_computed() -> None:
+def test_ranges_contain_all_results() -> None:
     known = constant = 0
     for seed in range(200):
         rng = np.random.default_rng([seed, 7])

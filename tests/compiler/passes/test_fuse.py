@@ -256,7 +256,7 @@ def test_a_clamp_needs_no_table() -> None:
     assert (op.lookup, op.low, op.high, op.name) == (None, -3, 9, "first+clamp")
 
 
-def test_a_clamp_behind_a_table_is_part_of_it() -> None:
+def test_clamp_after_a_table_is_fused() -> None:
     first = FIRST.replace(lookup=np.roll(BYTES, 100))
     (op,) = fuse_lookup(segment_of(first, Rescale("clamp", MIDDLE, RESULT, low=-3, high=9)), EAGER).ops
     assert op.lookup is not None

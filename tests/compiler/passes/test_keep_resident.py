@@ -183,7 +183,7 @@ def residual_blocks() -> tuple[Conv, ...]:
     return *ops, conv("y", ops[-1].dst, 10, kind="output")
 
 
-def test_what_is_added_later_stays_as_well() -> None:
+def test_late_addends_stay_on_chip() -> None:
     ops = residual_blocks()
     assert set(resident(ops)) == {"c", "inner0", "sum0", "inner1", "sum1"}
     program = compile_segment(DeviceSegment("s", ops), DEFAULT)
@@ -196,7 +196,7 @@ def test_what_is_added_later_stays_as_well() -> None:
 
 
 @pytest.mark.parametrize(("config", "bandwidth"), [(DEFAULT, None), (BOARDS["ulx3s-85f"].config, 1.0)])
-def test_nothing_lies_on_anything_else(config: Config, bandwidth: float | None) -> None:
+def test_resident_results_do_not_overlap(config: Config, bandwidth: float | None) -> None:
     ops = residual_blocks()
     actual = keep_resident(DeviceSegment("s", ops), Planner(Target(config, bandwidth)))
     assert len(actual.resident) == 5
@@ -217,7 +217,7 @@ def test_few_banks_are_shared() -> None:
     assert len({at // unit(config) for at in actual.resident.values()}) == 2
 
 
-def test_array_and_vector_unit_meet_where_that_is_no_slower() -> None:
+def test_array_and_vector_unit_share_a_bank_if_not_slower() -> None:
     """A cycle for each vector of a result in the bank of what it is made of."""
     config = BOARDS["ulx3s-85f"].config
     ops = (
@@ -280,7 +280,7 @@ def test_vector_unit_uses_resident_results(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ulx3s-85f", "default", "tiny"])
-def test_every_place_is_right(name: str) -> None:
+def test_every_placement_computes_right_results(name: str) -> None:
     config, shared = (PRESETS | {"ulx3s-85f": BOARDS["ulx3s-85f"].config})[name], 0
     planner = Planner(Target(config))
     for seed in range(16):
@@ -341,7 +341,7 @@ def test_two_convolutions_read_one_result() -> None:
     compare_outputs(program, ops, DEFAULT)
 
 
-def test_every_second_pixel_of_what_is_held() -> None:
+def test_every_second_pixel_of_a_resident_result() -> None:
     first = conv("a", whole("x", (1, 10, 14, 64), "input"), 96)
     ops = (first, conv("y", first.dst, 32, kind="output", stride=2))
     program = compile_segment(DeviceSegment("s", ops), DEFAULT)
@@ -418,7 +418,7 @@ def test_results_that_cannot_stay_on_chip(case: str) -> None:
     compare_outputs(compile_segment(DeviceSegment("s", ops), DEFAULT), ops, DEFAULT)
 
 
-def test_weights_that_would_come_more_often_are_a_reason_not_to() -> None:
+def test_repeated_weights_prevent_residency() -> None:
     """Beside a result that stays there may be too little room for weights to stay."""
     first = conv("a", whole("x", (1, 14, 14, 1024), "input"), 256)
     ops = (first, conv("y", first.dst, 256, 3, "output"))
@@ -428,7 +428,7 @@ def test_weights_that_would_come_more_often_are_a_reason_not_to() -> None:
 
 
 def test_strides_that_no_field_holds() -> None:
-    """In a scratchpad with all addresses that there are, rows may be farther apart than a stride can say."""
+    """In the largest scratchpad, rows may be farther apart than the stride field holds."""
     config = dataclasses.replace(DEFAULT, scratchpad_depth=8192)
     first = conv("a", whole("x", (1, 8, 5000, 16), "input"), 16)
     weight = np.ones((16, 2, 1, 16), np.int16)

@@ -67,13 +67,13 @@ def test_a_pool_moves_to_the_convolution_of_another_branch() -> None:
 
 
 @pytest.mark.parametrize("bandwidth", [1, 4])
-def test_not_slower_behind_slow_memories(bandwidth: int) -> None:
+def test_not_slower_with_slow_memories(bandwidth: int) -> None:
     segment = inception()
     assert cycles(segment, bandwidth, beside=True) <= 1.01 * cycles(segment, bandwidth, beside=False)
 
 
-def test_a_convolution_moves_to_what_depends_on_the_one_before() -> None:
-    """A requantisation needs the small convolution, and is beside the large one, which was ahead of that."""
+def test_convolution_moves_next_to_a_reader_of_the_previous_one() -> None:
+    """A requantisation of the small convolution runs beside the large one, which came first."""
     x = whole("x", (1, 56, 56, 64), "input")
     window = Window((3, 3), pad=(1, 1, 1, 1))
     few = whole("few", (1, 56, 56, 16), "input")
@@ -98,7 +98,7 @@ def test_nothing_moves_where_units_take_turns_or_convolutions_are_small() -> Non
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_depends_stays_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dependent_operators_stay_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SHARE", -1e9)
     rng, moved = np.random.default_rng(seed), 0
     for case in range(25):

@@ -211,7 +211,7 @@ def test_only_if_it_takes_no_longer() -> None:
     assert len(read_views(before, Dear(Target(TINY))).ops) == 2
 
 
-def test_what_is_written_around_a_copy_stays() -> None:
+def test_other_writers_of_a_copied_buffer_stay() -> None:
     both = Buffer("copy", (1, 4, 3, 10))
     halves = View(both, X.shape), View(both, X.shape, c=5)
     before = segment_of(

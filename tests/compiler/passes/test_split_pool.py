@@ -55,9 +55,7 @@ def test_many_outputs_are_sums() -> None:
 @pytest.mark.parametrize(
     ("kernel", "stride", "parts"), [(3, 1, 2), (5, 1, 2), (3, 2, 1), (2, 2, 1), (2, 1, 1)]
 )
-def test_maxima_of_windows_that_overlap_are_of_one_axis_after_the_other(
-    kernel: int, stride: int, parts: int
-) -> None:
+def test_overlapping_maxima_take_one_axis_at_a_time(kernel: int, stride: int, parts: int) -> None:
     """One axis at a time reads 6 elements instead of 9, and 10 instead of 25; with stride 2, 9 instead of 9."""
     op = pool("max", (27, 27), Window((kernel, kernel), (stride, stride), pad=(1, 1, 1, 1)), 64)
     assert len(split(op, PRESETS["default"])) == parts

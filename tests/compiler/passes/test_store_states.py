@@ -42,7 +42,7 @@ def copies(segment: DeviceSegment) -> list[str]:
     return [op.name for op in segment.ops if op.name.endswith(":kept")]
 
 
-def test_in_place_where_the_old_value_is_not_read_any_more() -> None:
+def test_state_is_in_place_if_its_old_value_is_dead() -> None:
     """Readers of the new value read it in place, too."""
     result = store(Add("a", X, S, Y, 1.0, 1.0), Rescale("b", X, NEW), Rescale("c", NEW, Y))
     assert not copies(result)
@@ -50,7 +50,7 @@ def test_in_place_where_the_old_value_is_not_read_any_more() -> None:
     assert result.ops[2].sources[0].buffer == S.buffer
 
 
-def test_a_copy_where_what_writes_it_or_comes_later_reads_the_old_value() -> None:
+def test_state_is_copied_if_its_old_value_is_read_later() -> None:
     assert copies(store(Add("a", X, S, NEW, 1.0, 1.0))) == ["s:kept"]
     assert copies(store(Rescale("b", X, NEW), Add("a", X, S, Y, 1.0, 1.0))) == ["s:kept"]
     result = store(Rescale("b", X, NEW), Add("a", X, S, Y, 1.0, 1.0))
@@ -90,7 +90,7 @@ def test_one_value_that_two_states_become() -> None:
     assert copies(store(*late, s="new", t="new")) == ["s:kept"]
 
 
-def test_parts_written_by_several_operators_are_in_place_behind_all_readers() -> None:
+def test_parts_by_several_writers_are_in_place_after_all_readers() -> None:
     buffer = Buffer("new", (1, 3, 8, 6), "output")
     halves = [View(buffer, SHAPE, x=at) for at in (0, 4)]
     state = View(Buffer("s", buffer.shape, "state"), SHAPE, x=4)
@@ -100,13 +100,13 @@ def test_parts_written_by_several_operators_are_in_place_behind_all_readers() ->
     assert not copies(store(Rescale("a", state, middle), Rescale("c", middle, halves[0]), second))
 
 
-def test_copies_beside_what_stays_on_chip_have_the_whole_scratchpad() -> None:
+def test_copies_beside_resident_results_use_the_whole_scratchpad() -> None:
     ops = (Add("a", X, S, NEW, 1.0, 1.0),)
     segment = DeviceSegment("device0", ops, regions=((3, 5),), states={"s": "new"})
     assert store_states(segment, Planner(Target(TINY))).regions == ((3, 5), (0, TINY.scratchpad_size))
 
 
-def test_segments_say_what_states_become() -> None:
+def test_segments_list_next_states() -> None:
     text = dump_segment(DeviceSegment("d", (Add("a", X, S, NEW, 1.0, 1.0),), states={"s": "new"}))
     assert "  s becomes new at the end\n" in text
 

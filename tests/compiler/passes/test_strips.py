@@ -111,7 +111,7 @@ def test_rows_that_two_strips_need_are_computed_twice() -> None:
     assert (y0.dst.y, y1.dst.y) == (0, 4)
 
 
-def test_a_strip_of_padding_alone_is_none() -> None:
+def test_strip_of_padding_alone_is_refused() -> None:
     op = convolution(whole("x", (1, 2, 2, 4), "input"), 4, Window((1, 1), pad=(2, 0, 0, 0)), name="a")
     assert in_strips((op,), 1) is None
     assert in_strips((op,), 3) is not None

@@ -73,7 +73,7 @@ def beside(chosen: list[ConvPlan], config: Config) -> int:
 
 
 @pytest.mark.parametrize("name", ["small", "default", "ulx3s-85f"])
-def test_random_convolutions_behind_slow_memories(name: str) -> None:
+def test_random_convolutions_with_slow_memories(name: str) -> None:
     config, actual = BOARDS[name].config if name in BOARDS else PRESETS[name], 0
     for seed in range(10):
         rng = np.random.default_rng([seed, config.n])

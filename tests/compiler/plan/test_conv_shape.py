@@ -33,7 +33,7 @@ def test_pooling_reads_all_of_its_window(kernel: tuple[int, int]) -> None:
     assert shape_of(op).vector_reads(7) == 7 * kernel[0] * kernel[1] * DEFAULT.groups
 
 
-def test_epilogues_read_what_they_take() -> None:
+def test_epilogues_read_their_operands() -> None:
     """A second operand takes a cycle more to come."""
     op, groups = square(), DEFAULT.groups
     middle, other = whole("m", op.dst.shape, "temp"), whole("r", op.dst.shape, "input")

@@ -94,7 +94,7 @@ def test_fewer_sets_where_little_is_left(region: tuple[int, int], slots: int) ->
     assert (0 if actual is None else actual.slots) == slots
 
 
-def test_cycles_are_those_of_the_slower_unit() -> None:
+def test_cycles_equal_the_slower_unit() -> None:
     op = Rescale("r", whole("x", (1, 8, 8, 16), "input"), whole("y", (1, 8, 8, 16), "output"))
     table = op.replace(lookup=np.zeros(LOOKUP_ENTRIES, np.int8))
     fast, slow = Target(DEFAULT), Target(DEFAULT, 2.0)

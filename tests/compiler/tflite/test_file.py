@@ -214,7 +214,7 @@ def test_tensors_that_share_much() -> None:
     )
 
 
-def test_what_is_read_is_counted() -> None:
+def test_bytes_read_are_counted() -> None:
     """Tables have an offset of 4 bytes each, arrays their bytes."""
     for read, size in ((lambda parser, count: parser._range(count), 4),
                        (lambda parser, count: parser._array(np.zeros(count, np.int16)), 2)):  # fmt: skip

@@ -65,7 +65,7 @@ def test_an_operator_is_within_a_step_of_litert(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_operator_behind_one_that_has_channels_first(name: str) -> None:
+def test_operator_after_channels_first(name: str) -> None:
     if name in NOT_IN_LITERT["int8"]:
         return
     for seed in range(SEEDS):
@@ -179,7 +179,7 @@ def test_operators_in_float(name: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("same", ["scale", "zero"])
-def test_what_is_joined_may_have_scales_of_its_own(seed: int, same: str) -> None:
+def test_concat_inputs_may_have_their_own_scales(seed: int, same: str) -> None:
     """LiteRT requantises uint8 inputs."""
     case = Case(np.random.default_rng(seed), "uint8")
     shape = case.shape()
@@ -195,7 +195,7 @@ def test_what_is_joined_may_have_scales_of_its_own(seed: int, same: str) -> None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
-def test_casts_are_of_what_is_stored(dtype: str) -> None:
+def test_casts_use_stored_integers(dtype: str) -> None:
     model = Model()
     source, result = model.tensor((2, 3), "int8", 0.1, 5), model.tensor((2, 3), dtype)
     model.operator(

@@ -56,7 +56,7 @@ def test_against_litert(case: Svdf) -> None:
     check(case)
 
 
-def test_relu_is_computed_whatever_the_zero_point() -> None:
+def test_relu_with_any_zero_point() -> None:
     check(Svdf(10, units=20, above=100))
 
 
@@ -76,7 +76,7 @@ def test_memory_of_one_step_keeps_nothing_that_is_read() -> None:
     assert {item.buffer.kind for item in (*graph.to_device, *graph.from_device)} == {"input", "output"}
 
 
-def test_results_that_no_16_bits_hold_are_computed_on_the_host() -> None:
+def test_results_beyond_16_bits_run_on_the_host() -> None:
     """The lower bytes of weights alone exceed 8000 steps."""
     graph = import_model(Svdf(0, spread=1e-4).build(), config=CONFIG)
     assert "svdf_0.product" in on_host(graph)

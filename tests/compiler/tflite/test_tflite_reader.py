@@ -54,7 +54,7 @@ def operators(network: Network) -> Counter[str]:
     return Counter(node.operator for node in network.nodes)
 
 
-def test_names_types_and_shapes_are_those_of_the_file() -> None:
+def test_names_types_and_shapes_equal_the_file() -> None:
     graph = import_model(tflite_networks.convolutions())
     assert graph.inputs == {"input0": ("int8", (1, 9, 8, 3))}
     assert graph.outputs == {"output0": ("int8", (1, 4))}
@@ -76,7 +76,7 @@ def test_images_are_transposed_where_they_come_in_and_where_rows_are_needed() ->
     assert names == ["input0.transpose", "average_pool_2d_5.transpose"]
 
 
-def test_transposes_behind_each_other_are_one() -> None:
+def test_consecutive_transposes_are_merged() -> None:
     """A Transpose of images with channels first, behind which there is a convolution."""
     case = Case(np.random.default_rng(1))
     case.image = lambda: (1, 6, 5, 3)  # type: ignore[method-assign]
@@ -166,7 +166,7 @@ def test_biases_of_all_kinds_without_a_scale(kind: str) -> None:
     assert compared > 2
 
 
-def test_a_shape_that_is_computed_is_known() -> None:
+def test_computed_shape_is_folded() -> None:
     """Keras writes Flatten for open batches like this."""
     net = tflite_networks.Network(np.random.default_rng(1))
     value, model = net.conv(net.input((1, 4, 4, 3)), 4), net.model

@@ -142,7 +142,7 @@ def test_a_handle_that_comes_too_late() -> None:
     assert "reads tensor 2 ('handle'), which no earlier operator writes" in fails(small.written())
 
 
-def test_a_start_behind_the_use() -> None:
+def test_initialisation_after_use_is_refused() -> None:
     small = Small().with_handle()
     small.m.operator("ASSIGN_VARIABLE", [small.handle, small.x], [], "AssignVariable")
     small.m.operator("READ_VARIABLE", [small.handle], [small.y], "ReadVariable")
@@ -181,7 +181,7 @@ def variable(**changes: object) -> tuple[Model, int, int, int]:
     return m, x, y, m.tensor((1, 4), scale=0.1, name="v", IsVariable=True, **changes)  # type: ignore[arg-type]
 
 
-def test_variables_that_operators_read_or_make_which_keep_none() -> None:
+def test_variables_of_stateless_operators_are_refused() -> None:
     m, x, y, v = variable()
     m.operator("ADD", [x, v], [y], "Add")
     message = "reads or writes tensor 2 ('v'), a variable; only UNIDIRECTIONAL_SEQUENCE_LSTM, SVDF may"

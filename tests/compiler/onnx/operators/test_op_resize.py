@@ -84,7 +84,7 @@ def test_random(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["linear", "nearest"])
 @pytest.mark.parametrize("factors", [(0.6, 0.6), (1.5, 1.5), (2.7, 1.0)])
-def test_corners_are_those_of_the_result(factors: tuple[float, float], mode: str) -> None:
+def test_corners_use_the_size_of_the_result(factors: tuple[float, float], mode: str) -> None:
     """The last element of the result, whose size is rounded down, is that of the input."""
     rng = np.random.default_rng(5)
     built = Builder(rng)
