@@ -1,4 +1,4 @@
-"""The commands for boards: tables, files, exit codes, messages. What they call is tested in tests/boards."""
+"""Board commands: tables, files, exit codes and messages; tests/boards tests the functions that they call."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ REPORT: dict[str, Any] = {
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         main.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 def files() -> set[str]:
@@ -59,7 +59,7 @@ def files() -> set[str]:
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """An empty folder, and a build that only writes its files and remembers how it was called."""
+    """Empty working folder, and a build that writes its files and records its arguments."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path.parent / "cache"))
     calls: list[dict[str, Any]] = []
@@ -81,7 +81,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     return calls
 
 
-def test_boards_are_listed_with_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_boards_lists_resources_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("boards") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:-2]] == list(BOARDS)
@@ -97,7 +97,7 @@ def test_boards_are_listed_with_what_fits(capsys: pytest.CaptureFixture[str]) ->
     assert "huge" not in "\n".join(lines)
 
 
-def test_build_leaves_bitstream_report_and_floorplan(
+def test_build_writes_bitstream_report_and_floorplan(
     calls: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("build", "--board", "icebreaker") == 0
@@ -118,7 +118,7 @@ def test_build_leaves_bitstream_report_and_floorplan(
     )
 
 
-def test_build_takes_the_boards_own_seed(calls: list[dict[str, Any]]) -> None:
+def test_build_uses_the_seed_of_the_board(calls: list[dict[str, Any]]) -> None:
     own = BOARDS["ulx3s-85f"].seed
     assert own != 1
     assert call("build", "--board", "ulx3s-85f") == 0
@@ -126,7 +126,7 @@ def test_build_takes_the_boards_own_seed(calls: list[dict[str, Any]]) -> None:
     assert [given["seed"] for given in calls] == [own, 1]
 
 
-def test_build_passes_its_options_on(calls: list[dict[str, Any]]) -> None:
+def test_build_passes_options_to_the_tools(calls: list[dict[str, Any]]) -> None:
     arguments = ["--config", "small", "--seed", "7", "--clock", "30", "--allow-timing-fail", "-o", "out"]
     assert call("build", "--board", "icebreaker", *arguments) == 0
     given = calls[0]
@@ -139,7 +139,7 @@ def test_build_passes_its_options_on(calls: list[dict[str, Any]]) -> None:
     assert Path("out/weft.bin").read_text() == "bits"
 
 
-def test_a_slow_design_is_exit_code_1_and_leaves_nothing(
+def test_design_that_misses_timing_exits_with_1_and_writes_nothing(
     calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def slow(*given: Any, **options: Any) -> None:
@@ -173,7 +173,7 @@ def test_a_slow_design_is_exit_code_1_and_leaves_nothing(
     ],
     ids=lambda value: "-".join(value)[:40],
 )  # fmt: skip
-def test_bad_input_is_one_sentence_and_exit_code_2(
+def test_bad_input_prints_one_sentence_and_exits_with_2(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -190,7 +190,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert message in errors[0]
 
 
-def test_flash_shows_its_command(
+def test_flash_prints_the_programmer_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The command line against a stand-in for the Python API: exit codes, messages, files."""
+"""Command line against a stand-in for the Python API: exit codes, messages and files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FakeDevice:
 
 @dataclass
 class Program:
-    """Doubles its input. `corrupt` flips a bit of what the RTL leaves in memory; `fails` is raised by running."""
+    """Doubles its input. `corrupt` flips a bit in the RTL's memory; `run` raises `fails`."""
 
     inputs: dict[str, tuple[str, tuple[int, ...]]] = field(
         default_factory=lambda: {"image": ("float32", (1, 2))}
@@ -135,9 +135,9 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 def files() -> set[str]:
@@ -155,7 +155,7 @@ def test_compile_writes_the_program_and_names_host_nodes(
     assert program.compiled == [{"plain_inputs": False, "shapes": {}, "states": {}, "memory": None}]
 
 
-def test_compile_takes_inputs_as_they_are(program: Program) -> None:
+def test_plain_inputs_option_reaches_the_compiler(program: Program) -> None:
     assert call("compile", "model.onnx", "-o", "out", "--plain-inputs") == 0
     assert program.compiled == [{"plain_inputs": True, "shapes": {}, "states": {}, "memory": None}]
 
@@ -173,48 +173,48 @@ def test_compile_takes_inputs_as_they_are(program: Program) -> None:
 def test_compile_plans_for_a_memory(
     program: Program, config: str, memory: str | None, planned: float | None
 ) -> None:
-    said = [] if memory is None else ["--memory", memory]
-    assert call("compile", "model.onnx", "-o", "out", "--config", config, *said) == 0
+    arguments = [] if memory is None else ["--memory", memory]
+    assert call("compile", "model.onnx", "-o", "out", "--config", config, *arguments) == 0
     assert program.compiled[-1]["memory"] == planned
 
 
 @pytest.mark.parametrize("memory", ["0", "-1", "nan", "inf", "1000001.0", "", "fast", "tiny", "2 bytes"])
-def test_memories_that_do_not_exist(
-    program: Program, capsys: pytest.CaptureFixture[str], memory: str
-) -> None:
+def test_unknown_memory_is_refused(program: Program, capsys: pytest.CaptureFixture[str], memory: str) -> None:
     before = files()
     assert call("compile", "model.onnx", "-o", "out", "--memory", memory) == 2
     assert files() == before
-    said = capsys.readouterr().err
-    assert said.startswith("error: 'memory'")
-    assert memory in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: 'memory'")
+    assert memory in message
+    assert message.count("\n") == 1
     assert not program.compiled
 
 
 @pytest.mark.parametrize(
     ("bandwidth", "behind"), [("2", "2"), ("15.5", "15.5"), ("16", ""), ("64", ""), (None, "")]
 )
-def test_run_tells_of_a_plan_for_another_memory(
+def test_run_warns_of_a_plan_for_another_memory(
     program: Program, capsys: pytest.CaptureFixture[str], bandwidth: str | None, behind: str
 ) -> None:
-    said = [] if bandwidth is None else ["--bandwidth", bandwidth]
-    assert call("run", "built", "--input", "in.npz", "--on", "rtl", *said) == 0
-    told = capsys.readouterr().out
-    assert ("is planned for" in told) == bool(behind)
+    arguments = [] if bandwidth is None else ["--bandwidth", bandwidth]
+    assert call("run", "built", "--input", "in.npz", "--on", "rtl", *arguments) == 0
+    printed = capsys.readouterr().out
+    assert ("is planned for" in printed) == bool(behind)
     assert (
-        f"of 16 bytes a cycle, and ran behind one of {behind}: `weft compile --memory {behind}`" in told
+        f"of 16 bytes a cycle, and ran behind one of {behind}: `weft compile --memory {behind}`" in printed
         or not behind
     )
 
 
-def test_compile_keeps_other_files_of_its_folder(program: Program) -> None:
+def test_compile_keeps_other_files_in_the_folder(program: Program) -> None:
     Path("built/notes.txt").write_text("mine")
     assert call("compile", "model.onnx", "-o", "built") == 0
     assert {"built/notes.txt", "built/program.bin"} <= files()
 
 
-def test_run_on_rtl_compares_reports_and_stores(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_on_rtl_compares_reports_and_stores_outputs(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["--input", "in.npz", "--output", "out.npz", "--report", "report.json", "--latency", "7"]
     arguments += ["--bandwidth", "2.5", "--stall-seed", "3"]
     assert call("run", "built", "--on", "rtl", *arguments) == 0
@@ -245,13 +245,15 @@ def test_run_on_golden_has_no_cycles(program: Program, capsys: pytest.CaptureFix
     assert [made["on"] for made in program.calls] == ["golden"]
 
 
-def test_different_bytes_are_exit_code_1(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mismatch_exits_with_1(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     program.corrupt = True
     assert call("run", "built", "--on", "rtl", "--input", "in.npz") == 1
     assert "mismatching bytes: 1\n" in capsys.readouterr().out
 
 
-def test_check_shows_every_node_with_its_reason(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_every_node_with_its_reason(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call("check", "model.onnx") == 0
     text = capsys.readouterr().out
     assert re.search(r"top +TopK +host +the device has no TopK", text)
@@ -271,7 +273,7 @@ def test_verilog_writes_text_and_description(program: Program) -> None:
     assert Path("core.v").read_text().startswith("module edge_top;")
 
 
-def test_dis_prints_the_program(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dis_prints_instructions(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("dis", "built") == 0
     assert capsys.readouterr().out == "END\n"
 
@@ -319,7 +321,7 @@ BAD: list[tuple[list[str], str]] = [
 @pytest.mark.parametrize(
     ("arguments", "message"), BAD, ids=lambda value: "-".join(value)[:40].replace("/", ".")
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(
+def test_bad_input_prints_one_sentence_and_exits_with_2(
     program: Program, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     np.save("plain.npy", np.zeros(2))
@@ -350,7 +352,7 @@ def test_input_from_an_array_an_image_and_stdin(program: Program, monkeypatch: p
             assert np.array_equal(stored["logits"], 2 * expected)
 
 
-def test_outputs_that_no_file_can_hold_are_refused_before_the_run(
+def test_unstorable_outputs_are_refused_before_the_run(
     program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program.outputs["x" * 70_000] = ("float32", (1,))
@@ -372,30 +374,30 @@ MISUSES = {
 
 
 @pytest.mark.parametrize("line", MISUSES)
-def test_usage_errors_are_a_sentence(line: str, program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_error_prints_one_sentence(
+    line: str, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call("run", *line.split()) == 2
-    said = re.sub(r"`.* run -h`", "`... run -h`", capsys.readouterr().err)
-    assert said == f"error: {MISUSES[line]}\n"
+    message = re.sub(r"`.* run -h`", "`... run -h`", capsys.readouterr().err)
+    assert message == f"error: {MISUSES[line]}\n"
 
 
-def test_commands_that_do_not_exist(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_is_refused(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("fly") == 2
     assert capsys.readouterr().err.startswith("error: no such command 'fly'; `")
     assert call() == 2
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert "Usage" in said.out
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "Usage" in captured.out
 
 
 @pytest.mark.parametrize("value", ["0.001", "1000000", "1e6", " 8 "])
-def test_numbers_at_their_limits(value: str, program: Program) -> None:
+def test_numbers_at_limits_are_accepted(value: str, program: Program) -> None:
     assert call("run", "built", "--input", "in.npz", "--on", "rtl", "--bandwidth", value) == 0
     assert program.calls[-1]["bandwidth"] == float(value)
 
 
-def test_a_model_that_cannot_be_compiled_leaves_nothing(
-    program: Program, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_compile_writes_nothing(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     program.fails = CompileError("node 'conv1': no room")
     before = files()
     assert call("compile", "model.onnx", "-o", "out") == 2
@@ -403,14 +405,14 @@ def test_a_model_that_cannot_be_compiled_leaves_nothing(
     assert files() == before
 
 
-def test_a_device_that_fails_is_exit_code_1(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+def test_device_failure_exits_with_1(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     program.fails = DeviceError("no end after 1000 cycles")
     assert call("run", "built", "--on", "rtl", "--input", "in.npz", "--output", "out.npz") == 1
     assert capsys.readouterr().err.endswith("error: no end after 1000 cycles\n")
     assert not Path("out.npz").exists()
 
 
-def test_a_bug_is_not_dressed_up_as_the_users_mistake(program: Program) -> None:
+def test_internal_error_raises(program: Program) -> None:
     program.fails = ValueError("numpy said so")
     with pytest.raises(ValueError, match="numpy said so"):
         command.main(["run", "built", "--on", "rtl", "--input", "in.npz"])
@@ -423,7 +425,7 @@ def digits(program: Program, monkeypatch: pytest.MonkeyPatch) -> Program:
     return program
 
 
-def test_demo_stores_what_it_made_and_agrees(digits: Program, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_stores_its_files_and_agrees(digits: Program, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("demo", "--config", "small", "--images", "3", "--keep", "kept") == 0
     text = capsys.readouterr().out
     assert "mismatching bytes: 0" in text
@@ -438,21 +440,19 @@ def test_demo_stores_what_it_made_and_agrees(digits: Program, capsys: pytest.Cap
     assert all(device.closed for device in on_rtl)
 
 
-def test_demo_with_a_different_byte_is_exit_code_1(
-    digits: Program, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_demo_with_a_mismatch_exits_with_1(digits: Program, capsys: pytest.CaptureFixture[str]) -> None:
     digits.corrupt = True
     assert call("demo", "--images", "2") == 1
     assert "mismatching bytes: 2" in capsys.readouterr().out
 
 
-def test_demo_stops_the_rtl_when_its_time_is_up(digits: Program, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_stops_the_rtl_at_its_time_limit(digits: Program, capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
     assert Demo("digits", PRESETS["tiny"], Path("kept"), Console()).run(seconds=0.0)
     assert "images on the RTL: 1," in capsys.readouterr().out
 
 
-def test_bytes_that_one_side_lacks_are_mismatches() -> None:
+def test_missing_bytes_count_as_mismatches() -> None:
     assert report.mismatches(b"abcd", b"abX") == 2
     assert report.mismatches(np.array([1, 256], np.int16), np.array([1, 257], np.int16)) == 1

@@ -1,4 +1,4 @@
-"""What is shown: names as they are, whatever they hold and however long; progress; tables."""
+"""Terminal output: names with any characters and of any length, progress, and tables."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def consoles() -> list[Console]:
     return [terminal, Console(file=io.StringIO(), width=1000, markup=True, emoji=True)]
 
 
-def printed(console: Console) -> str:
+def render(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -58,14 +58,14 @@ def layer(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [*MARKUP, *HOSTILE])
-def test_names_are_printed_as_they_are(name: str) -> None:
+def test_names_are_printed_verbatim(name: str) -> None:
     shown = HOSTILE.get(name, name)
     assert shown.isprintable()
     assert printable(name) == shown
     for console in consoles():
         reports.show_assignment([(name, f"<{name}>", "host", f"({name})")], console)
         reports.show_layers(layer("all") | {"layers": [layer(f"<{name}>")]}, console)
-        lines = printed(console).splitlines()
+        lines = render(console).splitlines()
         assert len(lines) == 5
         assert lines[1].split() == f"{shown} <{shown}> host ({shown})".split()
         assert lines[3].startswith(f"<{shown}> ")
@@ -73,7 +73,7 @@ def test_names_are_printed_as_they_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*MARKUP, *HOSTILE])
-def test_progress_shows_names_as_they_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_shows_names_verbatim(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with reports.progress() as progress:
         progress(f"<{name}>")
     assert capsys.readouterr().err == f"<{HOSTILE.get(name, name)}>...\n"
@@ -81,10 +81,10 @@ def test_progress_shows_names_as_they_are(name: str, capsys: pytest.CaptureFixtu
     with reports.progress(terminal) as progress:
         progress(f"<{name}>")
         time.sleep(0.15)
-    assert f"<{HOSTILE.get(name, name)}>..." in printed(terminal)
+    assert f"<{HOSTILE.get(name, name)}>..." in render(terminal)
 
 
-def test_drawings_are_xml_whatever_layers_are_called() -> None:
+def test_drawings_are_valid_xml_for_any_layer_name() -> None:
     for name in (*MARKUP, *HOSTILE):
         layers: tuple[str, ...] = (f"{name}<&>",)
         line = Timeline("device", 0, 10, layers, {track: [] for track in TRACKS}, [], [(0, 0)], {})
@@ -94,24 +94,24 @@ def test_drawings_are_xml_whatever_layers_are_called() -> None:
         assert texts == [f"{HOSTILE.get(name, name)}<&>"]
 
 
-def test_long_names_lose_their_middle_on_a_terminal_only() -> None:
+def test_long_names_are_shortened_on_a_terminal_only() -> None:
     name = "".join(f"/block.{index}" for index in range(28)) + "/Conv_quant"
     terminal, log = consoles()
     for console in (terminal, log):
         reports.show_assignment([(name, "Conv", "device", "")], console)
         reports.show_layers(layer("all") | {"layers": [layer(name)]}, console)
-    assert name not in printed(terminal)
-    for line in (printed(terminal).splitlines()[index] for index in (1, 3)):
+    assert name not in render(terminal)
+    for line in (render(terminal).splitlines()[index] for index in (1, 3)):
         shown = line.split()[0]
         assert len(shown) == 200 // 3
         begin, end = shown.split("…")
         assert name.startswith(begin)
         assert name.endswith(end)
         assert len(begin) >= 30 <= len(end)
-    assert printed(log).count(name) == 2
+    assert render(log).count(name) == 2
 
 
-def test_names_that_nobody_reads(capsys: pytest.CaptureFixture[str]) -> None:
+def test_huge_names_are_shortened_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
     name, (_, log) = "n" * 20_000, consoles()
     reports.show_assignment([(name, name, "host", f"because of {name} and {name}")], log)
     reports.show_layers(layer("all") | {"layers": [layer(name)]}, log)
@@ -120,7 +120,7 @@ def test_names_that_nobody_reads(capsys: pytest.CaptureFixture[str]) -> None:
     with reports.progress() as progress:
         progress(name)
     out, err = capsys.readouterr()
-    lines = [*printed(log).splitlines(), *out.splitlines(), *err.splitlines()]
+    lines = [*render(log).splitlines(), *out.splitlines(), *err.splitlines()]
     assert len(lines) == 5 + 2 + 2
     assert max(map(len, lines)) == 1200
     assert out.startswith(f"output {'n' * 30}…{'n' * 28}: 1\n")
@@ -135,7 +135,7 @@ def test_cut(width: int) -> None:
 
 
 class Clock:
-    """Time that passes when the test says so, and the timers in it."""
+    """Simulated clock with its timers, advanced by the test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -165,7 +165,7 @@ class Clock:
         self.now = until
 
 
-def test_a_log_has_a_line_every_few_seconds(
+def test_log_gets_a_line_every_few_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock(monkeypatch)

@@ -27,46 +27,46 @@ def onnxruntime_runs(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> d
 
 
 def allowance(drawn: Drawn, given: dict[str, np.ndarray], config: Config, op: Attention | None) -> np.ndarray:
-    """How many steps of the output may lie between the device's result and ONNX Runtime's; `op` is what ran fused."""
+    """Allowed difference between device and ONNX Runtime, in steps of the output; `op` is the fused operator."""
     scale = drawn.values.scale / drawn.output.scale
     zero = drawn.values.zero - 128 * drawn.values.unsigned
     logits, values = given[drawn.logits].astype(float), given[drawn.values_float] / drawn.values.scale
     query = given[drawn.query_float] / drawn.query.scale
-    found = np.zeros(drawn.output.shape)
+    actual = np.zeros(drawn.output.shape)
     for index in np.ndindex(*drawn.output.shape[:2]):
         z, v = logits[index], values[index]
         seen = z > z.max(axis=1, keepdims=True) - 11
         device = z if op is None else z + bounds.moved(op, query[index])
         p, off, unit = bounds.powers(device, seen, config, drawn.nats)
         off = np.where(seen, off, np.exp(z - z.max(axis=1, keepdims=True)))
-        found[index] = bounds.means((p, off, unit), v, zero, config) + drawn.weights * np.abs(v).sum(0)
-    return found * scale
+        actual[index] = bounds.means((p, off, unit), v, zero, config) + drawn.weights * np.abs(v).sum(0)
+    return actual * scale
 
 
 def worst(drawn: Drawn, config: Config) -> tuple[list[Attention], float] | None:
-    """What ran fused, and the largest difference from ONNX Runtime as a part of what is allowed."""
-    given = onnxruntime_runs(drawn.outputs(), drawn.feeds)
+    """Return the fused operators, and the largest difference from ONNX Runtime as a share of the allowance."""
+    outputs = onnxruntime_runs(drawn.outputs(), drawn.feeds)
     ops = device_ops(import_model(drawn.model))
     fused = [op for op in ops if isinstance(op, Attention)]
-    reach = np.abs(given[drawn.products]).max() * drawn.factor
+    reach = np.abs(outputs[drawn.products]).max() * drawn.factor
     if fused and fused[0].rounding is None and reach > 0.75 * bounds.SCORE_CLAMP:
         return None
     name = drawn.model.graph.output[0].name
     got = weft.compile(drawn.model, config).run(drawn.feeds).outputs[name] / drawn.output.scale
     low = -drawn.output.zero if drawn.output.unsigned else -128 - drawn.output.zero
-    exact = np.clip(given[drawn.result] / drawn.output.scale, low, low + 255)
-    allowed = allowance(drawn, given, config, fused[0] if fused else None) if ops else 0.01
+    exact = np.clip(outputs[drawn.result] / drawn.output.scale, low, low + 255)
+    allowed = allowance(drawn, outputs, config, fused[0] if fused else None) if ops else 0.01
     return fused, float((np.abs(got - exact) / (allowed + 0.5)).max())
 
 
 def check(name: str, seeds: range) -> None:
-    """Random models on one configuration; most run fused, and some follow a pair that clips."""
+    """Compare random models on one configuration; most are fused, and some follow a pair that clips."""
     fused = []
     for seed in seeds:
-        found = worst(draw(np.random.default_rng(seed)), CONFIGS[name])
-        if found is not None:
-            assert found[1] <= 1, f"seed {seed}: {found[1]:.2f} times what is allowed"
-            fused += found[0]
+        actual = worst(draw(np.random.default_rng(seed)), CONFIGS[name])
+        if actual is not None:
+            assert actual[1] <= 1, f"seed {seed}: {actual[1]:.2f} times what is allowed"
+            fused += actual[0]
     assert len(fused) >= len(seeds) / 3
     assert any(op.rounding is not None for op in fused)
 
@@ -77,12 +77,12 @@ def test_random_models(index: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["icebreaker", "tiny, 7 bits"])
-def test_exponents_are_of_scores_as_the_device_has_them(name: str) -> None:
-    """Some lie beside those of the formula by the zero point of what scores are rounded to: the unit is up to twice."""
-    found = worst(draw(np.random.default_rng(5517)), CONFIGS[name])
-    assert found is not None
-    assert found[0][0].rounding is not None
-    assert found[1] <= 1
+def test_exponents_use_scores_as_rounded_by_the_device(name: str) -> None:
+    """Scores may differ from the formula by their zero point: the unit rounds up to twice."""
+    actual = worst(draw(np.random.default_rng(5517)), CONFIGS[name])
+    assert actual is not None
+    assert actual[0][0].rounding is not None
+    assert actual[1] <= 1
 
 
 @pytest.mark.long

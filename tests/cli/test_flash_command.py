@@ -1,4 +1,4 @@
-"""Writing programs to a board's flash: what the command does, and what it refuses."""
+"""`weft flash`: programs written to a board's flash, and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def call(*arguments: str) -> int:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where tests run: a program for the iCEBreaker is in ``program``, and one for others in ``other``."""
+    """Working folder with a program for the iCEBreaker in ``program``, and one for other boards in ``other``."""
     monkeypatch.chdir(tmp_path)
     weft.compile(digits.model(), ICEBREAKER.config).save("program")
     weft.compile(digits.model(), "ulx3s-12f").save("other")
@@ -90,12 +90,12 @@ def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
     for (board, *rest), message in wrong.items():
         assert call("flash", "--board", board, *rest) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"error: {message}"), said
-        assert said.count("\n") == 1
+        text = capsys.readouterr().err
+        assert text.startswith(f"error: {message}"), text
+        assert text.count("\n") == 1
 
 
-def test_what_has_no_room() -> None:
+def test_program_too_large_for_flash_is_refused() -> None:
     program = weft.load("program")
     (part,) = program.device_programs
     values = Image(part, flash_address=0).memory_bytes
@@ -113,7 +113,7 @@ def test_what_has_no_room() -> None:
         flash_image(program, replace(ICEBREAKER, flash=SpiFlash(size + 63, 64)))
 
 
-def test_programs_that_are_copied_to_memory(
+def test_program_is_copied_from_flash_to_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flash = ("flash", "--board", "ulx3s-12f", "--program", "other")
@@ -141,7 +141,7 @@ def test_programs_that_are_copied_to_memory(
         flash_image(program, board)
 
 
-def test_bitstreams_that_stay(
+def test_bitstream_can_stay_in_flash(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path("x.bit").touch()
@@ -161,7 +161,7 @@ def test_bitstreams_that_stay(
         assert Path("given").read_text().startswith(given)
 
 
-def test_every_board_with_flash_has_a_programmer_for_it() -> None:
+def test_every_board_with_flash_has_a_programmer() -> None:
     from weft.boards.flash.image import IMAGE_PROGRAMMERS, command
 
     having = [board for board in BOARDS.values() if board.flash is not None]
@@ -179,11 +179,11 @@ FITTING = {
     "tang-primer-20k": tuple(tiny_shapes.NETWORKS)[:3],
     "tang-primer-25k": tuple(tiny_shapes.NETWORKS)[:3],
 }
-"""Of the shapes of MLPerf Tiny's networks, those for which boards have memory beside code and weights."""
+"""Networks of MLPerf Tiny for which each board has memory beside code and weights."""
 
 
 @pytest.mark.parametrize("name", FITTING)
-def test_networks_that_small_boards_have_room_for(name: str) -> None:
+def test_networks_that_fit_small_boards(name: str) -> None:
     board = find(name)
     for network, make in tiny_shapes.NETWORKS.items():
         program = weft.compile(make(), name)
@@ -194,8 +194,8 @@ def test_networks_that_small_boards_have_room_for(name: str) -> None:
             flash_image(program, board)
 
 
-def test_sums_behind_convolutions_where_memory_is_short() -> None:
-    """Of the image classifier on the Primer, which has just enough: results are those of a program with room."""
+def test_sums_after_convolutions_in_scarce_memory() -> None:
+    """The image classifier just fits the Primer; results equal those of a program with ample memory."""
     model = tiny_shapes.image_classification()
     tight, plain = (
         weft.compile(model, config) for config in ("tang-primer-20k", find("tang-primer-20k").config)
@@ -203,5 +203,5 @@ def test_sums_behind_convolutions_where_memory_is_short() -> None:
     assert tight.device_programs[0].areas.values_bytes == 32 << 10
     (name, (dtype, shape)), = tight.inputs.items()  # fmt: skip
     inputs = {name: np.random.default_rng(1).integers(-128, 128, shape).astype(dtype)}
-    found, expected = tight.run(inputs).outputs, plain.run(inputs).outputs
-    assert all(np.array_equal(found[key], value) for key, value in expected.items())
+    outputs, expected = tight.run(inputs).outputs, plain.run(inputs).outputs
+    assert all(np.array_equal(outputs[key], value) for key, value in expected.items())

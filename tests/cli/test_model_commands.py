@@ -1,4 +1,4 @@
-"""The commands for models, with real ones: what they say of a model is what they make of it."""
+"""Model commands with real models: reports agree with the programs they describe."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def open_batch() -> None:
-    """The digits, whose number of images is left open."""
+    """The digits network with an open batch dimension."""
     model = onnx.load("digits.onnx")
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "images"
@@ -61,8 +61,8 @@ def test_sizes_of_open_dimensions(capsys: pytest.CaptureFixture[str]) -> None:
     assert weft.load("program").inputs["image"][1][0] == 1
     capsys.readouterr()
     assert call("run", "program", "--input", "digit.npz") == 0
-    told = r"^host: [\d.]+ ms for 2 parts of the model; most of it, [\d.]+ ms, for host\d \((De)?[qQ]uantizeLinear\)$"
-    assert re.search(told, capsys.readouterr().out, re.MULTILINE)
+    line = r"^host: [\d.]+ ms for 2 parts of the model; most of it, [\d.]+ ms, for host\d \((De)?[qQ]uantizeLinear\)$"
+    assert re.search(line, capsys.readouterr().out, re.MULTILINE)
     for wrong in ("images", "images=0", "=1", "images=-1", "images=one"):
         assert call("check", "open.onnx", "--shape", wrong) == 2
         assert f"'{wrong}' is not NAME=SIZE with a whole number above 0" in capsys.readouterr().err.replace(
@@ -75,14 +75,14 @@ def test_sizes_of_open_dimensions(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 @pytest.mark.parametrize("model", ["digits", "attention"])
 @pytest.mark.parametrize("config", ["tiny", "none.json", "icebreaker", "ulx3s-12f"])
-def test_compile_and_check_tell_where_the_program_runs(
+def test_compile_and_check_report_where_nodes_run(
     model: str, config: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("compile", f"{model}.onnx", "-o", "program", "--config", config) == 0
@@ -95,10 +95,10 @@ def test_compile_and_check_tell_where_the_program_runs(
     host = [node for node in program.assignment if node[2] == "host"]
     numbers = (str(len(program.assignment) - len(host)), str(len(program.assignment)))
     for text in (compiled, checked):
-        found = PART.search(text)
-        assert found is not None
-        assert found.groups() == numbers
-    # What the program holds, counted another way: the nodes of its host segments, and the ends of the graph.
+        match = PART.search(text)
+        assert match is not None
+        assert match.groups() == numbers
+    # Count the nodes of host segments and the graph's inputs and outputs independently.
     inside = sum(len(part.nodes) for part in program.segments if hasattr(part, "nodes"))
     assert 0 <= len(host) - inside <= 2 * (len(program.inputs) + len(program.outputs))
     assert len(compiled.splitlines()) == 2 + len(host)
@@ -121,7 +121,7 @@ def test_compile_and_check_tell_where_the_program_runs(
     assert listed["on_device"] == int(numbers[0])
 
 
-def test_compile_tells_of_weights_in_4_bits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compile_reports_4_bit_weights(capsys: pytest.CaptureFixture[str]) -> None:
     model = onnx.load("digits.onnx")
     (weights,) = (item for item in model.graph.initializer if item.name == "classify.weight_quantized")
     values = numpy_helper.to_array(weights)
@@ -134,8 +134,8 @@ def test_compile_tells_of_weights_in_4_bits(capsys: pytest.CaptureFixture[str]) 
         assert (line in capsys.readouterr().out) is told
 
 
-def test_compile_tells_of_channels_that_nothing_depends_on(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 16 filters 6 are zero: on 4 x 4 four channels are left out, and outputs are those of the program with all."""
+def test_compile_reports_dropped_channels(capsys: pytest.CaptureFixture[str]) -> None:
+    """6 of 16 filters are zero. Four channels are dropped on 4 x 4, and outputs equal those of the full program."""
     model = onnx.load("digits.onnx")
     for item in model.graph.initializer:
         if item.name in ("conv1.0.weight_quantized", "conv1.0.weight_bias_quantized"):
@@ -143,10 +143,10 @@ def test_compile_tells_of_channels_that_nothing_depends_on(capsys: pytest.Captur
             values[5:11] = 0
             item.CopyFrom(numpy_helper.from_array(values, item.name))
     onnx.save(model, "fewer.onnx")
-    told = "4 of 186 channels are not computed: nothing depends on them\n"
+    message = "4 of 186 channels are not computed: nothing depends on them\n"
     for name, given in (("digits", False), ("fewer", True)):
         assert call("compile", f"{name}.onnx", "-o", name, "--config", "tiny") == 0
-        assert (told in capsys.readouterr().out) is given
+        assert (message in capsys.readouterr().out) is given
     program, every = (weft.compile("fewer.onnx", "tiny", reuse=reuse) for reuse in (True, False))
     feeds = {
         name: np.random.default_rng(3).normal(0, 1, shape).astype(np.float32)
@@ -157,21 +157,21 @@ def test_compile_tells_of_channels_that_nothing_depends_on(capsys: pytest.Captur
     assert weft.load("fewer").channels_left_out == (0, 0)
 
 
-def test_attention_without_softmax_is_on_the_host() -> None:
+def test_attention_without_softmax_runs_on_the_host() -> None:
     with_softmax, without = (weft.check("attention.onnx", config) for config in ("tiny", "none.json"))
     assert [sum(node[2] == "host" for node in nodes) for nodes in (with_softmax, without)] == [2, 8]
     assert list(weft.compile("attention.onnx", WITHOUT).assignment) == without
 
 
-def test_compile_writes_what_every_pass_made() -> None:
+def test_compile_writes_the_graph_after_every_pass() -> None:
     assert call("compile", "digits.onnx", "-o", "program", "--config", "tiny", "--dump-passes", "passes") == 0
-    found = {path.name: path.read_text() for path in Path("passes").iterdir()}
-    assert sorted(found) == sorted(
+    actual = {path.name: path.read_text() for path in Path("passes").iterdir()}
+    assert sorted(actual) == sorted(
         f"device1-{step:02}-{item.name}.txt" for step, item in enumerate(PIPELINE, start=1)
     )
-    assert "ConvPlan(" in found["device1-15-choose_plans.txt"]
-    assert "ConvPlan(" not in found["device1-13-keep_resident.txt"]
-    assert all(text.startswith("device device1:\n") for text in found.values())
+    assert "ConvPlan(" in actual["device1-15-choose_plans.txt"]
+    assert "ConvPlan(" not in actual["device1-13-keep_resident.txt"]
+    assert all(text.startswith("device device1:\n") for text in actual.values())
 
 
 class Reader(CalibrationDataReader):
@@ -183,8 +183,8 @@ class Reader(CalibrationDataReader):
         return next(self.values, None)
 
 
-def dynamic(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same with scales and zero points of activations from their values."""
+def quantise_dynamically(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Quantise dynamically: scales and zero points of activations come from their values."""
     for node in model.graph.node:
         if node.op_type == "QuantizeLinear":
             node.op_type = "DynamicQuantizeLinear"
@@ -196,8 +196,8 @@ def dynamic(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def quantised(kind: str) -> str:
-    """A convolution and a matrix product, quantised in ways that the device does not compute."""
+def quantise_unsupported(kind: str) -> str:
+    """Quantise a convolution and a matrix product in ways that the device does not compute."""
     rng = np.random.default_rng(0)
     shapes = {"k": (4, 3, 3, 3), "m": (256, 10)}
     weights = [
@@ -219,15 +219,15 @@ def quantised(kind: str) -> str:
     activations = QuantType.QUInt16 if kind == "16 bits" else QuantType.QUInt8
     quantize_static("float.onnx", "model.onnx", Reader(), activation_type=activations)
     if kind == "dynamic":
-        onnx.save(dynamic(onnx.load("model.onnx")), "model.onnx")
+        onnx.save(quantise_dynamically(onnx.load("model.onnx")), "model.onnx")
     np.savez("x.npz", x=np.ones((1, 3, 8, 8), np.float32))
     return "model.onnx"
 
 
 @pytest.mark.filterwarnings("ignore")  # of the quantiser
 @pytest.mark.parametrize("kind", ["dynamic", "16 bits"])
-def test_nothing_on_the_device(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    model = quantised(kind)
+def test_model_entirely_on_the_host_gets_a_warning(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = quantise_unsupported(kind)
     capsys.readouterr()
     for arguments in (["compile", model, "-o", "program"], ["check", model], ["check", model, "--json"]):
         assert call(*arguments, "--config", "small") == 0
@@ -248,12 +248,12 @@ def test_nothing_on_the_device(kind: str, capsys: pytest.CaptureFixture[str]) ->
     program = weft.load("program")
     assert not program.on_device
     assert call("run", "program", "--on", "timing") == 2
-    said = "error: nothing of this program runs on the device"
-    assert capsys.readouterr().err.splitlines()[-1].startswith(said)
+    message = "error: nothing of this program runs on the device"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(message)
     for target in ("rtl", "board --port virtual:icebreaker", "rtl --waves w.vcd"):
         assert call("run", "program", "--input", "x.npz", "--output", "y.npz", "--on", *target.split()) == 2
         out, err = capsys.readouterr()
-        assert err.splitlines()[-1].startswith(said)
+        assert err.splitlines()[-1].startswith(message)
         assert "mismatching" not in out
         assert not Path("y.npz").exists()
     with pytest.raises(
@@ -263,7 +263,7 @@ def test_nothing_on_the_device(kind: str, capsys: pytest.CaptureFixture[str]) ->
     assert call("run", "program", "--input", "x.npz", "--output", "y.npz") == 0
 
 
-def test_a_model_for_the_device_is_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_on_the_device_gets_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("compile", "digits.onnx", "-o", "program", "--config", "tiny") == 0
     assert "warning" not in capsys.readouterr().err
 
@@ -290,7 +290,7 @@ OVERWRITES = [
 ]
 
 
-def test_what_is_read_is_never_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_input_files_are_never_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("compile", "digits.onnx", "-o", "program", "--config", "tiny") == 0
     for name in ("own.json", "weft.json", "program.json"):
         Path(name).write_text(json.dumps({"preset": "tiny"}))
@@ -311,7 +311,9 @@ def test_what_is_read_is_never_overwritten(folder: Path, capsys: pytest.CaptureF
         assert set(folder.rglob("*")) == names, arguments
 
 
-def test_files_that_are_no_files(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_special_files_are_written(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(
         weft, "verilog", lambda config, prefix="": ("module weft;", {"core": "pipelined"}), raising=False
     )
@@ -338,7 +340,7 @@ def test_files_that_are_no_files(monkeypatch: pytest.MonkeyPatch, capfd: pytest.
     assert not Path("/dev/stdout.json").exists()
 
 
-def test_a_prefix_that_is_refused_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_prefix_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = set(folder.rglob("*"))
     assert call("verilog", "--config", "tiny", "--prefix", "2nd", "-o", "core.v") == 2
     error = "error: the prefix '2nd' cannot begin a Verilog identifier: use letters, digits and underscores, with no"
@@ -346,7 +348,7 @@ def test_a_prefix_that_is_refused_writes_nothing(folder: Path, capsys: pytest.Ca
     assert set(folder.rglob("*")) == before
 
 
-def test_lists_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("boards", "--json") == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed["format"] == "weft boards 1"

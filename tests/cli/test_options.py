@@ -1,4 +1,4 @@
-"""Options of the command line that are numbers: each with values of every wrong kind."""
+"""Numeric options of the command line, each with every kind of wrong value."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ LIMITS: dict[str, tuple[float, float | None]] = {
     **{f"{name} --bandwidth": BANDWIDTH for name in ("generate", "perplexity")},
     **{f"{name} --clock": (0.001, 1e5) for name in ("generate", "perplexity")},
 }
-"""Commands with their options, and the least and the most that they take."""
+"""Commands with their options, and the smallest and largest value of each."""
 
 
 class Number(NamedTuple):
-    """An option that is a number: its declaration, and whether it is an int or a float."""
+    """Numeric option: its declaration, and whether it is an int or a float."""
 
     option: Any
     kind: type
 
 
 def numbers() -> dict[str, Number]:
-    """Every option that is a number, by its command and name."""
-    found = {}
+    """Return every numeric option by command and name."""
+    result = {}
     for registered in main.app.registered_commands:
         assert registered.callback is not None
         name = registered.name or registered.callback.__name__
@@ -95,66 +95,65 @@ def numbers() -> dict[str, Number]:
                     declared[0].default,
                     *declared[0].param_decls,
                 )  # typer takes the first name for a default
-                found[f"{name} {names[0]}"] = Number(declared[0], kind)
-    return found
+                result[f"{name} {names[0]}"] = Number(declared[0], kind)
+    return result
 
 
 NUMBERS = numbers()
 TEXTS = ["nan", "-inf", "-1", "", "0x10", "1" * 5000, "[red]\n2"]
 EACH_KIND = ["run --latency", "explore --clock", "demo --images", "train --rate", "generate --temperature"]
-"""A whole number and one that is not, without a limit, with a small one, and with one that is 0."""
+"""An int and a float option without a limit, with a small limit, and with the limit 0."""
 
 
-def parsed(name: str, text: str) -> Any:
-    """The value that the parser makes of an option's text. Raises `typer.BadParameter`."""
+def parse(name: str, text: str) -> Any:
+    """Parse an option's text. Raises `typer.BadParameter`."""
     return NUMBERS[name].option.parser(text)
 
 
-def head_of(name: str) -> str:
-    """How the sentence begins for a value that is none of an option's."""
+def message_start(name: str) -> str:
+    """Return the start of the error message for an invalid value of the option."""
     article = {int: "an integer", float: "a finite number"}[NUMBERS[name].kind]
     low, high = LIMITS[name]
     limits = f"from {low:,} to {high:,}" if high is not None else f"of at least {low:,}"
     return f"'{name.split()[1]}' must be {article} {limits}, not "
 
 
-def test_all_of_them() -> None:
+def test_every_numeric_option_is_listed() -> None:
     assert NUMBERS.keys() == LIMITS.keys()
     assert set(EACH_KIND) <= LIMITS.keys()
 
 
 @pytest.mark.parametrize("name", EACH_KIND)
-def test_no_numbers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the words of the Python API, with the limits and the value, and before anything else is looked at."""
+def test_text_instead_of_a_number_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Messages use the words of the Python API, with limits and value, before anything else is checked."""
     command_name, flag = name.split()
     for text in TEXTS:
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as stop:
             command.main([command_name, flag, text])
-        assert left.value.code == 2
+        assert stop.value.code == 2
         out, err = capsys.readouterr()
         (line,) = err.splitlines()
-        head = f"error: {head_of(name)}"
+        head = f"error: {message_start(name)}"
         assert (out, line[: len(head)]) == ("", head)
         if len(text) < 1000:
             assert line.removeprefix(head) in (repr(text), text, f"{text}.0")
 
 
 def test_limits() -> None:
-    """Of every option: they are taken, and what is beyond them is not; nor is what is no number."""
+    """Limits are accepted, values beyond them and text are refused, for every option."""
     for name, (low, high) in LIMITS.items():
         kind = NUMBERS[name].kind
         step = 1 if kind is int else 0.0001
         for limit in (low, *([] if high is None else [high])):
-            assert parsed(name, str(limit)) == limit
+            assert parse(name, str(limit)) == limit
         for value in (low - step, *([] if high is None else [high + step]), "nan"):
             with pytest.raises(typer.BadParameter) as refused:
-                parsed(name, str(value))
-            assert str(refused.value).startswith(head_of(name))
-            assert str(refused.value).removeprefix(head_of(name)) in (str(value), repr(value))
+                parse(name, str(value))
+            assert str(refused.value).startswith(message_start(name))
+            assert str(refused.value).removeprefix(message_start(name)) in (str(value), repr(value))
 
 
-def test_limits_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """In the help of every option."""
+def test_help_shows_limits(capsys: pytest.CaptureFixture[str]) -> None:
     for name, (low, high) in LIMITS.items():
         shown = f"[{low:,} to {high:,}]" if high is not None else f"[at least {low:,}]"
         assert NUMBERS[name].option.help.endswith(shown), name

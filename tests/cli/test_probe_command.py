@@ -1,4 +1,4 @@
-"""`weft probe`, and runs on a board whose port is found."""
+"""`weft probe`, and runs on a board whose port is detected."""
 
 from __future__ import annotations
 
@@ -34,42 +34,42 @@ OWN = find("icebreaker")
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         main.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 @pytest.fixture
 def model() -> BoardModel:
-    made = BoardModel(OWN.config, clock=24_000_000)
-    made.identity = replace(made.identity, board="icebreaker")
-    made.memory[:] = bytes(range(256)) * (len(made.memory) // 256)
-    return made
+    board_model = BoardModel(OWN.config, clock=24_000_000)
+    board_model.identity = replace(board_model.identity, board="icebreaker")
+    board_model.memory[:] = bytes(range(256)) * (len(board_model.memory) // 256)
+    return board_model
 
 
 @pytest.fixture
 def terminal(model: BoardModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    """A board that is the only one at this machine."""
-    made = Terminal(model.feed)
-    listed = [SimpleNamespace(device=made.path, vid=0x0403, pid=0x6010)]
+    """The only board connected to this machine."""
+    serial_port = Terminal(model.feed)
+    listed = [SimpleNamespace(device=serial_port.path, vid=0x0403, pid=0x6010)]
     monkeypatch.setattr(list_ports, "comports", lambda: listed)
     monkeypatch.setattr(serial_ports, "PROBE_SECONDS", 0.05)
-    yield made
-    made.unplug()
+    yield serial_port
+    serial_port.unplug()
 
 
-def told_to_programs(terminal: Terminal, capsys: pytest.CaptureFixture[str], code: int) -> dict[str, Any]:
-    """What `weft probe --json` prints, without a test of the memory; it ends with this code."""
+def probe_as_json(terminal: Terminal, capsys: pytest.CaptureFixture[str], code: int) -> dict[str, Any]:
+    """Return the JSON that `weft probe --json` prints without a memory test; check its exit code."""
     assert call("probe", "--port", terminal.path, "--memory-test", "none", "--json") == code
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
 
 
 @pytest.mark.parametrize("rate", [4_000, 12_000])
-def test_a_part_of_memory_is_what_the_link_can_move(
+def test_tested_memory_follows_the_link_speed(
     rate: int, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The link as it was measured, whatever the rate of the line."""
+    """The measured link speed counts, not the rate of the line."""
     link = probing.LinkQuality((0.1, 0.1, 0.1), rate, 2 * rate, 1, 0, 0, 0.0)
     monkeypatch.setattr(probing, "measure_link", lambda *given, **named: link)
     assert call("probe", "--port", terminal.path, "--baud", "3000000", "--json") == 0
@@ -78,7 +78,7 @@ def test_a_part_of_memory_is_what_the_link_can_move(
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_sound_board(
+def test_working_board_passes(
     given: bool, terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = bytes(model.memory)
@@ -98,16 +98,16 @@ def test_a_sound_board(
 
 
 @pytest.mark.parametrize(
-    ("state", "said", "code"),
+    ("state", "message", "code"),
     [
         (FlashState.EMPTY, "no program to copy to memory", 0),
         (FlashState.COPIED, "its program was copied to memory when the board started", 0),
         (FlashState.DAMAGED, "its program is DAMAGED, and was not copied completely", 1),
     ],
 )
-def test_what_became_of_the_flash(
+def test_flash_copy_is_reported(
     state: FlashState,
-    said: str,
+    message: str,
     code: int,
     terminal: Terminal,
     model: BoardModel,
@@ -115,16 +115,16 @@ def test_what_became_of_the_flash(
 ) -> None:
     model.identity = replace(model.identity, flash=state)
     assert call("probe", "--port", terminal.path, "--memory-test", "none") == code
-    assert f"flash: {said}" in capsys.readouterr().out.splitlines()
-    assert told_to_programs(terminal, capsys, code)["flash"] == state.name.lower()
+    assert f"flash: {message}" in capsys.readouterr().out.splitlines()
+    assert probe_as_json(terminal, capsys, code)["flash"] == state.name.lower()
 
 
 FOUND = Calibration(CalibrationState.FOUND, 2, 2, 56, 39, last=38, count=20, chosen=28)
-"""A phase of 39 in 56 is 251 degrees, and the 28th that is tried."""
+"""Phase 39 of 56 is 251 degrees, the 28th phase that is tried."""
 
 
 @pytest.mark.parametrize(
-    ("found", "said", "code"),
+    ("actual", "message", "code"),
     [
         (
             FOUND,
@@ -159,39 +159,45 @@ FOUND = Calibration(CalibrationState.FOUND, 2, 2, 56, 39, last=38, count=20, cho
         ),
     ],
 )
-def test_what_was_found_of_the_sdram(
-    found: Calibration,
-    said: str,
+def test_sdram_calibration_is_reported(
+    actual: Calibration,
+    message: str,
     code: int,
     terminal: Terminal,
     model: BoardModel,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A board whose memory does not work is not tested."""
-    model.identity = replace(model.identity, calibration=found)
+    model.identity = replace(model.identity, calibration=actual)
     assert call("probe", "--port", terminal.path) == code
     lines = capsys.readouterr().out.splitlines()
-    assert said in lines
+    assert message in lines
     assert any(", not tested" in line for line in lines) == bool(code)
-    told = told_to_programs(terminal, capsys, code)
-    assert told["sound"] is not bool(code)
-    assert told["sdram"]["state"] == found.state.name.lower()
+    report = probe_as_json(terminal, capsys, code)
+    assert report["sound"] is not bool(code)
+    assert report["sdram"]["state"] == actual.state.name.lower()
 
 
 def test_json(terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]) -> None:
     model.identity = replace(model.identity, board="another")
-    told = told_to_programs(terminal, capsys, 0)
-    assert told["format"] == "weft probe 1"
-    assert (told["board"], told["title"], told["core"]) == ("another", None, None)
-    assert (told["config_name"], told["config"]) == ("icebreaker", OWN.config.to_dict())
-    assert (told["clock_hz"], told["memory_bytes"], told["digest"]) == (24e6, 1 << 16, OWN.config.digest)
-    assert told["memory_test"] is None
-    assert told["link"]["requests"] > 50
-    assert told["sound"] is True
+    report = probe_as_json(terminal, capsys, 0)
+    assert report["format"] == "weft probe 1"
+    assert (report["board"], report["title"], report["core"]) == ("another", None, None)
+    assert (report["config_name"], report["config"]) == ("icebreaker", OWN.config.to_dict())
+    assert (report["clock_hz"], report["memory_bytes"], report["digest"]) == (
+        24e6,
+        1 << 16,
+        OWN.config.digest,
+    )
+    assert report["memory_test"] is None
+    assert report["link"]["requests"] > 50
+    assert report["sound"] is True
     assert model.checks == 0
 
 
-def test_what_is_not_sound(terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_fault_is_reported(
+    terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Stuck(bytearray):
         def __setitem__(self, key: slice, value: bytes) -> None:
             super().__setitem__(key, value)
@@ -206,37 +212,37 @@ def test_what_is_not_sound(terminal: Terminal, model: BoardModel, capsys: pytest
     assert f"registers report another configuration than the link: {OWN.config.digest:#010x}" in out
     assert "ERROR at 0x1234 0xff is read instead of 0x" in out
     model.set(Reg.VERSION, 1)
-    assert told_to_programs(terminal, capsys, 1)["registers"]["sound"] is False
+    assert probe_as_json(terminal, capsys, 1)["registers"]["sound"] is False
 
 
-def test_ports_without_a_board(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_without_a_board_is_refused(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
     terminal.board = lambda data: b"login: "
     for arguments in (["--port", terminal.path], [], ["--port", "/dev/null"], ["--port", "virtual:icecream"]):
         assert call("probe", *arguments) in (1, 2)
-        told = capsys.readouterr()
-        assert told.out == ""
-        *progress, error = told.err.splitlines()
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        *progress, error = captured.err.splitlines()
         assert error.startswith("error: ")
         assert all(line.endswith("...") for line in progress)
 
 
-def test_runs_without_a_port_find_it_and_upload_once(
+def test_runs_detect_the_port_and_upload_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a simulated board that stays: the second command finds code and weights there. What runs need and give crosses
-    while others are computed."""
+    """The second command finds code and weights on the simulated board. Transfers of inputs and outputs overlap
+    computation."""
     monkeypatch.chdir(tmp_path)
     network = small()
     program = weft.compile(network, config=OWN.config)
     program.save("program")
-    given = []
+    arguments = []
     for seed in range(3):
         np.savez(f"{seed}.npz", **feeds(network, np.random.default_rng(seed)))
-        given += ["--input", f"{seed}.npz"]
+        arguments += ["--input", f"{seed}.npz"]
     assert alternate_images(program, OWN.memory.size) is not None
     wait = Session.__init__
     monkeypatch.setattr(
-        Session, "__init__", lambda *given, **options: wait(*given, **options | {"timeout": 5.0})
+        Session, "__init__", lambda *arguments, **options: wait(*arguments, **options | {"timeout": 5.0})
     )
     with VirtualBoard(OWN, OWN.config) as simulated:
         listed = [SimpleNamespace(device=simulated.port, vid=0x0403, pid=0x6010)]
@@ -246,7 +252,7 @@ def test_runs_without_a_port_find_it_and_upload_once(
         )
         for kept in (0, size):
             where = ("--on", "board", "--baud", "1500000", "--report", "r.json")
-            assert call("run", "program", *given, *where) == 0
+            assert call("run", "program", *arguments, *where) == 0
             out = capsys.readouterr().out
             assert out.splitlines()[-1] == "mismatching bytes: 0"
             link = json.loads(Path("r.json").read_text())["link"]

@@ -1,4 +1,4 @@
-"""`weft quantise`: what it writes and tells, and that wrong input is one sentence and leaves nothing behind."""
+"""`weft quantise`: files, reports, and one sentence with nothing written for wrong input."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 def quantise(
@@ -41,27 +41,29 @@ def quantise(
     return call("quantise", model, "--data", data, "-o", output, *options)
 
 
-def test_what_it_writes_and_tells(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantise_writes_a_model_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         quantise("--report", "report.json", "--held-out", "more.npz", "--top", "2", "--config", "small") == 0
     )
     out, err = capsys.readouterr()
-    made = weft.quantise("float.onnx", "data.npz", held_out="more.npz")
-    assert Path("int8.onnx").read_bytes() == made.model.SerializeToString(deterministic=True)
+    quantised = weft.quantise("float.onnx", "data.npz", held_out="more.npz")
+    assert Path("int8.onnx").read_bytes() == quantised.model.SerializeToString(deterministic=True)
     report = json.loads(Path("report.json").read_text())
     nodes = weft.check("int8.onnx", "small")
     assert report["format"] == "weft quantise 1"
     assert (report["runs"], report["held_out"], report["method"]) == (4, True, "minmax")
-    assert [layer["name"] for layer in report["layers"]] == [layer.name for layer in made.accuracy.layers]
-    assert [layer["snr_db"] for layer in report["layers"]] == [
-        round(layer.snr, 3) for layer in made.accuracy.layers
+    assert [layer["name"] for layer in report["layers"]] == [
+        layer.name for layer in quantised.accuracy.layers
     ]
-    (output,) = made.accuracy.outputs
+    assert [layer["snr_db"] for layer in report["layers"]] == [
+        round(layer.snr, 3) for layer in quantised.accuracy.layers
+    ]
+    (output,) = quantised.accuracy.outputs
     assert report["outputs"] == [{"name": "y", "snr_db": round(output.snr, 3), "same_arg_max": output.same}]
     assert (report["nodes"], report["on_device"]) == (len(nodes), len(nodes) - 2)
     assert (report["device_macs"], report["host_macs"]) == (nodes.shares.device_macs, 0)
     lines = out.splitlines()
-    worst = made.accuracy.layers[0]
+    worst = quantised.accuracy.layers[0]
     assert lines[1].split() == [worst.name, worst.operator, f"{worst.snr:.1f}", "dB"]
     assert lines[3] == f"and {len(report['layers']) - 2} more layers with smaller errors (--top, --report)"
     assert lines[4] == (
@@ -77,21 +79,21 @@ def test_what_it_writes_and_tells(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("compile", "int8.onnx", "-o", "program", "--config", "small") == 0
 
 
-def test_shares_are_those_that_check_tells(capsys: pytest.CaptureFixture[str]) -> None:
+def test_device_shares_equal_those_of_check(capsys: pytest.CaptureFixture[str]) -> None:
     Path("plain.json").write_text(json.dumps({"preset": "tiny", "lookup_tables": 0, "multiply": 0}))
     model = float_nets.separable()
     onnx.save(model, "separable.onnx")
     np.savez("separable.npz", **float_nets.samples(model))
     for config in ("plain.json", "tiny"):
         assert quantise("--config", config, model="separable.onnx", data="separable.npz") == 0
-        told = capsys.readouterr().out
+        printed = capsys.readouterr().out
         assert call("check", "int8.onnx", "--config", config) == 0
         checked = capsys.readouterr().out.splitlines()
         start = next(at for at, line in enumerate(checked) if "nodes run on the device" in line)
-        assert f"{checked[start]} (configuration {config})\n" + "\n".join(checked[start + 1 :]) in told
+        assert f"{checked[start]} (configuration {config})\n" + "\n".join(checked[start + 1 :]) in printed
 
 
-def test_options_are_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_reach_the_quantiser(capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(float_nets.residual(batch="images"), "open.onnx")
     np.savez("data.npz", **float_nets.samples(float_nets.residual(), 60))
     assert (
@@ -104,8 +106,8 @@ def test_options_are_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert "on 30 runs with data.npz" in out
     assert "(ranges by percentile)" in out
     options = {"method": "percentile", "keep_float": ["classify"], "shapes": {"images": 2}}
-    made = weft.quantise("open.onnx", "data.npz", **options)  # type: ignore[arg-type]
-    assert Path("int8.onnx").read_bytes() == made.model.SerializeToString(deterministic=True)
+    quantised = weft.quantise("open.onnx", "data.npz", **options)  # type: ignore[arg-type]
+    assert Path("int8.onnx").read_bytes() == quantised.model.SerializeToString(deterministic=True)
     assert weft.compile("int8.onnx", "tiny").inputs["x"] == ("float32", (2, 3, 12, 12))
     assert ("classify", "Gemm", "host") in [node[:3] for node in weft.check("int8.onnx")]
 
@@ -127,9 +129,9 @@ def test_budget(capsys: pytest.CaptureFixture[str]) -> None:
         f"--wide {cause!r} gives these 16 bits, --keep-float leaves them in float on the host"
     )
     assert quantise("--wide", cause) == 0
-    made = weft.quantise("float.onnx", "data.npz", wide=[cause])
-    wide = {layer.name: layer.snr for layer in made.accuracy.layers}
-    assert Path("int8.onnx").read_bytes() == made.model.SerializeToString()
+    quantised = weft.quantise("float.onnx", "data.npz", wide=[cause])
+    wide = {layer.name: layer.snr for layer in quantised.accuracy.layers}
+    assert Path("int8.onnx").read_bytes() == quantised.model.SerializeToString()
     assert quantise("--keep-float", cause) == 0
     kept = {
         layer.name: layer.snr
@@ -148,7 +150,6 @@ def test_quiet_and_without_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_stdout_holds_results_only(folder: Path) -> None:
-    """Whatever the quantiser prints, in Python or below it."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(
         [
@@ -171,7 +172,7 @@ def test_stdout_holds_results_only(folder: Path) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
-def broken(name: str, data: bytes) -> Callable[[], None]:
+def writer(name: str, data: bytes) -> Callable[[], None]:
     return lambda: (Path(name).write_bytes(data), None)[1]
 
 
@@ -195,9 +196,9 @@ REFUSED: dict[str, tuple[Callable[[], object], list[str], str]] = {
     "over data": (lambda: None, ["-o", "data.npz"], "--output would overwrite data.npz, which is read"),
     "over held out": (lambda: None, ["--held-out", "more.npz", "--report", "more.npz"], "--report would overwrite"),
     "twice": (lambda: None, ["--report", "int8.onnx"], "--output and --report both name int8.onnx"),
-    "not onnx": (broken("a.onnx", b"nonsense"), ["a.onnx"], "a.onnx is not an ONNX model or is truncated"),
-    "empty": (broken("a.onnx", b""), ["a.onnx"], "the file is empty, truncated or not ONNX"),
-    "tflite": (broken("a.onnx", b"\x1c\0\0\0TFL3"), ["a.onnx"], "`weft quantise` takes ONNX models, and this is a "),
+    "not onnx": (writer("a.onnx", b"nonsense"), ["a.onnx"], "a.onnx is not an ONNX model or is truncated"),
+    "empty": (writer("a.onnx", b""), ["a.onnx"], "the file is empty, truncated or not ONNX"),
+    "tflite": (writer("a.onnx", b"\x1c\0\0\0TFL3"), ["a.onnx"], "`weft quantise` takes ONNX models, and this is a "),
     "already": (save_quantised, ["already.onnx"], "the model is quantised already (it has QuantizeLinear)"),
     "names": (save_arrays(y=X), ["--data", "wrong.npz"], "wrong.npz has no array 'x' for the model's input of that"),
     "shapes": (save_arrays(x=X[..., 1:]), ["--data", "wrong.npz"], "wrong.npz: array 'x' has shape (2, 3, 12, 11)"),
@@ -205,7 +206,7 @@ REFUSED: dict[str, tuple[Callable[[], object], list[str], str]] = {
     "none": (save_arrays(x=X[:0]), ["--data", "wrong.npz"], "there is no sample in it"),
     "nan": (save_arrays(x=X * np.float32("nan")), ["--data", "wrong.npz"], "array 'x' has nan in sample 0"),
     "held out": (save_arrays(x=X[..., 1:]), ["--held-out", "wrong.npz"], "wrong.npz: array 'x' has shape"),
-    "damaged": (broken("wrong.npz", b"PK\3\4"), ["--data", "wrong.npz"], "wrong.npz is damaged, or no .npz or .npy"),
+    "damaged": (writer("wrong.npz", b"PK\3\4"), ["--data", "wrong.npz"], "wrong.npz is damaged, or no .npz or .npy"),
     "node": (lambda: None, ["--keep-float", "clasify"], "no node has the name 'clasify'; there are 'classify'"),
     "shape": (lambda: None, ["--shape", "n=2"], "the model's inputs have no open dimension 'n'; it has none"),
     "method": (lambda: None, ["--method", "best"], "'best' is not one of"),
@@ -217,7 +218,7 @@ REFUSED: dict[str, tuple[Callable[[], object], list[str], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prepare, options, told = REFUSED[case]
+    prepare, options, message = REFUSED[case]
     prepare()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     capsys.readouterr()
@@ -231,13 +232,13 @@ def test_refused(case: str, folder: Path, capsys: pytest.CaptureFixture[str]) ->
     out, err = capsys.readouterr()
     (error,) = (line for line in err.splitlines() if not line.endswith("..."))
     assert error.startswith("error: ")
-    assert told in error
+    assert message in error
     assert out == ""
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_model_that_weft_refuses_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
-    """One whose shapes are not known before it runs, for example."""
+def test_refused_model_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """For example a model whose shapes are known only at run time."""
     net = float_nets.FloatNet()
     found = net.add("NonZero", "x")
     value = net.add("Gemm", net.add("Cast", found, to=1), net.weight(2, 3), transA=1)
@@ -248,8 +249,8 @@ def test_a_model_that_weft_refuses_is_not_written(capsys: pytest.CaptureFixture[
     assert not Path("int8.onnx").exists()
 
 
-def test_a_model_that_cannot_run_is_told_of_once(capfd: pytest.CaptureFixture[str]) -> None:
-    """ONNX Runtime prints nothing of its own."""
+def test_model_that_cannot_run_gets_one_message(capfd: pytest.CaptureFixture[str]) -> None:
+    """ONNX Runtime prints no message of its own."""
     net = float_nets.FloatNet()
     value = net.add("Gemm", net.add("Cast", net.add("NonZero", "x"), to=1), net.weight(4, 3))
     onnx.save(net.model({"x": (3, 4)}, value, ("n", 3)), "wild.onnx")

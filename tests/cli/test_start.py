@@ -1,4 +1,4 @@
-"""How weft starts and ends: as a module, interrupted at any time, out of memory; what it tells of itself."""
+"""Start and end of weft: as a module, interrupted at any time, out of memory; public names and help."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 def test_module() -> None:
@@ -57,11 +57,10 @@ def test_every_command_that_acts_can_be_quiet(name: str, capsys: pytest.CaptureF
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 @pytest.mark.parametrize("module", ["typer", "rich.console", "numpy", "weft.cli.commands"])
-def test_a_signal_during_the_start(module: str, number: signal.Signals, code: int) -> None:
-    """As soon as Python says that it has loaded a module.
+def test_signal_during_start_exits_cleanly(module: str, number: signal.Signals, code: int) -> None:
+    """Interrupt the process as soon as Python reports the import of a module.
 
-    Where SIGINT falls into an `eval` of text, Python itself ends by the signal; a shell tells 130 for both.
-    """
+    Where SIGINT falls into an `eval` of text, Python itself ends by the signal; a shell reports 130 for both."""
     command_line = [sys.executable, "-X", "importtime", "-m", "weft", "boards"]
     lines = []
     with subprocess.Popen(command_line, stderr=subprocess.PIPE, text=True) as process:
@@ -78,8 +77,8 @@ def test_a_signal_during_the_start(module: str, number: signal.Signals, code: in
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_a_signal_in_a_callback_that_drops_it(number: signal.Signals, code: int) -> None:
-    """What is raised in a destructor, or when an import gives its lock back, is dropped by Python."""
+def test_signal_in_a_destructor_is_not_lost(number: signal.Signals, code: int) -> None:
+    """Python drops exceptions raised in a destructor or while an import releases its lock."""
     script = f"""if True:
         import os, time, weft
         from weft.__main__ import main
@@ -97,7 +96,7 @@ def test_a_signal_in_a_callback_that_drops_it(number: signal.Signals, code: int)
     assert result.stderr == ("error: interrupted\n" if number is signal.SIGINT else "")
 
 
-def test_other_errors_in_destructors_are_told() -> None:
+def test_other_errors_in_destructors_are_printed() -> None:
     script = """if True:
         import weft
         from weft.__main__ import main
@@ -112,8 +111,8 @@ def test_other_errors_in_destructors_are_told() -> None:
     assert "ValueError: of a destructor" in result.stderr
 
 
-def test_who_hears_of_errors_in_destructors_still_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pytest does, which makes them failures of tests."""
+def test_previous_hook_still_sees_destructor_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest's own hook turns such errors into test failures."""
     heard: list[object] = []
     hook = heard.append
     monkeypatch.setattr(sys, "unraisablehook", hook)
@@ -132,8 +131,8 @@ def test_who_hears_of_errors_in_destructors_still_does(monkeypatch: pytest.Monke
     assert sys.unraisablehook is hook
 
 
-def test_without_a_terminal_weft_goes_on() -> None:
-    """nohup has SIGHUP ignored; here weft sends it to itself while it runs."""
+def test_weft_survives_hangup_under_nohup() -> None:
+    """nohup ignores SIGHUP; here weft sends SIGHUP to itself during a run."""
     script = """if True:
         import os, signal, weft
         from weft.__main__ import main
@@ -146,7 +145,7 @@ def test_without_a_terminal_weft_goes_on() -> None:
     assert (result.returncode, result.stdout) == (0, "module weft;")
 
 
-def test_signals_are_as_before_afterwards() -> None:
+def test_signal_handlers_are_restored() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         assert call("--version") == 0
@@ -170,7 +169,7 @@ FAILURES: list[tuple[BaseException, int, str]] = [
 
 
 @pytest.mark.parametrize(("error", "code", "text"), FAILURES, ids=lambda value: str(value)[:20])
-def test_failures_are_sentences(
+def test_failures_print_one_sentence(
     error: BaseException,
     code: int,
     text: str,
@@ -186,21 +185,21 @@ def test_failures_are_sentences(
 
 
 def test_help_loads_no_large_library() -> None:
-    """Commands import numpy and the rooms when they run."""
+    """Commands import numpy and weft's packages when they run."""
     text = "import sys, weft.cli.main; print(*sys.modules)"
     names = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
     assert {"typer", "weft.cli.run_command", "weft.run.options"} <= set(names.split())
     assert not {"numpy", "onnx", "amaranth", "weft.compiler", "weft.sim"} & set(names.split())
 
 
-def test_names_that_the_locale_cannot_write(tmp_path: Path) -> None:
+def test_names_outside_the_locale_are_escaped(tmp_path: Path) -> None:
     result = run("example", "-o", "日本", cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("\\u65e5\\u672c/digits.onnx: a network")
     assert (tmp_path / "日本/digits.onnx").exists()
 
 
-def test_everything_public_is_there_and_told_of() -> None:
+def test_public_names_exist_and_are_documented() -> None:
     assert set(weft.__all__) <= set(dir(weft))
     text = pydoc.plain(pydoc.render_doc(weft))
     for name in weft.__all__:
@@ -221,7 +220,7 @@ def test_everything_public_is_there_and_told_of() -> None:
             assert member.__doc__, member
 
 
-def test_what_a_program_and_a_result_look_like() -> None:
+def test_reprs_of_program_and_result() -> None:
     program = weft.compile(digits.model(), config="tiny")
     assert repr(program) == (
         "<weft.Program for an array of 4 x 4: image float32 1x1x8x8 -> logits float32 1x10; "
@@ -238,7 +237,7 @@ def test_what_a_program_and_a_result_look_like() -> None:
         assert "utilization" not in str(report)
 
 
-def test_the_shell_completes_configurations_and_boards() -> None:
+def test_shell_completes_configurations_and_boards() -> None:
     line = {"_WEFT_COMPLETE": "complete_bash", "COMP_CWORD": "4"}
     for text, expected in (
         ("weft compile m.onnx --config ", [*PRESETS, *BOARDS]),

@@ -1,4 +1,4 @@
-"""The Python API: inputs are checked by name, devices by configuration, reports add up."""
+"""Python API: inputs are checked by name, devices by configuration, and reports add up."""
 
 from __future__ import annotations
 
@@ -62,24 +62,24 @@ def test_accuracy(program: Program) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 784), (28, 28), (2, 784), (2, 1, 28, 28)])
 @pytest.mark.parametrize("unsigned", [False, True])
-def test_rows_side_by_side_of_an_input_in_any_shape(shape: tuple[int, ...], unsigned: bool) -> None:
+def test_interleaved_rows_of_an_input_in_any_shape(shape: tuple[int, ...], unsigned: bool) -> None:
     builder = qdq_models.Builder(np.random.default_rng(len(shape)))
     source, to = builder.input(shape, unsigned), (math.prod(shape) // 784, 1, 28, 28)
     node = builder.node("Reshape", [builder.dequantise(source), builder.constant(np.array(to, np.int64))])
     model = builder.finish(builder.conv(builder.like(node, to, source), 32, (5, 5)))
     values = qdq_models.feeds(model, np.random.default_rng(1))
-    made = [weft.compile(model, plain_inputs=plain) for plain in (True, False)]
+    programs = [weft.compile(model, plain_inputs=plain) for plain in (True, False)]
     rows = [
-        [segment.rows for segment in item.segments if isinstance(segment, DeviceProgram)] for item in made
+        [segment.rows for segment in item.segments if isinstance(segment, DeviceProgram)] for item in programs
     ]
     assert [any(found) for found in rows] == [False, True]
-    plain, laid = (item.run(values).outputs for item in made)
+    plain, laid = (item.run(values).outputs for item in programs)
     for name, expected in plain.items():
         assert np.array_equal(laid[name], expected)
     with pytest.raises(
         InputError, match=r"bytes of memory, the device has 64; with `plain_inputs` it may need less$"
     ):
-        made[1].run(values, on=GoldenDevice(PRESETS["default"], 64))
+        programs[1].run(values, on=GoldenDevice(PRESETS["default"], 64))
 
 
 def test_missing_input(program: Program) -> None:
@@ -125,7 +125,7 @@ def test_device_with_too_little_memory(program: Program, image: np.ndarray) -> N
 
 
 def test_program_that_leaves_memory(program: Program, image: np.ndarray) -> None:
-    """A base register near the end of memory, as a wrong host would set it."""
+    """A base register points near the end of memory, as a faulty host would set it."""
     segment = next(segment for segment in program.segments if isinstance(segment, DeviceProgram))
     place = Image(segment)
     device = GoldenDevice(PRESETS["tiny"], place.memory_bytes)
@@ -135,7 +135,7 @@ def test_program_that_leaves_memory(program: Program, image: np.ndarray) -> None
 
 
 def test_saved_program_that_leaves_memory(program: Program, tmp_path: Path) -> None:
-    """Checksums that fit do not make a program safe: its addresses are checked when it is loaded."""
+    """Valid checksums do not make a program safe: loading checks its addresses."""
     segments = list(program.segments)
     index = next(index for index, segment in enumerate(segments) if isinstance(segment, DeviceProgram))
     segment = segments[index]
@@ -183,7 +183,7 @@ def test_disassembly_shows_every_instruction(program: Program) -> None:
 def test_programs_are_planned_for_a_memory(
     config: str | Config, memory: float | str | None, planned: float, image: np.ndarray, tmp_path: Path
 ) -> None:
-    """They keep it with them, and simulations take it."""
+    """Programs store the memory they are planned for, and simulations use it."""
     program = weft.compile(digits.model(), config, memory=memory)
     program.save(tmp_path / "program")
     loaded = weft.load(tmp_path / "program")
@@ -197,14 +197,14 @@ def test_programs_are_planned_for_a_memory(
         assert cycles[0] == cycles[1]
 
 
-def test_memories_that_do_not_exist() -> None:
+def test_unknown_memory_is_refused() -> None:
     for memory in (0, -1, math.nan, math.inf, True, [], "vast", "tiny"):
         with pytest.raises(InputError, match=r"^'memory' "):
             weft.compile(digits.model(), "tiny", memory=memory)
 
 
-def test_a_plan_is_the_best_behind_its_memory(image: np.ndarray) -> None:
-    """Of the plans for several memories, the one for a memory is hardly ever slower behind it than another."""
+def test_plan_is_best_on_its_own_memory(image: np.ndarray) -> None:
+    """The plan for a memory is rarely slower on it than a plan for another memory."""
     planned = {by: weft.compile(digits.model(), "default", memory=by) for by in (1.0, 2.0, 16.0)}
     for bandwidth, best in planned.items():
         cycles = {

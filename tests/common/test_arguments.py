@@ -1,4 +1,4 @@
-"""Numbers from Python: every parameter of the public API, with values of every wrong kind."""
+"""Numbers in the Python API: every parameter, with every kind of wrong value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def program() -> Program:
 
 
 def runs(program: Program) -> dict[str, Callable[..., Any]]:
-    """Every function that takes numbers, as (function name, parameter)."""
+    """Functions that take numbers, as (function name, parameter)."""
     inputs = {"image": digits.held_out()[0][:1]}
     kernel = PagedAttention("tiny", heads=1, head_size=4, page=4, pages=1, capacity=1, largest=100)
     q, pool = np.zeros((1, 1, 4), np.int8), np.zeros((1, 4, 1, 4), np.int8)
@@ -108,10 +108,10 @@ def test_other_arguments(program: Program, tmp_path: Path) -> None:
         assert str(error.value).startswith(message)
 
 
-def test_numbers_of_other_libraries_are_numbers(program: Program) -> None:
+def test_numbers_of_other_libraries_are_accepted(program: Program) -> None:
     inputs = {"image": digits.held_out()[0][:1]}
     plain = program.run(inputs, on="timing", latency=60, bandwidth=4.0).report["cycles"]
     for latency in (np.int64(60), np.uint8(60)):
         for bandwidth in (4, np.float32(4), np.int8(4), Fraction(8, 2)):
-            found = program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth)
-            assert found.report["cycles"] == plain
+            actual = program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth)
+            assert actual.report["cycles"] == plain

@@ -1,5 +1,4 @@
-"""Arrays on disk: every bit of a file flipped, headers that lie, names that are no file names, and what is written read
-back by numpy."""
+"""Arrays on disk: flipped bits, false headers, names that no file can have, and files read back by numpy."""
 
 from __future__ import annotations
 
@@ -24,44 +23,44 @@ ARRAYS = {
 }
 
 
-def saved(save: Callable[..., None] = np.savez, **arrays: np.ndarray) -> bytes:
+def make_npz(save: Callable[..., None] = np.savez, **arrays: np.ndarray) -> bytes:
     file = io.BytesIO()
     save(file, **(arrays or ARRAYS))
     return file.getvalue()
 
 
-def same(found: dict[str, np.ndarray]) -> bool:
-    return found.keys() == ARRAYS.keys() and all(
-        np.array_equal(found[name], ARRAYS[name]) and found[name].dtype == ARRAYS[name].dtype
+def equal_arrays(actual: dict[str, np.ndarray]) -> bool:
+    return actual.keys() == ARRAYS.keys() and all(
+        np.array_equal(actual[name], ARRAYS[name]) and actual[name].dtype == ARRAYS[name].dtype
         for name in ARRAYS
     )
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_arrays_that_are_asked_for(tmp_path: Path, save: Callable[..., None]) -> None:
+def test_only_requested_arrays_are_read(tmp_path: Path, save: Callable[..., None]) -> None:
     path = tmp_path / "in.npz"
-    path.write_bytes(saved(save, spare=np.array([None]), **ARRAYS))
-    assert same(read_inputs(path, SIGNATURE))
+    path.write_bytes(make_npz(save, spare=np.array([None]), **ARRAYS))
+    assert equal_arrays(read_inputs(path, SIGNATURE))
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_every_flipped_bit_of_an_npz(tmp_path: Path, save: Callable[..., None]) -> None:
-    """Data has a checksum, so either all is as it was, or there is one sentence."""
-    path, raw, texts = tmp_path / "in.npz", saved(save, image=ARRAYS["image"]), list[str]()
+    """Data has a checksum: arrays are intact, or one sentence reports the damage."""
+    path, raw, texts = tmp_path / "in.npz", make_npz(save, image=ARRAYS["image"]), list[str]()
     for bit in range(8 * len(raw)):
         damaged = bytearray(raw)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         try:
-            found = read_inputs(path, {"image": SIGNATURE["image"]})["image"]
-            assert np.array_equal(found, ARRAYS["image"]), f"bit {bit}"
+            actual = read_inputs(path, {"image": SIGNATURE["image"]})["image"]
+            assert np.array_equal(actual, ARRAYS["image"]), f"bit {bit}"
         except FileError as error:
             texts.append(str(error))
     assert all(text.startswith(str(path)) and text.isprintable() for text in texts)
     assert len(texts) > 4 * len(raw)
 
 
-@pytest.mark.parametrize("raw", [saved(), saved(np.savez_compressed)], ids=["stored", "deflated"])
+@pytest.mark.parametrize("raw", [make_npz(), make_npz(np.savez_compressed)], ids=["stored", "deflated"])
 def test_every_shorter_npz(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "in.npz"
     for size in range(len(raw)):
@@ -87,8 +86,8 @@ def test_every_flipped_byte_of_an_npy_header(tmp_path: Path) -> None:
     assert refused > 50
 
 
-def lying(shape: str, data: bytes, descr: str = "'<f4'", compression: int = zipfile.ZIP_DEFLATED) -> bytes:
-    """An .npz with such a header and data."""
+def forge(shape: str, data: bytes, descr: str = "'<f4'", compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    """Return an .npz with the given header and data."""
     header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}".ljust(117).encode() + b"\n"
     member = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + data
     file = io.BytesIO()
@@ -103,17 +102,17 @@ BOMB = bytes(64 << 20)
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (lying("(2, 3)", bytes(24)), None),
-        (lying("(4096, 4096)", BOMB), "array 'image' has shape (4096, 4096), but the model takes (2, 3)"),
-        (lying("(2, 3)", BOMB), f"array 'image' is damaged: its data has {64 << 20} bytes, not 24"),
-        (lying("(2, 3)", bytes(23)), "array 'image' is damaged: its data has 23 bytes, not 24"),
-        (lying("(2, 3)", bytes(24), "'<f8'"), "array 'image' is float64, but the model takes float32"),
-        (lying("(2, 3)", bytes(24), "'|O'"), "array 'image' holds Python objects, which weft does not read"),
-        (lying("(2, 3)", bytes(24), "[('a', '<f4')]"), "array 'image' is [('a', '<f4')], but the model takes float32"),
-        (lying("(2, " + "9" * 5000 + ")", b""), "array 'image' is damaged: its header cannot be read"),
-        (lying("(" * 5000, b""), "array 'image' is damaged: its header cannot be read"),
-        (lying("(2, x)", b""), "array 'image' is damaged: its header cannot be read"),
-        (lying("(2, -3)", bytes(24)), "array 'image' has shape (2, -3), but the model takes (2, 3)"),
+        (forge("(2, 3)", bytes(24)), None),
+        (forge("(4096, 4096)", BOMB), "array 'image' has shape (4096, 4096), but the model takes (2, 3)"),
+        (forge("(2, 3)", BOMB), f"array 'image' is damaged: its data has {64 << 20} bytes, not 24"),
+        (forge("(2, 3)", bytes(23)), "array 'image' is damaged: its data has 23 bytes, not 24"),
+        (forge("(2, 3)", bytes(24), "'<f8'"), "array 'image' is float64, but the model takes float32"),
+        (forge("(2, 3)", bytes(24), "'|O'"), "array 'image' holds Python objects, which weft does not read"),
+        (forge("(2, 3)", bytes(24), "[('a', '<f4')]"), "array 'image' is [('a', '<f4')], but the model takes float32"),
+        (forge("(2, " + "9" * 5000 + ")", b""), "array 'image' is damaged: its header cannot be read"),
+        (forge("(" * 5000, b""), "array 'image' is damaged: its header cannot be read"),
+        (forge("(2, x)", b""), "array 'image' is damaged: its header cannot be read"),
+        (forge("(2, -3)", bytes(24)), "array 'image' has shape (2, -3), but the model takes (2, 3)"),
     ],
     ids=range(11),
 )  # fmt: skip
@@ -135,8 +134,8 @@ def test_sizes_are_checked_before_anything_is_read(tmp_path: Path, raw: bytes, m
 
 
 @pytest.mark.parametrize("name", ["image", "mask"])
-def test_one_name_twice(tmp_path: Path, name: str) -> None:
-    path, file = tmp_path / "in.npz", io.BytesIO(saved())
+def test_duplicate_name_is_refused(tmp_path: Path, name: str) -> None:
+    path, file = tmp_path / "in.npz", io.BytesIO(make_npz())
     with zipfile.ZipFile(file, "a") as archive:
         archive.writestr(name, b"")
     path.write_bytes(file.getvalue())
@@ -146,7 +145,7 @@ def test_one_name_twice(tmp_path: Path, name: str) -> None:
 
 def test_names_in_messages_are_few_and_short(tmp_path: Path) -> None:
     path = tmp_path / "in.npz"
-    path.write_bytes(saved(**{f"\x1b[2J{'x' * 1000}{index}": np.zeros(1) for index in range(100)}))
+    path.write_bytes(make_npz(**{f"\x1b[2J{'x' * 1000}{index}": np.zeros(1) for index in range(100)}))
     with pytest.raises(FileError, match=r"has no array 'image' .*; it holds '.*', \.\.\.$") as caught:
         read_inputs(path, SIGNATURE)
     assert len(str(caught.value)) < 800
@@ -162,11 +161,11 @@ def test_other_byte_orders_and_orders_of_axes(tmp_path: Path, dtype: str) -> Non
     for order in "<>":
         for stored in (array, np.asfortranarray(array)):
             np.save(path, stored.astype(np.dtype(dtype).newbyteorder(order), order="K"))
-            (found,) = read_inputs(path, {"x": (dtype, (3, 4, 5))}).values()
-            assert found.dtype.name == dtype
-            assert found.dtype.isnative
-            assert found.flags.c_contiguous
-            assert np.array_equal(found, array)
+            (actual,) = read_inputs(path, {"x": (dtype, (3, 4, 5))}).values()
+            assert actual.dtype.name == dtype
+            assert actual.dtype.isnative
+            assert actual.flags.c_contiguous
+            assert np.array_equal(actual, array)
 
 
 def test_scalars_and_empty_arrays(tmp_path: Path) -> None:
@@ -176,7 +175,7 @@ def test_scalars_and_empty_arrays(tmp_path: Path) -> None:
         assert read_inputs(path, {"x": ("int32", shape)})["x"].shape == shape
 
 
-def test_one_array_is_for_one_input(tmp_path: Path) -> None:
+def test_single_array_suits_a_single_input(tmp_path: Path) -> None:
     path = tmp_path / "in.npy"
     np.save(path, ARRAYS["image"])
     assert np.array_equal(read_inputs(path, {"x": ("float32", (2, 3))})["x"], ARRAYS["image"])
@@ -203,7 +202,7 @@ def test_versions_of_npy(tmp_path: Path) -> None:
             read_inputs(path, {"x": ("uint8", (4,))})
 
 
-def test_anything_else(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "in.npz"
     for raw in (b"", b"onnx", b"\x00" * 100):
         path.write_bytes(raw)
@@ -217,9 +216,9 @@ def test_strings(tmp_path: Path) -> None:
     """A model's strings are objects in numpy, but not in files."""
     path, words = tmp_path / "out.npz", np.array([["a", "\u00e4\U0001f600"], ["", "long " * 9]], object)
     save_arrays(path, {"words": words})
-    found = read_inputs(path, {"words": ("object", (2, 2))})["words"]
-    assert found.dtype == object
-    assert np.array_equal(found, words)
+    actual = read_inputs(path, {"words": ("object", (2, 2))})["words"]
+    assert actual.dtype == object
+    assert np.array_equal(actual, words)
     with pytest.raises(
         FileError, match=r"^output 'words' holds Python objects, which a .npz file cannot hold$"
     ):
@@ -228,7 +227,7 @@ def test_strings(tmp_path: Path) -> None:
 
 
 class Stdin:
-    """What a pipe gives."""
+    """Standard input from a pipe."""
 
     def __init__(self, raw: bytes, terminal: bool = False) -> None:
         self.buffer = io.BytesIO(raw)
@@ -239,8 +238,8 @@ class Stdin:
 
 
 def test_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", Stdin(saved()))
-    assert same(read_inputs(STDIN, SIGNATURE))
+    monkeypatch.setattr(sys, "stdin", Stdin(make_npz()))
+    assert equal_arrays(read_inputs(STDIN, SIGNATURE))
     file = io.BytesIO()
     np.save(file, ARRAYS["mask"])
     monkeypatch.setattr(sys, "stdin", Stdin(file.getvalue()))
@@ -253,7 +252,7 @@ def test_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
         read_inputs(STDIN, SIGNATURE)
 
 
-def test_stdin_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdin_has_a_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.arrays._STDIN_BYTES", 3 << 20)
     monkeypatch.setattr(sys, "stdin", Stdin(b"PK" + bytes(4 << 20)))
     with pytest.raises(
@@ -271,16 +270,16 @@ NAMES = [
 
 
 def test_all_names_in_one_file(tmp_path: Path) -> None:
-    """Each comes back, under its own name from weft and under `member_name` from numpy, and none leads elsewhere."""
+    """Each array comes back under its own name in weft and under `member_name` in numpy; none is a path."""
     path = tmp_path / "out.npz"
     arrays = {name: np.full((2, 2), index, np.int32) for index, name in enumerate(NAMES)}
     save_arrays(path, arrays)
-    found = read_inputs(path, dict.fromkeys(arrays, ("int32", (2, 2))))
+    actual = read_inputs(path, dict.fromkeys(arrays, ("int32", (2, 2))))
     with np.load(path) as stored:
         assert len(stored.files) == len(NAMES)
         for name, array in arrays.items():
             assert np.array_equal(stored[member_name(name)], array)
-            assert np.array_equal(found[name], array)
+            assert np.array_equal(actual[name], array)
     plain = ["logits", "logits:0", "model/fc", "file", "allow_pickle", "\u00e4\u6f22\U0001f600"]
     assert [member_name(name) for name in plain] == plain
     with zipfile.ZipFile(path) as archive:
@@ -307,7 +306,7 @@ def test_random_names() -> None:
         check_member(f"{member}.npy")
 
 
-def test_what_no_file_can_hold(tmp_path: Path) -> None:
+def test_unstorable_arrays_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.npz"
     with pytest.raises(
         FileError, match=r"^output 'xxx.*xxx' has a name of 65,532 bytes, more than a .npz file can hold$"
@@ -322,7 +321,7 @@ def test_what_no_file_can_hold(tmp_path: Path) -> None:
         check_outputs({"y": ("bfloat16", (1,))})
 
 
-def test_saved_files_are_the_same_every_time(tmp_path: Path) -> None:
+def test_saved_files_are_reproducible(tmp_path: Path) -> None:
     raw = []
     for name in ("a.npz", "b.npz"):
         save_arrays(tmp_path / name, ARRAYS)

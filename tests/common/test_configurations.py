@@ -1,4 +1,4 @@
-"""Configurations by name, and the core that a board has with one: all presets, all boards."""
+"""Configurations by name, and the core that a board has with each: all presets, all boards."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ INPUTS = {"image": digits.held_out()[0][:1]}
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *BOARDS])
@@ -56,7 +56,7 @@ def test_names(name: str, tmp_path: Path) -> None:
         assert configuration(source) == expected
 
 
-def test_no_names() -> None:
+def test_unknown_names_are_refused() -> None:
     choice = rf"choose a preset \({', '.join(PRESETS)}\), a board \({', '.join(BOARDS)}\), or a .json file"
     for name in ("", "vast", "ULX3S", "small.onnx"):
         with pytest.raises(ConfigError, match=f"^unknown configuration '{name}'; {choice}$"):
@@ -65,8 +65,8 @@ def test_no_names() -> None:
         configuration("none.json")
 
 
-def test_there_are_boards_of_both_kinds() -> None:
-    """And no configuration is one board's with the one core and another's with the other."""
+def test_boards_have_pipelined_or_sequential_cores() -> None:
+    """No configuration is pipelined on one board and sequential on another."""
     assert SEQUENTIAL
     assert PIPELINED
     for config in [*PRESETS.values(), *(BOARDS[name].config for name in PIPELINED)]:
@@ -82,26 +82,26 @@ def board(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["name", "configuration", "file", "folder"])
 def program(request: pytest.FixtureRequest, board: str, tmp_path: Path) -> Program:
-    """digits for a board: by its name, its configuration, a file of the same fields, and back from a folder."""
+    """The digits network for a board: compiled by board name, by configuration, from a JSON file, and read back."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps(BOARDS[board].config.to_dict()))
     sources: dict[str, str | Config | Path] = {"configuration": BOARDS[board].config, "file": file}
-    made = weft.compile(digits.model(), config=sources.get(request.param, board))
+    compiled = weft.compile(digits.model(), config=sources.get(request.param, board))
     if request.param == "folder":
-        made.save(tmp_path / "program")
+        compiled.save(tmp_path / "program")
         return weft.load(tmp_path / "program")
-    return made
+    return compiled
 
 
-def test_the_cycle_model_is_of_the_sequential_core(program: Program) -> None:
+def test_cycle_model_counts_the_sequential_core(program: Program) -> None:
     """The pipelined core takes 123,150 cycles."""
     assert 900_000 < program.run(INPUTS, on="timing").report["cycles"] < 2_000_000
 
 
-def test_what_there_is_of_the_pipelined_core_only(program: Program, board: str) -> None:
-    said = f"^this is the configuration of .*{board}.*, which (have|has) the sequential core"
+def test_pipelined_core_features_are_refused(program: Program, board: str) -> None:
+    message = f"^this is the configuration of .*{board}.*, which (have|has) the sequential core"
     for on in ("timing", "rtl"):
-        with pytest.raises(InputError, match=said + ": there are no traces of it"):
+        with pytest.raises(InputError, match=message + ": there are no traces of it"):
             timelines_of(program, on=on)
 
 
@@ -123,8 +123,8 @@ def test_commands_for_the_sequential_core(
     assert sorted(Path().rglob("*")) == before
 
 
-def for_queues_only(config: str | Config) -> Compiled:
-    """digits, with its first instruction that waits for the one in front of it in the place of that."""
+def reorder_for_queues(config: str | Config) -> Compiled:
+    """Return digits with its first waiting instruction exchanged with the instruction before it."""
     compiled = weft.compile(digits.model(), config)._compiled
     segments = list(compiled.segments)
     number, segment = next((i, item) for i, item in enumerate(segments) if isinstance(item, DeviceProgram))
@@ -138,15 +138,15 @@ def for_queues_only(config: str | Config) -> Compiled:
 TOO_EARLY = r"waits for semaphore \d+, which no earlier instruction has signalled: the sequential core"
 
 
-def test_an_order_for_queues_only_is_refused(board: str) -> None:
-    """When it is compiled, when it is loaded, and when it is run: see `weft.hdl.checker.order`."""
+def test_order_that_needs_queues_is_refused(board: str) -> None:
+    """Compiling, loading and running refuse it: see `weft.hdl.checker.order`."""
     with pytest.raises(ProgramError, match=rf"^device1: instruction \d+ \([A-Z]+\) {TOO_EARLY}"):
-        _check_program(for_queues_only(board))
+        _check_program(reorder_for_queues(board))
 
 
-def test_an_order_for_queues_only_runs_in_queues_only() -> None:
+def test_order_that_needs_queues_runs_on_the_pipelined_core() -> None:
     config = PRESETS["tiny"].replace(depthwise_taps=0)
-    program = _check_program(for_queues_only(config))
+    program = _check_program(reorder_for_queues(config))
     outputs = program.run(INPUTS).outputs
     right = weft.compile(digits.model(), config).run(INPUTS).outputs
     assert all(np.array_equal(outputs[name], value) for name, value in right.items())
@@ -155,9 +155,7 @@ def test_an_order_for_queues_only_runs_in_queues_only() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", *BOARDS])
-def test_rtl_and_verilog_are_of_the_core_that_the_board_has(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rtl_and_verilog_match_the_core_of_the_board(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
     class Asked(Exception):
@@ -185,7 +183,7 @@ def test_rtl_and_verilog_are_of_the_core_that_the_board_has(
 
 
 def test_digits_on_the_sequential_core() -> None:
-    """Cycles are of the order that the simulated board counts, 1,358,289, not of the pipelined core's 123,150."""
+    """The cycle estimate is near the simulated board's 1,358,289, not the pipelined core's 123,150."""
     result = weft.compile(digits.model(), "icebreaker").run(INPUTS, on="rtl", latency=1)
     golden = weft.compile(digits.model(), "icebreaker").run(INPUTS)
     assert result.memory[: len(golden.memory)] == golden.memory
@@ -193,14 +191,14 @@ def test_digits_on_the_sequential_core() -> None:
 
 
 class Named(GoldenDevice):
-    """The golden interpreter, which says that it is a board."""
+    """Golden interpreter that reports a board's name."""
 
     identity = SimpleNamespace(board="")
 
 
 @pytest.mark.parametrize("name", names())
-def test_what_paces_a_layer_is_told_of_the_core_that_runs_it(name: str) -> None:
-    """By the board if the device says which it is, else by the configuration."""
+def test_layer_bottleneck_is_that_of_the_running_core(name: str) -> None:
+    """The core is the board's if the device names its board, else the configuration's."""
     model = qdq_models.LAYERS["conv"](np.random.default_rng(0))
     program = weft.compile(model, name)
     inputs = qdq_models.feeds(model, np.random.default_rng(1))

@@ -1,4 +1,4 @@
-"""Files that commands write: whole or not at all, through what is no file, and never over what is read."""
+"""Files that commands write: complete or absent, to pipes and devices too, and never over an input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def in_folder(path: Path) -> None:
 WRITERS = [text_file, json_file, in_folder]
 
 
-def left(folder: Path) -> set[str]:
+def list_folder(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
@@ -51,7 +51,7 @@ def test_links_are_followed_and_stay_links(tmp_path: Path, write: Callable[[Path
     write(link)
     assert link.is_symlink()
     assert "new" in target.read_text()
-    assert left(tmp_path) == {"elsewhere", "link"}
+    assert list_folder(tmp_path) == {"elsewhere", "link"}
     target.unlink()
     write(link)
     assert "new" in target.read_text()
@@ -81,8 +81,8 @@ def test_devices_are_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
-def test_an_open_descriptor_is_written_to_where_it_stands(tmp_path: Path, name: str) -> None:
-    """Also where it is a file: that is not replaced, and what was printed before and after is there."""
+def test_open_descriptor_is_written_at_its_position(tmp_path: Path, name: str) -> None:
+    """A file behind a descriptor is not replaced: text before and after the write stays."""
     (tmp_path / "link").symlink_to("/dev/stdout")
     script = f"import pathlib, weft.files as f; print('a'); f.write_text(pathlib.Path({name!r}), 'b\\n'); print('c')"
     with (tmp_path / "log").open("w") as log:
@@ -91,7 +91,7 @@ def test_an_open_descriptor_is_written_to_where_it_stands(tmp_path: Path, name: 
     assert (tmp_path / "log").read_text() == "a\nb\nc\n"
 
 
-def test_a_file_keeps_its_permissions(tmp_path: Path) -> None:
+def test_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
     kept, new = tmp_path / "kept", tmp_path / "new"
     kept.write_text("old")
     kept.chmod(0o640)
@@ -104,13 +104,13 @@ def test_a_file_keeps_its_permissions(tmp_path: Path) -> None:
     assert [stat.S_IMODE(path.stat().st_mode) for path in (kept, new)] == [0o640, 0o640 & ~0o027]
 
 
-def begun_and_failed(path: Path) -> None:
+def write_and_fail(path: Path) -> None:
     with files.whole_file(path) as part:
         part.write_text("newer")
         raise RuntimeError
 
 
-def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
+def test_file_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
     with path.open() as before:
@@ -120,28 +120,28 @@ def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
         assert before.read() == "old"
     assert path.read_text() == "new"
     with pytest.raises(RuntimeError):
-        begun_and_failed(path)
+        write_and_fail(path)
     assert path.read_text() == "new"
-    assert left(tmp_path) == {"file"}
+    assert list_folder(tmp_path) == {"file"}
 
 
-def test_what_fails_leaves_no_folders(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_folders(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), files.whole_file(tmp_path / "a/b/c"):
         raise RuntimeError
     with pytest.raises(RuntimeError), files.whole_folder(tmp_path / "a/b/c"):
         raise RuntimeError
-    assert left(tmp_path) == set()
+    assert list_folder(tmp_path) == set()
 
 
 @contextmanager
 def full_disk(path: Path) -> Iterator[None]:
-    """An operating system's error that names the temporary file, or none."""
+    """An operating system's error that names the temporary file, or no file."""
     with pytest.raises(OSError, match="No space left") as failed:
         yield
     assert failed.value.filename == str(path)
 
 
-def test_errors_name_the_file_that_was_asked_for(tmp_path: Path) -> None:
+def test_errors_name_the_requested_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for named in (True, False):
         with full_disk(path), files.whole_file(path) as part:
@@ -166,7 +166,7 @@ def fill(folder: Path, names: list[str], reads: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("way", ["same", "dots", "link", "hard link", "linked folder"])
-def test_what_is_read_is_not_written(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_files_are_not_overwritten(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     read = Path("folder/read")
     read.parent.mkdir()
@@ -189,11 +189,11 @@ def test_what_is_read_is_not_written(tmp_path: Path, way: str, monkeypatch: pyte
     with pytest.raises(FileError, match="would overwrite folder/read"):
         fill(read.parent, ["new", "read"], [path])
     assert read.read_text() == "precious"
-    assert left(read.parent) == {"read"}
+    assert list_folder(read.parent) == {"read"}
 
 
-def test_names_that_end_like_another_format(tmp_path: Path) -> None:
-    """Refused, in any case; a name without an end is not, nor is what is no file."""
+def test_suffixes_of_other_formats_are_refused(tmp_path: Path) -> None:
+    """Case does not matter. Names without a suffix and special files are accepted."""
     suffixes = {"--output": (".npz",), "--svg": (".v", ".sv")}
     for name in ("x.csv", "x.npy", "x.NPZ.zip", "x.json"):
         message = rf"^--output writes \.npz, which {name} would not be by its name: end it in \.npz$"
@@ -217,7 +217,7 @@ REFUSED = {
     "convert model.onnx -o x.onnx": ".mlir",
     "verilog -o x.vhd": ".v",
 }
-"""Command lines with a name of another format, and how it should end."""
+"""Command lines with a name of another format, and the suffix that they need."""
 
 
 def test_commands_refuse_names_of_other_formats(
@@ -227,17 +227,17 @@ def test_commands_refuse_names_of_other_formats(
     Path("model.onnx").write_bytes(digits.model())
     np.savez("s.npz", image=np.zeros((1, 1, 8, 8), np.float32))
     weft.compile("model.onnx", "tiny").save("program")
-    before = left(tmp_path)
+    before = list_folder(tmp_path)
     for line, end in REFUSED.items():
         with pytest.raises(SystemExit) as ended:
             command.main(line.split())
         assert ended.value.code == 2
-        (said,) = capsys.readouterr().err.splitlines()
-        assert said.endswith(f" would not be by its name: end it in {end}"), line
-        assert left(tmp_path) == before
+        (message,) = capsys.readouterr().err.splitlines()
+        assert message.endswith(f" would not be by its name: end it in {end}"), line
+        assert list_folder(tmp_path) == before
 
 
-def test_files_that_are_apart() -> None:
+def test_distinct_files_are_accepted() -> None:
     null = Path("/dev/null")
     files.check_overwrites(
         {"--output": null, "--report": null, "--waves": Path("a"), "--svg": Path("b")}, [null, Path("c")]
@@ -246,8 +246,8 @@ def test_files_that_are_apart() -> None:
         files.check_overwrites({"--output": Path("/tmp")}, [])
 
 
-def test_a_folder_is_filled_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be a mount: files come from inside it."""
+def test_existing_folder_is_filled_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder may be a mount point, so temporary files must lie inside it."""
     target = tmp_path / "mount"
     target.mkdir()
     (target / "mine").write_text("mine")
@@ -258,5 +258,5 @@ def test_a_folder_is_filled_where_it_is(tmp_path: Path, monkeypatch: pytest.Monk
         (part / "sub").mkdir()
         (part / "sub/file").write_text("new")
     assert (target / "sub/file").read_text() == "new"
-    assert left(target) == {"mine", "sub"}
+    assert list_folder(target) == {"mine", "sub"}
     assert [source.is_relative_to(target) for source, _ in moved] == [True]

@@ -1,4 +1,4 @@
-"""Images as inputs: pixels against those that were drawn, every layout of the input, and refusals."""
+"""Images as inputs: pixels, every layout of the input, and refusals."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from weft.errors import FileError
 LOSSLESS = ["PNG", "BMP", "PPM"]
 
 
-def drawn(kind: str, height: int = 5, width: int = 7, seed: int = 0) -> np.ndarray:
-    """Random pixels (height, width, channels) of the kind "L", "RGB" or "RGBA"."""
+def draw_pixels(kind: str, height: int = 5, width: int = 7, seed: int = 0) -> np.ndarray:
+    """Draw random pixels (height, width, channels) of mode "L", "RGB" or "RGBA"."""
     rng = np.random.default_rng(seed)
     return rng.integers(0, 256, (height, width, len(kind))).astype(np.uint8)
 
@@ -29,14 +29,14 @@ def save(path: Path, pixels: np.ndarray, format: str = "PNG", **options: Any) ->
 
 
 def read(path: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    found = read_inputs(path, {"image": (dtype, shape)})["image"]
-    assert found.dtype.name == dtype
-    assert found.shape == shape
-    assert found.flags.c_contiguous
-    return found
+    actual = read_inputs(path, {"image": (dtype, shape)})["image"]
+    assert actual.dtype.name == dtype
+    assert actual.shape == shape
+    assert actual.flags.c_contiguous
+    return actual
 
 
-def refused(path: Path, dtype: str, shape: tuple[int, ...]) -> str:
+def refusal(path: Path, dtype: str, shape: tuple[int, ...]) -> str:
     with pytest.raises(FileError) as caught:
         read(path, dtype, shape)
     text = str(caught.value).removeprefix(str(path))
@@ -47,7 +47,7 @@ def refused(path: Path, dtype: str, shape: tuple[int, ...]) -> str:
 @pytest.mark.parametrize("format", LOSSLESS)
 @pytest.mark.parametrize("kind", ["L", "RGB"])
 def test_pixels(tmp_path: Path, kind: str, format: str) -> None:
-    pixels, c = drawn(kind), len(kind)
+    pixels, c = draw_pixels(kind), len(kind)
     path = save(tmp_path / "image", pixels, format)
     for lead in ((), (1,)):
         last, first = (*lead, 5, 7, c), (*lead, c, 5, 7)
@@ -58,25 +58,25 @@ def test_pixels(tmp_path: Path, kind: str, format: str) -> None:
 
 
 def test_four_channels(tmp_path: Path) -> None:
-    pixels = drawn("RGBA")
+    pixels = draw_pixels("RGBA")
     path = save(tmp_path / "image.png", pixels)
     assert np.array_equal(read(path, "uint8", (1, 5, 7, 4)), pixels[None])
-    assert refused(path, "uint8", (1, 5, 7, 3)) == (
+    assert refusal(path, "uint8", (1, 5, 7, 3)) == (
         " has pixels of the kind 'RGBA', but the model takes 3 channels: save it as 8-bit RGB (L is greyscale)"
     )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_floats_are_from_0_to_1(tmp_path: Path, dtype: str) -> None:
+def test_floats_range_from_0_to_1(tmp_path: Path, dtype: str) -> None:
     pixels = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
-    found = read(save(tmp_path / "image.png", pixels), dtype, (1, 1, 16, 16))
-    assert np.array_equal(found.ravel(), (np.arange(256, dtype=np.float32) / np.float32(255)).astype(dtype))
-    assert found.min() == 0
-    assert found.max() == 1
+    actual = read(save(tmp_path / "image.png", pixels), dtype, (1, 1, 16, 16))
+    assert np.array_equal(actual.ravel(), (np.arange(256, dtype=np.float32) / np.float32(255)).astype(dtype))
+    assert actual.min() == 0
+    assert actual.max() == 1
 
 
 def test_grey_and_colours(tmp_path: Path) -> None:
-    grey, colours = drawn("L"), drawn("RGB", seed=1)
+    grey, colours = draw_pixels("L"), draw_pixels("RGB", seed=1)
     path = save(tmp_path / "grey.png", grey)
     assert np.array_equal(read(path, "uint8", (5, 7, 3)), np.repeat(grey, 3, axis=2))
     path = save(tmp_path / "colours.png", colours)
@@ -84,38 +84,38 @@ def test_grey_and_colours(tmp_path: Path) -> None:
     assert np.abs(read(path, "uint8", (5, 7, 1))[:, :, 0] - luma).max() <= 1
 
 
-def test_the_layout_that_has_the_size(tmp_path: Path) -> None:
+def test_layout_is_chosen_by_the_size(tmp_path: Path) -> None:
     """(3, 3, 4) may be 3 x 4 pixels of 3 channels, or 3 x 3 pixels of 4."""
-    pixels = drawn("RGB", 3, 4)
+    pixels = draw_pixels("RGB", 3, 4)
     path = save(tmp_path / "image.png", pixels)
     assert np.array_equal(read(path, "uint8", (3, 3, 4)), pixels.transpose(2, 0, 1))
-    four = drawn("RGBA", 3, 3)
+    four = draw_pixels("RGBA", 3, 3)
     path = save(tmp_path / "image.png", four)
     assert np.array_equal(read(path, "uint8", (3, 3, 4)), four)
-    path = save(tmp_path / "image.png", drawn("RGB", 9, 9))
-    assert "the model takes 4 x 3 or 3 x 3 (width x height): resize it" in refused(path, "uint8", (3, 3, 4))
+    path = save(tmp_path / "image.png", draw_pixels("RGB", 9, 9))
+    assert "the model takes 4 x 3 or 3 x 3 (width x height): resize it" in refusal(path, "uint8", (3, 3, 4))
 
 
 @pytest.mark.parametrize("format", ["JPEG", "WEBP", "GIF"])
-def test_other_kinds(tmp_path: Path, format: str) -> None:
-    """Flat images come out of lossy formats as they were, nearly."""
+def test_other_image_formats(tmp_path: Path, format: str) -> None:
+    """Flat images survive lossy formats nearly unchanged."""
     pixels = np.full((16, 24, 3), (200, 30, 90), np.uint8)
     path = save(tmp_path / "image", pixels, format)
-    found = read(path, "uint8", (1, 3, 16, 24)).astype(int)
-    assert np.abs(found - pixels.transpose(2, 0, 1)).max() <= 4
+    actual = read(path, "uint8", (1, 3, 16, 24)).astype(int)
+    assert np.abs(actual - pixels.transpose(2, 0, 1)).max() <= 4
 
 
 def test_refusals(tmp_path: Path) -> None:
-    path = save(tmp_path / "image.png", drawn("RGB"))
-    assert refused(path, "uint8", (1, 3, 7, 5)) == (
+    path = save(tmp_path / "image.png", draw_pixels("RGB"))
+    assert refusal(path, "uint8", (1, 3, 7, 5)) == (
         " has 7 x 5 pixels, but the model takes 5 x 7 (width x height): resize it"
     )
     for dtype in ("int8", "int64", "bool", "complex64"):
-        assert refused(path, dtype, (1, 3, 5, 7)) == (
+        assert refusal(path, dtype, (1, 3, 5, 7)) == (
             f" is an image, but the model takes {dtype}, not uint8 or floats: give a .npy file"
         )
     for shape in ((2, 3, 5, 7), (105,), (1, 1, 3, 5, 7), (), (5, 7, 2), (1, 35)):
-        assert refused(path, "uint8", shape) in (
+        assert refusal(path, "uint8", shape) in (
             f" is one image, but the model takes shape {shape}: give a .npy file",
             " has 7 x 5 pixels, but the model takes 35 x 1 (width x height): resize it",
         )
@@ -123,39 +123,39 @@ def test_refusals(tmp_path: Path) -> None:
         read_inputs(path, {})
 
 
-def test_pixels_that_are_not_8_bits_or_not_opaque(tmp_path: Path) -> None:
+def test_deep_or_transparent_pixels_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "image.png"
     Image.fromarray(np.zeros((5, 7), np.uint16)).save(path)
-    assert refused(path, "uint8", (5, 7)).startswith(
+    assert refusal(path, "uint8", (5, 7)).startswith(
         " has pixels of the kind 'I;16', but the model takes 1 ch"
     )
-    save(path, drawn("RGB"), transparency=(1, 2, 3))
-    assert refused(path, "uint8", (5, 7, 3)).startswith(
+    save(path, draw_pixels("RGB"), transparency=(1, 2, 3))
+    assert refusal(path, "uint8", (5, 7, 3)).startswith(
         " has transparent pixels, but the model takes 3 channels"
     )
 
 
-def test_several_frames(tmp_path: Path) -> None:
+def test_images_with_several_frames_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "image.gif"
-    frames = [Image.fromarray(drawn("L", seed=seed)[:, :, 0]) for seed in range(3)]
+    frames = [Image.fromarray(draw_pixels("L", seed=seed)[:, :, 0]) for seed in range(3)]
     frames[0].save(path, save_all=True, append_images=frames[1:])
-    assert refused(path, "uint8", (5, 7)) == " has 3 frames: save one of them"
+    assert refusal(path, "uint8", (5, 7)) == " has 3 frames: save one of them"
 
 
-def test_images_that_are_to_be_turned(tmp_path: Path) -> None:
+def test_rotated_images_are_refused(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    path = save(tmp_path / "image.jpg", drawn("RGB"), "JPEG", exif=exif)
-    assert refused(path, "uint8", (5, 7, 3)) == (
+    path = save(tmp_path / "image.jpg", draw_pixels("RGB"), "JPEG", exif=exif)
+    assert refusal(path, "uint8", (5, 7, 3)) == (
         " is to be turned when it is shown (EXIF orientation 6): save it upright"
     )
 
 
 @pytest.mark.parametrize("format", [*LOSSLESS, "JPEG", "WEBP", "GIF"])
-def test_damage(tmp_path: Path, format: str) -> None:
-    """A flipped byte or a cut is one sentence, or gives an image of this size."""
+def test_damaged_images(tmp_path: Path, format: str) -> None:
+    """A flipped byte or a cut gives one sentence, or an image of this size."""
     path, rng = tmp_path / "image", np.random.default_rng(0)
-    raw = save(path, drawn("RGB"), format).read_bytes()
+    raw = save(path, draw_pixels("RGB"), format).read_bytes()
     for at in (*range(min(len(raw), 60)), *rng.integers(0, len(raw), 60)):
         damaged = bytearray(raw)
         damaged[at] ^= int(rng.integers(1, 256))
@@ -173,28 +173,27 @@ def test_huge_images_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = tmp_path / "image.png"
     Image.new("1", (20_000, 20_000)).save(path)
     monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("it was decoded"))
-    assert "20000 x 20000 pixels" in refused(path, "uint8", (5, 7)) or "400000000 pixels" in refused(
+    assert "20000 x 20000 pixels" in refusal(path, "uint8", (5, 7)) or "400000000 pixels" in refusal(
         path, "uint8", (5, 7)
     )
 
 
 def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = save(tmp_path / "image.png", drawn("L"))
-    found = builtins.__import__
+    path = save(tmp_path / "image.png", draw_pixels("L"))
+    original_import = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
         if name.partition(".")[0] == "PIL":
             raise ImportError(name)
-        return found(name, *rest)
+        return original_import(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert refused(path, "uint8", (5, 7)) == (
+    assert refusal(path, "uint8", (5, 7)) == (
         " is an image, which needs Pillow: pip install 'weft[images]', or give a .npy file"
     )
 
 
-def test_stored_names_say_nothing(tmp_path: Path) -> None:
-    """The content tells what a file is."""
-    pixels = drawn("L")
+def test_format_is_read_from_the_content(tmp_path: Path) -> None:
+    pixels = draw_pixels("L")
     path = save(tmp_path / "image.npy", pixels)
     assert np.array_equal(read(path, "uint8", (5, 7)), pixels[:, :, 0])

@@ -24,7 +24,7 @@ from weft.run.board_run import board_model
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program, the model that it is of, another one, and an input."""
+    """Working folder with a program, its model, another model, and an input."""
     monkeypatch.chdir(tmp_path)
     Path("network.tflite").write_bytes(tflite_networks.convolutions())
     Path("other.tflite").write_bytes(tflite_networks.rows())
@@ -34,15 +34,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(["run", "program", *arguments])
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 RUN = ("--input", "input.npy", "--against")
 
 
-def test_how_many_values_differ_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_number_of_differing_values_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*RUN, "network.tflite", "--output", "output.npz") == 0
     content = Path("network.tflite").read_bytes()
     file = parse(content, "it")
@@ -54,7 +54,7 @@ def test_how_many_values_differ_is_said(capsys: pytest.CaptureFixture[str]) -> N
     assert last == f"LiteRT: {np.count_nonzero(apart)} of 4 output values differ, by {apart.max()} at most"
 
 
-def test_values_that_are_the_same() -> None:
+def test_equal_values() -> None:
     same = {"a": np.arange(3, dtype=np.uint8)}
     assert litert.describe_differences([same], [same]) == "LiteRT: 0 of 3 output values differ"
     assert litert.describe_differences([same, same], [same, {"a": np.array([0, 1, 255], np.uint8)}]) == (
@@ -63,19 +63,19 @@ def test_values_that_are_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("against", "said"),
+    ("against", "message"),
     [
         ("other.tflite", "other.tflite has inputs uint8 2x10, the program int8 1x9x8x3: it is another model"),
         ("input.npy", "input.npy: LiteRT does not run it: The model is not a valid Flatbuffer buffer"),
         ("none.tflite", "cannot use none.tflite: No such file or directory"),
     ],
 )
-def test_models_that_cannot_be_compared_with(
-    against: str, said: str, capsys: pytest.CaptureFixture[str]
+def test_incomparable_models_are_refused(
+    against: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is written then."""
     assert call(*RUN, against, "--output", "output.npz") == 2
-    assert capsys.readouterr().err.splitlines()[-1] == f"error: {said}"
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
     assert not Path("output.npz").exists()
 
 
@@ -87,12 +87,12 @@ def test_without_litert(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     )
 
 
-def test_the_cycle_model_has_no_outputs_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cycle_model_has_no_outputs_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--on", "timing", "--against", "network.tflite") == 2
     assert "--against and --on timing do not go together" in capsys.readouterr().err
 
 
-def test_the_model_is_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_is_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*RUN, "network.tflite", "--report", "network.tflite") == 2
     assert "would overwrite network.tflite" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Samples of a model's inputs, from files and from arrays: as the model takes them, or refused in a sentence."""
+"""Samples of a model's inputs, from files and from arrays: converted, or refused in a sentence."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ def floats(*shape: int) -> np.ndarray:
 def test_first_axis_counts_samples(given: tuple[int, ...], shape: tuple[int, ...], runs: int) -> None:
     array = floats(*given)
     for order in ("C", "F"):
-        found = fit_samples({"x": np.asarray(array, order=order)}, {"x": ("float32", shape)})  # type: ignore[call-overload]
-        assert len(found) == runs
-        listed = list(found)
+        actual = fit_samples({"x": np.asarray(array, order=order)}, {"x": ("float32", shape)})  # type: ignore[call-overload]
+        assert len(actual) == runs
+        listed = list(actual)
         assert [run["x"].shape for run in listed] == [shape] * runs
         assert (np.stack([run["x"] for run in listed]).ravel() == array.ravel()).all()
 
 
-def test_ways_to_give_samples(tmp_path: Path) -> None:
+def test_forms_of_samples(tmp_path: Path) -> None:
     array = floats(5, 3, 4)
     np.save(tmp_path / "a.npy", array)
     np.savez_compressed(tmp_path / "a.npz", x=array, other=np.arange(3))
-    (tmp_path / "swapped.anything").write_bytes(saved(array.astype(">f4")))
+    (tmp_path / "swapped.anything").write_bytes(save_samples(array.astype(">f4")))
     ways: list[Any] = [{"x": array, "y": 1}, array, tmp_path / "a.npy", str(tmp_path / "a.npz"),
                        tmp_path / "swapped.anything", {"x": Tensor(array)}]  # fmt: skip
     for given in ways:
-        found = fit_samples(given, IMAGE).arrays["x"]
-        assert found.dtype == np.float32
-        assert (found == array[:, None]).all()
+        actual = fit_samples(given, IMAGE).arrays["x"]
+        assert actual.dtype == np.float32
+        assert (actual == array[:, None]).all()
     np.savez(tmp_path / "two.npz", **{"x": floats(2, 3), "%2Fn": np.ones((2, 2), np.int64)})
     assert len(fit_samples(tmp_path / "two.npz", TWO)) == 2
 
 
-def saved(array: np.ndarray) -> bytes:
+def save_samples(array: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, array, allow_pickle=True)
     return file.getvalue()
@@ -96,14 +96,14 @@ ARRAYS: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("case", ARRAYS)
-def test_arrays_that_do_not_fit(case: str) -> None:
-    given, signature, told = ARRAYS[case]
-    with pytest.raises(InputError, match=told) as error:
+def test_mismatched_arrays_are_refused(case: str) -> None:
+    given, signature, message = ARRAYS[case]
+    with pytest.raises(InputError, match=message) as error:
         fit_samples(given, signature)
     assert "\n" not in str(error.value)
 
 
-def test_files_that_do_not_fit(tmp_path: Path) -> None:
+def test_mismatched_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, x=floats(5, 3, 4))
     good = path.read_bytes()
@@ -112,9 +112,9 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         good[:-30]: r"is damaged, or no .npz or .npy file",
         b"": r"is damaged, or no .npz or .npy file|no .npz or .npy file, or holds",
         b"nonsense": r"is no .npz or .npy file, or holds Python objects",
-        saved(np.array([{}])): r"is no .npz or .npy file, or holds Python objects",
-        saved(np.array(["a"])): r"is <U1: samples are numbers",
-        saved(floats(5, 4, 3)): r"array 'x' has shape \(5, 4, 3\)",
+        save_samples(np.array([{}])): r"is no .npz or .npy file, or holds Python objects",
+        save_samples(np.array(["a"])): r"is <U1: samples are numbers",
+        save_samples(floats(5, 4, 3)): r"array 'x' has shape \(5, 4, 3\)",
     }
     for data, told in contents.items():
         path.write_bytes(data)

@@ -27,13 +27,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    made = weft.compile(digits.model(), "default")
-    made.save(tmp_path)
+    program = weft.compile(digits.model(), "default")
+    program.save(tmp_path)
     read = weft.load(tmp_path)
-    assert read.config == made.config
-    assert read.inputs == made.inputs
-    assert read.outputs == made.outputs
-    device = [segment for segment in made.segments if isinstance(segment, DeviceProgram)]
+    assert read.config == program.config
+    assert read.inputs == program.inputs
+    assert read.outputs == program.outputs
+    device = [segment for segment in program.segments if isinstance(segment, DeviceProgram)]
     assert [segment for segment in read.segments if isinstance(segment, DeviceProgram)] == device
     assert any(segment.rows for segment in device)
 
@@ -103,7 +103,7 @@ def test_another_format(folder: Path) -> None:
         load(folder)
 
 
-def test_configuration_that_is_none(folder: Path) -> None:
+def test_invalid_configuration(folder: Path) -> None:
     _rewrite(folder, config={"n": 3})
     with pytest.raises(
         ProgramFileError, match=r"program.json: configuration field 'n' must be a power of two from 2 to 128"
@@ -153,12 +153,12 @@ def test_values_that_have_16_bits(
     manifest = manifest_of(tmp_path)
     change(manifest[side][at])
     write(tmp_path, manifest)
-    said = refusal(tmp_path)
-    assert ("which does not fill" if change is _narrow else "int16 of shape") in said
+    message = refusal(tmp_path)
+    assert ("which does not fill" if change is _narrow else "int16 of shape") in message
 
 
 @pytest.fixture(scope="module")
-def embedded() -> weft.Program:
+def embedding_model() -> weft.Program:
     """Rows of a table of 50 x 12 by indices that are an input."""
     built = Builder(np.random.default_rng(0))
     built.inputs.append(helper.make_tensor_value_info("places", TensorProto.INT64, (2, 3)))
@@ -168,7 +168,7 @@ def embedded() -> weft.Program:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("rows", {"dtype": "int8", "rows": 50, "pitch": 12}, "has indices of type 'int8', not int32 or int64"),
         ("rows", {"dtype": "int32", "rows": 50, "pitch": 12}, "is int64 of shape (2, 3), but int32"),
@@ -179,16 +179,16 @@ def embedded() -> weft.Program:
         ("nhwc", [1, 1, 6, 3], "which does not fill"),
     ],
 )  # fmt: skip
-def test_indices(embedded: weft.Program, tmp_path: Path, field: str, value: Any, said: str) -> None:
-    embedded.save(tmp_path)
+def test_indices(embedding_model: weft.Program, tmp_path: Path, field: str, value: Any, message: str) -> None:
+    embedding_model.save(tmp_path)
     manifest = manifest_of(tmp_path)
     manifest["to_device"][0][field] = value
     write(tmp_path, manifest)
-    assert said in refusal(tmp_path)
+    assert message in refusal(tmp_path)
 
 
-def test_a_table_that_is_an_input(embedded: weft.Program, tmp_path: Path) -> None:
-    embedded.save(tmp_path)
+def test_a_table_that_is_an_input(embedding_model: weft.Program, tmp_path: Path) -> None:
+    embedding_model.save(tmp_path)
     manifest = manifest_of(tmp_path)
     (name,) = (name for name, item in manifest["segments"][0]["buffers"].items() if item["kind"] == "table")
     manifest["segments"][0]["buffers"][name]["kind"] = "input"

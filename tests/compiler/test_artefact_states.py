@@ -1,4 +1,4 @@
-"""Compiled models whose states do not fit the rest of them: in memory, and as files."""
+"""Compiled models whose states contradict their other parts: in memory, and as files."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from weft.hdl.isa.config import PRESETS
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("ring")
-    weft.compile(Ring(taps=3, channels=4).build(), PRESETS["tiny"]).save(made)
-    return made
+    result = tmp_path_factory.mktemp("ring")
+    weft.compile(Ring(taps=3, channels=4).build(), PRESETS["tiny"]).save(result)
+    return result
 
 
-def _changed(compiled: Compiled, **changes: Any) -> tuple[State, ...]:
+def _change_state(compiled: Compiled, **changes: Any) -> tuple[State, ...]:
     return tuple(dataclasses.replace(state, **changes) for state in compiled.states)
 
 
 CHANGES: dict[str, Callable[[Compiled], dict[str, Any]]] = {
-    "state 'x' is also an input, or is listed twice": lambda c: {"states": _changed(c, source="x")},
+    "state 'x' is also an input, or is listed twice": lambda c: {"states": _change_state(c, source="x")},
     "state 'ring' is also an input, or is listed twice": lambda c: {"states": c.states * 2},
-    "the new value of state 'ring' is never computed": lambda c: {"states": _changed(c, target="none")},
+    "the new value of state 'ring' is never computed": lambda c: {"states": _change_state(c, target="none")},
     "the device's 'ring' is int8 of shape (1, 3, 5), but int8 of shape (1, 3, 4) is expected": lambda c: {
-        "states": _changed(c, initial=np.zeros((1, 3, 5), np.int8))
+        "states": _change_state(c, initial=np.zeros((1, 3, 5), np.int8))
     },
     "the device's 'ring' is uint8 of shape (1, 3, 4), but int8 of shape (1, 3, 4) is expected": lambda c: {
-        "states": _changed(c, initial=np.zeros((1, 3, 4), np.uint8))
+        "states": _change_state(c, initial=np.zeros((1, 3, 4), np.uint8))
     },
     "the new value of state 'ring' is int8 of shape (1, 1, 4), but int8 of shape (1, 3, 4) is expected": lambda c: {
-        "states": _changed(c, target="x")
+        "states": _change_state(c, target="x")
     },
     "the device's 'ring' is never computed": lambda c: {"states": ()},
     "'device0': no value is transferred for input 'ring'": lambda c: {
@@ -62,7 +62,7 @@ def test_states_that_do_not_fit(folder: Path, why: str) -> None:
     assert str(caught.value) == why
 
 
-def copied(folder: Path, target: Path, change: Callable[[Any], None]) -> Path:
+def copy_with_manifest(folder: Path, target: Path, change: Callable[[Any], None]) -> Path:
     """The files with another manifest, whose checksum fits."""
     for path in folder.iterdir():
         (target / path.name).write_bytes(path.read_bytes())
@@ -74,8 +74,6 @@ def copied(folder: Path, target: Path, change: Callable[[Any], None]) -> Path:
 
 
 def test_a_state_that_is_said_to_be_an_input_is_not_written(folder: Path, tmp_path: Path) -> None:
-    """What instructions may write is by the kinds of buffers."""
-
     def change(manifest: Any) -> None:
         for item in (*manifest["to_device"], *manifest["from_device"]):
             if item["buffer"]["kind"] == "state":
@@ -86,15 +84,15 @@ def test_a_state_that_is_said_to_be_an_input_is_not_written(folder: Path, tmp_pa
         manifest["segments"][0]["offsets"]["ring"] = 4096
 
     with pytest.raises(ProgramError, match=r"base register 7"):
-        weft.load(copied(folder, tmp_path, change))
+        weft.load(copy_with_manifest(folder, tmp_path, change))
 
 
-def test_other_states_than_those_of_the_file(folder: Path, tmp_path: Path) -> None:
+def test_states_must_match_the_file(folder: Path, tmp_path: Path) -> None:
     def change(manifest: Any) -> None:
         manifest["states"]["targets"] = {"other": "ring:next"}
 
     with pytest.raises(CompileError, match=r"states\.bin holds other states than program\.json; compile"):
-        weft.load(copied(folder, tmp_path, change))
+        weft.load(copy_with_manifest(folder, tmp_path, change))
 
 
 def test_a_file_of_states_that_is_no_network(folder: Path, tmp_path: Path) -> None:
@@ -103,7 +101,7 @@ def test_a_file_of_states_that_is_no_network(folder: Path, tmp_path: Path) -> No
     def change(manifest: Any) -> None:
         manifest["states"] |= {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
 
-    copied(folder, tmp_path, change)
+    copy_with_manifest(folder, tmp_path, change)
     (tmp_path / STATES).write_bytes(raw)
     with pytest.raises(CompileError, match=r"states\.bin: .*; compile the model again"):
         weft.load(tmp_path)

@@ -44,12 +44,12 @@ def network() -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def program() -> weft.Program:
-    made = weft.compile(network(), "tiny")
-    kinds = [type(segment) for segment in made.segments]
+    compiled = weft.compile(network(), "tiny")
+    kinds = [type(segment) for segment in compiled.segments]
     assert kinds.count(DeviceProgram) == 2
     assert HostSegment in kinds
-    assert any(isinstance(segment, DeviceProgram) and segment.rows for segment in made.segments)
-    return made
+    assert any(isinstance(segment, DeviceProgram) and segment.rows for segment in compiled.segments)
+    return compiled
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def _transfer_of_another_size(m: Any) -> None:
     m["to_device"][0]["shape"][0] += 1
 
 
-def _unsigned(m: Any) -> None:
+def _make_unsigned(m: Any) -> None:
     m["to_device"][0]["unsigned"] ^= True
 
 
@@ -192,11 +192,11 @@ def _rows_of_an_output(m: Any) -> None:
     program["rows"][first(program["buffers"], kind="output")] = rows
 
 
-def _queued(m: Any) -> None:
+def _queue_twice(m: Any) -> None:
     device(m)["layers"][0]["queued"]["MM"] += 1
 
 
-def _written(m: Any) -> None:
+def _write_input(m: Any) -> None:
     device(m)["layers"][-1]["written_bytes"] += 1
 
 
@@ -276,15 +276,15 @@ CLASSES = {
     _negative: "has shape (-1, 1, 8, 8)",
     _perm: "(0, 0, 1, 2) is not a permutation of 4 axes",
     _transfer_of_another_size: "which does not fill ",
-    _unsigned: "but int8 of shape",
+    _make_unsigned: "but int8 of shape",
     _wide: "which does not fill ",
     _wide_output: "which does not fill ",
     _wide_of_half_the_size: "is uint16 of shape (1, 12, 8, 8), but ",
     _rows: "do not fit its shape",
     _no_rows: "do not fit its shape",
     _rows_of_an_output: "only input buffers have interleaved rows",
-    _queued: "instructions for MM, but its layers have",
-    _written: "bytes, not ",
+    _queue_twice: "instructions for MM, but its layers have",
+    _write_input: "bytes, not ",
     _macs: "has a number that is negative or too large",
     _queue_names: "must have the queues LOAD, MM, VEC, STORE",
     _queued_names: "must have the queues LOAD, MM, VEC, STORE",
@@ -379,10 +379,10 @@ NETWORKS = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_for_the_host(folder: Path, name: str) -> None:
-    change, wanted = NETWORKS[name]
+    change, expected = NETWORKS[name]
     raw = encode(change(decode((folder / "segment0.host").read_bytes())))
     seal(folder, manifest_of(folder), 0, raw)
-    assert wanted in refusal(folder)
+    assert expected in refusal(folder)
 
 
 def test_bytes_that_are_no_network(folder: Path) -> None:
@@ -404,7 +404,6 @@ STRANGE = [
 
 
 def paths(node: Any, path: Paths = ()) -> Iterator[Paths]:
-    """Of every value in a manifest."""
     if path:
         yield path
     for key, value in (
@@ -415,10 +414,10 @@ def paths(node: Any, path: Paths = ()) -> Iterator[Paths]:
 
 def mutant(rng: random.Random, manifest: Any) -> Any:
     """One value is missing, doubled, another one's, a little more or less, or anything."""
-    made = copy.deepcopy(manifest)
-    everywhere = list(paths(made))
+    result = copy.deepcopy(manifest)
+    everywhere = list(paths(result))
     path = rng.choice(everywhere)
-    parent, key = at(made, path[:-1]), path[-1]
+    parent, key = at(result, path[:-1]), path[-1]
     kind = rng.randrange(6)
     if kind == 0:
         del parent[key]
@@ -427,14 +426,14 @@ def mutant(rng: random.Random, manifest: Any) -> Any:
     elif kind == 2 and type(parent[key]) is int:
         parent[key] += rng.choice([-64, -1, 1, 64, 256])
     elif kind == 3:
-        alike = [other for other in everywhere if type(at(made, other)) is type(parent[key])]
-        parent[key] = copy.deepcopy(at(made, rng.choice(alike)))
+        alike = [other for other in everywhere if type(at(result, other)) is type(parent[key])]
+        parent[key] = copy.deepcopy(at(result, rng.choice(alike)))
     else:
         parent[key] = copy.deepcopy(rng.choice(STRANGE))
-    return made
+    return result
 
 
-def loaded(folder: Path) -> weft.Program | None:
+def try_load(folder: Path) -> weft.Program | None:
     """The program, if it is not refused in one sentence."""
     try:
         return weft.load(folder)
@@ -456,7 +455,7 @@ def test_mutants_of_manifests(folder: Path) -> None:
     rng, manifest, ran = random.Random(0), manifest_of(folder), 0
     for _ in range(200):
         write(folder, mutant(rng, manifest))
-        if program := loaded(folder):
+        if program := try_load(folder):
             run(program, "golden")
             run(program, "timing")
             ran += 1
@@ -465,14 +464,13 @@ def test_mutants_of_manifests(folder: Path) -> None:
 
 def seal(folder: Path, manifest: Any, index: int, raw: bytes) -> None:
     """Another content of a segment's file, with the size and checksum that belong to it."""
-    made = copy.deepcopy(manifest)
-    made["segments"][index] |= {"sha256": "new", "bytes": len(raw)}
+    result = copy.deepcopy(manifest)
+    result["segments"][index] |= {"sha256": "new", "bytes": len(raw)}
     next(folder.glob(f"segment{index}.*")).write_bytes(raw)
-    write(folder, made)
+    write(folder, result)
 
 
 def mutants_of_networks(program: weft.Program, folder: Path, seed: int, count: int) -> None:
-    """They are refused when they are loaded, or fail in a sentence, or run."""
     rng, manifest, ran = random.Random(seed), manifest_of(folder), 0
     hosts = [index for index, entry in enumerate(manifest["segments"]) if entry["kind"] == "host"]
     stored = {
@@ -486,9 +484,9 @@ def mutants_of_networks(program: weft.Program, folder: Path, seed: int, count: i
         except OverflowError:  # integers of more than 64 bits
             continue
         seal(folder, manifest, index, raw)
-        if found := loaded(folder):
+        if actual := try_load(folder):
             with contextlib.suppress(CompileError):
-                run(found, "golden")
+                run(actual, "golden")
                 ran += 1
     assert count // 50 < ran < count
 
@@ -505,15 +503,15 @@ def test_many_mutants_of_networks(program: weft.Program, folder: Path, seed: int
 
 def mutate_code(rng: random.Random, folder: Path, manifest: Any) -> Any:
     """A few flipped bits in instructions."""
-    made = copy.deepcopy(manifest)
-    index = rng.choice([index for index, entry in enumerate(made["segments"]) if entry["kind"] == "device"])
+    result = copy.deepcopy(manifest)
+    index = rng.choice([index for index, entry in enumerate(result["segments"]) if entry["kind"] == "device"])
     raw = bytearray((folder / f"segment{index}.bin").read_bytes())
     for _ in range(rng.choice([1, 1, 2])):
-        bit = rng.randrange(8 * made["segments"][index]["constants"], 8 * len(raw))
+        bit = rng.randrange(8 * result["segments"][index]["constants"], 8 * len(raw))
         raw[bit // 8] ^= 1 << bit % 8
     (folder / f"segment{index}.bin").write_bytes(raw)
-    made["segments"][index]["sha256"] = "new"
-    return made
+    result["segments"][index]["sha256"] = "new"
+    return result
 
 
 def differing(program: weft.Program) -> bool:
@@ -529,16 +527,16 @@ def mutants_on_rtl(program: weft.Program, folder: Path, seed: int, count: int) -
     rng, manifest, ran = random.Random(seed), manifest_of(folder), 0
     for _ in range(count):
         program.save(folder)
-        made = mutate_code(rng, folder, manifest) if rng.random() < 0.7 else mutant(rng, manifest)
-        write(folder, made)
-        found = loaded(folder)
-        if found is not None and found.config == program.config:
-            assert not differing(found)
+        result = mutate_code(rng, folder, manifest) if rng.random() < 0.7 else mutant(rng, manifest)
+        write(folder, result)
+        actual = try_load(folder)
+        if actual is not None and actual.config == program.config:
+            assert not differing(actual)
             ran += 1
     assert ran > count // 8
 
 
-def test_what_is_not_refused_runs_the_same_on_the_rtl(program: weft.Program, folder: Path) -> None:
+def test_accepted_mutants_run_equally_on_the_rtl(program: weft.Program, folder: Path) -> None:
     mutants_on_rtl(program, folder, 0, 40)
 
 

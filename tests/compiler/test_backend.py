@@ -51,11 +51,11 @@ def run_and_compare(
     bandwidth: float | None = None,
 ) -> None:
     """With inputs as they are and as the compiler likes them best, compare with the micro-ops."""
-    made = [
+    result = [
         compile_segment(segment, config, bandwidth=bandwidth, passes=passes, reuse=False, plain_inputs=plain)
         for plain in (True, False)
     ]
-    for program in made if made[1].rows else made[:1]:
+    for program in result if result[1].rows else result[:1]:
         compare(program, segment, inputs, config)
 
 
@@ -136,15 +136,15 @@ def test_a_pool_is_fused_where_that_is_faster() -> None:
     ):
         op = convolution(whole("x", (1, 20, 28, channels), "input"), 80)
         op = dataclasses.replace(op, pool=pool, dst=whole("y", (1, *pool.output(20, 28), 80), "output"))
-        found = []
+        result = []
         for ops, passes in ((apart(op), ONE_BY_ONE), (apart(op), AS_GIVEN), ((op,), AS_GIVEN)):
             program = compile_segment(segment_of(*ops), PRESETS[preset], passes=passes)
             image = Image(program)
             device = TimingDevice(PRESETS[preset], image.memory_bytes, latency=30)
             image.run(device, {})
-            found.append((len(program.layers), device.counters()[Counter.CYCLES]))
-        assert found[0][0] == layers
-        assert found[0][1] == min(cycles for _, cycles in found)
+            result.append((len(program.layers), device.counters()[Counter.CYCLES]))
+        assert result[0][0] == layers
+        assert result[0][1] == min(cycles for _, cycles in result)
 
 
 def convolution_and_addition(size: int, kernel: int, cin: int, out: int) -> tuple[Conv, Add]:
@@ -178,10 +178,12 @@ def test_a_result_stays_on_chip_where_that_is_faster() -> None:
         ("default", 28, 1, 128),
     ],
 )
-def test_what_stays_on_chip_moves_no_more_data(preset: str, size: int, kernel: int, channels: int) -> None:
+def test_resident_results_move_no_more_data(preset: str, size: int, kernel: int, channels: int) -> None:
     conv, add = convolution_and_addition(size, kernel, channels, channels)
-    made = [compile_segment(segment_of(conv, add), PRESETS[preset], passes=by) for by in (AS_GIVEN, PIPELINE)]
-    moved = [sum(layer.read_bytes + layer.written_bytes for layer in item.layers) for item in made]
+    result = [
+        compile_segment(segment_of(conv, add), PRESETS[preset], passes=by) for by in (AS_GIVEN, PIPELINE)
+    ]
+    moved = [sum(layer.read_bytes + layer.written_bytes for layer in item.layers) for item in result]
     assert moved[1] <= moved[0] * 1.01
 
 
@@ -245,8 +247,7 @@ def test_rows_stay_where_others_see_them(why: str) -> None:
 
 @pytest.mark.parametrize(("kernel", "stride", "cin"), [(7, 2, 3), (11, 4, 3), (3, 1, 5), (5, 5, 3)])
 @pytest.mark.parametrize("plain", [False, True])
-def test_bytes_of_a_layer_are_those_of_the_bus(kernel: int, stride: int, cin: int, plain: bool) -> None:
-    """Where windows overlap, LOAD reads a row more than once."""
+def test_bytes_of_a_layer_equal_the_bus_traffic(kernel: int, stride: int, cin: int, plain: bool) -> None:
     window = Window((kernel, kernel), (stride, stride), (1, 1), (kernel // 2,) * 4)
     op = convolution(whole("x", (1, 40, 40, cin), "input"), 40, window)
     config = PRESETS["default"]
@@ -373,16 +374,16 @@ def test_chunks_of_a_long_contraction_are_even() -> None:
         assert sum(chunk.steps for chunk in chunks) == 1152
 
 
-def test_a_dilation_of_one_element_is_none() -> None:
+def test_dilation_of_one_element_is_ignored() -> None:
     """A 1x1 convolution is a matrix product, whatever its dilation says."""
-    made = [
+    result = [
         compile_segment(
             segment_of(convolution(whole("x", (8, 2, 2, 64), "input"), 64, Window(dilation=(by, by)))),
             PRESETS["default"],
         )
         for by in (1, 2)
     ]
-    assert made[0].layers == made[1].layers  # as many instructions, cycles and bytes
+    assert result[0].layers == result[1].layers  # as many instructions, cycles and bytes
 
 
 CELLS = (
@@ -400,7 +401,9 @@ def programs(cell: Cell, config: Config) -> list[DeviceProgram]:
 @pytest.mark.parametrize(
     ("cell", "config"), CELLS, ids=lambda item: item.op if isinstance(item, Cell) else ""
 )
-def test_shared_tasks_are_those_of_each(cell: Cell, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_tasks_equal_separate_lowering(
+    cell: Cell, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fewer than half of the operators are lowered, and no byte differs from when all are."""
     lowered = []
     lower = Lowering._lower

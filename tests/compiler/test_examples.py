@@ -24,9 +24,9 @@ def test_everything_is_on_the_device(example: ModuleType) -> None:
 def test_attention_of_the_transformer() -> None:
     graph = import_model(onnx.load_from_string(attention.model()))
     (segment,) = (item for item in graph.segments if isinstance(item, DeviceSegment))
-    found = [op for op in segment.ops if isinstance(op, Attention)]
-    assert [op.name for op in found] == ["block1.attention", "block2.attention"]
-    assert {(op.heads, op.head_size, op.q.shape, op.dst.shape) for op in found} == {
+    actual = [op for op in segment.ops if isinstance(op, Attention)]
+    assert [op.name for op in actual] == ["block1.attention", "block2.attention"]
+    assert {(op.heads, op.head_size, op.q.shape, op.dst.shape) for op in actual} == {
         (4, 16, (1, 1, 16, 64), (1, 1, 16, 64))
     }
     added = sum(isinstance(op, Add) for op in segment.ops)

@@ -28,7 +28,7 @@ def run_onnxruntime(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> li
     return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, values)
 
 
-def fused(graph: Graph) -> list[Any]:
+def fuse(graph: Graph) -> list[Any]:
     """The operators as they are planned for a small accelerator."""
     planner = Planner(Target(PRESETS["small"]))
     segments = [item for item in graph.segments if isinstance(item, DeviceSegment)]
@@ -43,11 +43,11 @@ def output_scale(model: onnx.ModelProto) -> float:
 
 def levels(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> np.ndarray:
     """Differences from ONNX Runtime in steps of the output."""
-    wanted = run_onnxruntime(model, values)[0]
+    expected = run_onnxruntime(model, values)[0]
     given = run_graph(import_model(model), values)[model.graph.output[0].name]
-    assert given.shape == wanted.shape
-    assert given.dtype == wanted.dtype
-    return np.rint((given - wanted) / output_scale(model))
+    assert given.shape == expected.shape
+    assert given.dtype == expected.dtype
+    return np.rint((given - expected) / output_scale(model))
 
 
 @pytest.mark.parametrize("kind", qdq_models.LAYERS)
@@ -86,7 +86,7 @@ def test_pool_joins_its_convolution() -> None:
     builder = qdq_models.Builder(np.random.default_rng(0))
     value = builder.conv(builder.input((1, 3, 8, 8)), 4, pads=(1, 1, 1, 1))
     model = builder.finish(builder.pool(value, "MaxPool", kernel_shape=[2, 2], strides=[2, 2]))
-    (op,) = fused(import_model(model))
+    (op,) = fuse(import_model(model))
     assert isinstance(op, Conv)
     assert op.pool is not None
     assert op.pool.kernel == (2, 2)
@@ -111,21 +111,21 @@ def test_pool_with_other_parameters_stays_apart() -> None:
 def test_concat_inputs_are_written_in_place() -> None:
     builder = qdq_models.Builder(np.random.default_rng(0))
     source = builder.input((1, 3, 6, 6))
-    left = builder.conv(source, 4, (1, 1))
+    remaining = builder.conv(source, 4, (1, 1))
     right = builder.like(
         builder.dequantise(builder.conv(source, 5, (1, 1))),
         (1, 5, 6, 6),
-        left,
+        remaining,
     )
-    graph = import_model(builder.finish(builder.concat([left, right], 1)))
-    ops = fused(graph)
+    graph = import_model(builder.finish(builder.concat([remaining, right], 1)))
+    ops = fuse(graph)
     assert [type(op) for op in ops] == [Conv, Conv]
     assert [op.lookup is not None for op in ops] == [False, True], "its requantisation is a table"
     assert [op.dst.c for op in ops if op.dst.buffer.shape[3] == 9] == [0, 4]
     assert "@0,0,4" in dump(graph)
 
 
-def test_concat_copies_what_is_read_twice() -> None:
+def test_concat_copies_inputs_with_two_readers() -> None:
     builder = qdq_models.Builder(np.random.default_rng(0))
     value = builder.conv(builder.input((1, 3, 6, 6)), 4, (1, 1))
     ops = device_ops(import_model(builder.finish(builder.concat([value, value], 1))))
@@ -231,7 +231,6 @@ FOREIGN = {
 def test_constant_next_to_a_value_in_another_order(
     name: str, quantised: bool, op: str, constant: tuple[int, ...] | str
 ) -> None:
-    """On the device or on the host: either is right."""
     shape, product, then = FOREIGN[name]
     builder = qdq_models.Builder(np.random.default_rng(0))
     conv = product == "Conv"
@@ -269,7 +268,7 @@ def test_clip_becomes_a_clamp() -> None:
     assert not levels(model, {model.graph.input[0].name: np.linspace(-3, 3, 8, dtype=np.float32)[None]}).any()
 
 
-def test_buffers_give_back_what_they_were_given() -> None:
+def test_buffers_round_trip() -> None:
     graph = import_model(qdq_models.random_conv(np.random.default_rng(5)))
     for transfer in (*graph.to_device, *graph.from_device):
         value = (
@@ -348,7 +347,7 @@ def test_sum_of_tensors_in_one_foreign_order() -> None:
     model = builder.finish(builder.dense(builder.add(*parts), 2, op="MatMul"))
     graph = import_model(model)
     assert not on_host(graph)
-    ops = [(type(op), type(op.epilogue)) for op in fused(graph)]
+    ops = [(type(op), type(op.epilogue)) for op in fuse(graph)]
     assert ops == [(Conv, type(None)), (Conv, Add), (Conv, type(None))]
     assert np.abs(levels(model, qdq_models.feeds(model, rng))).max() <= 1
 
@@ -389,10 +388,10 @@ def test_one_input_in_three_orders_has_three_transfers() -> None:
     graph = import_model(model)
     assert len({item.buffer.name for item in graph.to_device if item.value == source.name}) == 3
     given = run_graph(graph, values)
-    for name, wanted in zip(
+    for name, expected in zip(
         (item.name for item in model.graph.output), run_onnxruntime(model, values), strict=True
     ):
-        assert np.allclose(given[name], wanted, atol=0.02 * np.abs(wanted).max()), name
+        assert np.allclose(given[name], expected, atol=0.02 * np.abs(expected).max()), name
 
 
 def test_value_that_only_another_device_segment_reads() -> None:
@@ -422,7 +421,7 @@ def test_product_and_sum_of_constants_with_a_zero() -> None:
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("shape", [(3, 5), (2, 5, 4, 3)])
 def test_batch_normalisation(fused: bool, shape: tuple[int, ...]) -> None:
-    """On its own a depthwise convolution, else part of the one before it; a channel may be switched off or reversed."""
+    """Alone it is a depthwise convolution, else part of the previous one; channels may be zeroed or negated."""
     rng = np.random.default_rng(len(shape))
     builder = qdq_models.Builder(rng)
     value = builder.dequantise(builder.input(shape))
@@ -443,7 +442,7 @@ def test_batch_normalisation(fused: bool, shape: tuple[int, ...]) -> None:
     assert np.abs(difference).mean() < 0.05
 
 
-def test_control_flow_runs_on_the_host_with_what_its_branches_read() -> None:
+def test_control_flow_runs_on_the_host_with_captured_values() -> None:
     builder = qdq_models.Builder(np.random.default_rng(0))
     value = builder.conv(builder.input((1, 3, 4, 4)), 4, (1, 1))
     floats = builder.dequantise(value)

@@ -1,5 +1,4 @@
-"""The work of the compiler grows as the steps of recurrent networks do: counted in reads of names, which no load of the
-machine changes."""
+"""Compile time grows linearly with the steps of recurrent networks, counted in attribute reads."""
 
 from __future__ import annotations
 
@@ -17,34 +16,34 @@ from weft.hdl.isa.config import PRESETS
 CONFIG = PRESETS["small"].replace(kernel=64)
 STEPS = 5
 MOST = 2.15
-"""What twice as many steps more may take, in parts of what so many took: 2 is linear."""
+"""Largest ratio of work for twice as many further steps: 2 is linear."""
 COUNTED = ((Buffer, "name"), (Node, "outputs"), (Node, "inputs"))
-"""What a pass reads of every operator that it looks at."""
+"""Attributes that a pass reads of every operator it visits."""
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each of `COUNTED` is read from now on."""
-    found: Counter[str] = Counter()
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count reads of each attribute in `COUNTED` from now on."""
+    actual: Counter[str] = Counter()
 
     def count(kind: type, name: str) -> property:
         def read(item: object) -> object:
-            found[f"{kind.__name__}.{name}"] += 1
+            actual[f"{kind.__name__}.{name}"] += 1
             return item.__dict__[name]
 
         return property(read, lambda item, value: item.__dict__.__setitem__(name, value))
 
     for kind, name in COUNTED:
         monkeypatch.setattr(kind, name, count(kind, name), raising=False)
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("action", [weft.check, weft.compile])
 def test_reads_grow_with_steps(action: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a network, its operators and their buffers, for four times as many steps."""
+    """Attributes of a network, its operators and their buffers, for four times as many steps."""
     models = [CellNet(Cell("GRU", STEPS * times, 1, 4, 4, "bidirectional")).model() for times in (1, 2, 4)]
     action(models[0], CONFIG)  # what is made once is made now
-    found = counted(monkeypatch)
-    few, more, most = ([action(model, CONFIG), Counter(found), found.clear()][1] for model in models)
+    actual = count_reads(monkeypatch)
+    few, more, most = ([action(model, CONFIG), Counter(actual), actual.clear()][1] for model in models)
     for name, count in most.items():
         assert count - more[name] < MOST * (more[name] - few[name]), name
     assert more["Node.outputs"] > few["Node.outputs"] > 100

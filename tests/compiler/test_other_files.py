@@ -18,25 +18,25 @@ from weft.compiler.frontend import check_kind, import_model
 from weft.examples import digits
 
 
-def zipped(*names: str) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as file:
+def zip_file(*names: str) -> bytes:
+    result = io.BytesIO()
+    with zipfile.ZipFile(result, "w") as file:
         for name in names:
             file.writestr(name, b"content")
-    return made.getvalue()
+    return result.getvalue()
 
 
 HDF5 = b"\x89HDF\r\n\x1a\n" + bytes(40)
 FILES = {
     "model.gguf": (b"GGUF" + bytes(40), "GGUF", "weft generate"),
-    "model.pt": (zipped("model/data.pkl", "model/byteorder"), "PyTorch", "weft quantise"),
+    "model.pt": (zip_file("model/data.pkl", "model/byteorder"), "PyTorch", "weft quantise"),
     "exported.pt2": (
-        zipped("exported/archive_format", "exported/models/model.json"),
+        zip_file("exported/archive_format", "exported/models/model.json"),
         "PyTorch",
         "weft quantise",
     ),
     "old.pth": (pickle.dumps({"weight": [1.0]}), "PyTorch", "weft quantise"),
-    "model.keras": (zipped("metadata.json", "config.json", "model.weights.h5"), "Keras", "weft compile"),
+    "model.keras": (zip_file("metadata.json", "config.json", "model.weights.h5"), "Keras", "weft compile"),
     "model.h5": (HDF5, "Keras", "weft compile"),
     "model.safetensors": ((2).to_bytes(8, "little") + b'{"a":{}}', "safetensors", "weft quantise"),
 }
@@ -60,13 +60,13 @@ def test_files_of_other_tools(
         with pytest.raises(SystemExit) as ended:
             command.main(line.format(name).split())
         assert ended.value.code == 2
-        (said,) = (text for text in capsys.readouterr().err.splitlines() if not text.endswith("..."))
-        assert re.match(rf"error: {name} is a {kind} file, .*: .*`{remedy}`", said), said
+        (message,) = (text for text in capsys.readouterr().err.splitlines() if not text.endswith("..."))
+        assert re.match(rf"error: {name} is a {kind} file, .*: .*`{remedy}`", message), message
     assert {path.name for path in tmp_path.iterdir()} == {name, "samples.npy"}
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "old.pth"])
-def test_by_content_whatever_the_name(name: str, tmp_path: Path) -> None:
+def test_formats_are_detected_by_content(name: str, tmp_path: Path) -> None:
     content, kind, _ = FILES[name]
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
@@ -76,7 +76,6 @@ def test_by_content_whatever_the_name(name: str, tmp_path: Path) -> None:
 
 
 def test_models_by_names_of_other_tools(tmp_path: Path) -> None:
-    """What a file is, it says itself."""
     for name in FILES:
         path = tmp_path / name
         path.write_bytes(digits.model())

@@ -1,4 +1,4 @@
-"""Rewrites of device segments: what changes, and that results never do."""
+"""Rewrites of device segments: changed structure, unchanged results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_pool_is_fused_with_both_clamps() -> None:
     same(before, after)
 
 
-def test_what_stays_apart_has_one_clamp_and_a_buffer_of_its_own() -> None:
+def test_unfused_operators_keep_clamp_and_buffer() -> None:
     copy = Rescale("copy", INPUT, View(Buffer("z", INPUT.shape, "output"), INPUT.shape))
     before = DeviceSegment("s", (conv(), copy, POOL))
     after = fuse_pool(before, LAZY)
@@ -183,7 +183,7 @@ def test_requantisation_is_fused() -> None:
     assert fuse_epilogue(before, LAZY).ops == before.ops
 
 
-def test_of_two_operators_behind_a_convolution_the_second_stays() -> None:
+def test_second_operator_after_a_convolution_is_not_fused() -> None:
     between = View(Buffer("t", MIDDLE.shape), MIDDLE.shape)
     ops = (conv(), dataclasses.replace(ADD, dst=between), Rescale("again", between, SUM, 0.6, 5, -7))
     before = DeviceSegment("s", ops)

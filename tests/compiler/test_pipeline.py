@@ -1,4 +1,4 @@
-"""The list of passes: what it says of itself, and how it is run."""
+"""The list of passes: descriptions, and execution."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from weft.hdl.isa.config import PRESETS
 TINY = PRESETS["tiny"]
 
 
-def pooled() -> DeviceSegment:
+def pooled_model() -> DeviceSegment:
     op = convolution(whole("x", (1, 8, 8, 4), "input"), 8, Window((3, 3)))
     return segment_of(*apart(op.replace(pool=Window((2, 2), (2, 2)), dst=whole("y", (1, 3, 3, 8), "output"))))
 
 
-def test_every_pass_says_in_a_sentence_what_it_does() -> None:
+def test_every_pass_has_a_one_sentence_description() -> None:
     assert [item.name for item in PIPELINE][-2:] == ["choose_plans", "overlap_rows"]
     for item in PIPELINE:
         assert item.doc.endswith(".")
@@ -32,10 +32,13 @@ def test_every_pass_says_in_a_sentence_what_it_does() -> None:
         assert 20 < len(item.doc) < 200
 
 
-def test_what_passes_made_can_be_watched_and_read() -> None:
+def test_graphs_after_passes_can_be_inspected() -> None:
     seen: list[tuple[str, str]] = []
     compile_segment(
-        pooled(), TINY, plain_inputs=True, watch=lambda done, made: seen.append((done, dump_segment(made)))
+        pooled_model(),
+        TINY,
+        plain_inputs=True,
+        watch=lambda done, made: seen.append((done, dump_segment(made))),
     )
     assert [name for name, _ in seen] == [item.name for item in PIPELINE if item.name != "gather_rows"]
     assert dict(seen)["fuse_pool"] == (
@@ -44,7 +47,7 @@ def test_what_passes_made_can_be_watched_and_read() -> None:
     )
 
 
-def test_plans_are_made_once_for_what_is_alike() -> None:
+def test_equal_operators_share_a_plan() -> None:
     asked = []
     planner = Planner(Target(TINY), lambda shape: asked.append(shape.key))  # type: ignore[func-returns-value]
     op = convolution(whole("x", (1, 8, 8, 4), "input"), 8)
@@ -58,4 +61,4 @@ def test_a_pass_that_breaks_a_graph_is_found() -> None:
         return dataclasses.replace(segment, ops=segment.ops[1:])
 
     with pytest.raises(IrError, match="reads buffer 'unpooled' before it is written"):
-        run_passes((Pass(breaks),), pooled(), Planner(Target(TINY)))
+        run_passes((Pass(breaks),), pooled_model(), Planner(Target(TINY)))

@@ -1,4 +1,4 @@
-"""Programs are those that were recorded: what makes them slower, or changes their words, is seen."""
+"""Programs equal the recorded ones: slower or different code is noticed."""
 
 import pytest
 from support.recorded_programs import NAMES, measured, recorded
@@ -7,7 +7,7 @@ HOW = "if that is meant, record them anew: cd tests && ../.venv/bin/python -m su
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_programs_are_those_recorded(name: str) -> None:
+def test_programs_equal_the_recorded_ones(name: str) -> None:
     before, now = recorded()[name], measured(name)
     assert list(now) == list(before)
     other = {title: (before[title], item) for title, item in now.items() if before[title] != item}

@@ -40,8 +40,8 @@ def cycles_of(op: Conv | Attention, config: Config) -> int:
 
 
 def wrong(config: Config, number: int, tally: Tally[str]) -> str | None:
-    """What is wrong with a random layer: slower than all reasons allow, or faster than a bound says is possible; the
-    reason is counted. The layer depends on its number and the configuration, not on which others there are."""
+    """Describe why a random layer is slower than all reasons allow, or faster than a bound; count its reason. The
+    layer depends only on its number and the configuration."""
     rng = np.random.default_rng([config.digest, number])
     op = random_layer(rng, config)
     cycles = cycles_of(op, config)
@@ -70,10 +70,10 @@ def test_many_random_layers_reach_their_roofline() -> None:
     128 x 128. Not more than a few may be.
     """
     tally: Tally[str] = Tally()
-    found = [text for config in CONFIGS for number in range(_MANY) if (text := wrong(config, number, tally))]
-    assert [text for text in found if not text.startswith("no reason")] == []
-    assert len(found) <= 14, found
-    assert sum("groups 1," in text for text in found) <= 6, found
+    actual = [text for config in CONFIGS for number in range(_MANY) if (text := wrong(config, number, tally))]
+    assert [text for text in actual if not text.startswith("no reason")] == []
+    assert len(actual) <= 14, actual
+    assert sum("groups 1," in text for text in actual) <= 6, actual
     assert tally[""] > 1000, tally
 
 
@@ -87,7 +87,7 @@ banks of the scratchpad that the ULX3S 85F has."""
 
 def low(numbers: range) -> list[str]:
     """Small layers below the floor: every second one on `default`, the others on all configurations in turn."""
-    found = []
+    result = []
     for number in numbers:
         op = small_layer(np.random.default_rng([5, number]))
         config = CONFIGS[number // 2 % len(CONFIGS)] if number % 2 else PRESETS["default"]
@@ -95,10 +95,10 @@ def low(numbers: range) -> list[str]:
         assert share >= LEAST, (number, share)
         if share < FLOOR:
             shown = f"{op.src.shape} by {op.weight.shape}, {op.window}"
-            found.append(
+            result.append(
                 f"layer {number}, N {config.n} ({config.digest:08x}), {shown}: {cycles} cycles, {share:.1%}"
             )
-    return found
+    return result
 
 
 def test_small_layers_have_a_floor() -> None:
@@ -109,8 +109,8 @@ def test_small_layers_have_a_floor() -> None:
 @pytest.mark.parametrize("chunk", range(_CHUNKS))
 def test_ten_thousand_small_layers_have_a_floor(chunk: int) -> None:
     """Random products and convolutions, among them many of a few hundred cycles."""
-    found = low(range(chunk * _EACH, (chunk + 1) * _EACH))
-    assert len(found) <= _FEW, found
+    actual = low(range(chunk * _EACH, (chunk + 1) * _EACH))
+    assert len(actual) <= _FEW, actual
 
 
 def product(rows: int, out: int, cin: int) -> Conv:
@@ -151,7 +151,6 @@ def test_products_without_a_cliff(preset: str, rows: int, out: int, cin: int, le
     ],
 )
 def test_attention_reaches_its_roofline(preset: str, op: Attention, least: float) -> None:
-    """Of the array, or of the bus where one query reads all keys and values; heads beside each other or apart."""
     config = PRESETS[preset]
     bound = max(
         op.macs / config.n**2, sum(view.buffer.size for view in (op.q, op.k, op.v, op.dst)) / config.bus_bytes

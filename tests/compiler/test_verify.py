@@ -42,7 +42,6 @@ def test_good_graph(op: DeviceOp) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 4, 5), (3, 1, 2, 2)])
 def test_good_views(shape: tuple[int, int, int, int]) -> None:
-    """Of one element, or of several along all axes."""
     views = (View(Buffer(name, shape, kind), shape) for name, kind in (("x", "input"), ("y", "output")))
     verify_op(Rescale("copy", *views))
 

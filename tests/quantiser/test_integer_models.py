@@ -1,4 +1,4 @@
-"""Models with integer weights as float models: the same results as ONNX Runtime's of the integers; what is refused."""
+"""Models with integer weights as float models: results equal ONNX Runtime's on the integers; refusals."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ FLOATS = {"MatMul", "Conv", "Add", "Gather", "Mul", "Identity", "Reshape", "Relu
 
 
 def exact_inputs(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Whole numbers from 0 to 255, both of which are there: DynamicQuantizeLinear has scale 1 and zero point 0."""
+    """Integers from 0 to 255, both included: DynamicQuantizeLinear gets scale 1 and zero point 0."""
     values = rng.integers(0, 256, shape).astype(np.float32)
     values.reshape(-1)[0], values.reshape(-1)[-1] = 255, 0
     return values
 
 
 def check_same(given: onnx.ModelProto, x: np.ndarray, count: int = 1) -> onnx.ModelProto:
-    """The model as floats has the same results as ONNX Runtime of the integers, and the weights are remembered."""
+    """Compare the float model with ONNX Runtime on the integers, and check that weights are remembered."""
     before = given.SerializeToString(deterministic=True)
-    made, remembered = integer_models.to_floats(read_proto(given))
+    floats, remembered = integer_models.to_floats(read_proto(given))
     assert given.SerializeToString(deterministic=True) == before
-    assert {node.op_type for node in made.graph.node} <= FLOATS
+    assert {node.op_type for node in floats.graph.node} <= FLOATS
     assert len(remembered) == count
-    onnx.checker.check_model(made)
-    wanted, got = integer_nets.run(given, x=x), integer_nets.run(made, x=x)
-    np.testing.assert_allclose(got, wanted, rtol=2e-6, atol=2e-6 * float(np.abs(wanted).max()))
-    found = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.graph.initializer}
-    assert sum(remembered.find(array) is not None for array in found.values()) == count
-    return made
+    onnx.checker.check_model(floats)
+    expected, got = integer_nets.run(given, x=x), integer_nets.run(floats, x=x)
+    np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6 * float(np.abs(expected).max()))
+    actual = {tensor.name: numpy_helper.to_array(tensor) for tensor in floats.graph.initializer}
+    assert sum(remembered.find(array) is not None for array in actual.values()) == count
+    return floats
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_dynamic_quantisation_of_products(seed: int) -> None:
-    """By ONNX Runtime's own quantiser, with and without bias, symmetric or not, for a tensor or each channel."""
+    """ONNX Runtime quantises, with and without bias, symmetric or not, by tensor or channel."""
     rng = np.random.default_rng(seed)
     rows, inner, outputs = (int(size) for size in rng.integers(1, 40, 3))
     net = float_nets.FloatNet(seed)
     y = net.add("MatMul", "x", net.weight(inner, outputs, scale=0.3))
     if rng.integers(2):
         y = net.add("Add", y, net.weight(outputs, scale=1))
-    given = net.model({"x": (rows, inner)}, y, (rows, outputs), opset=int(rng.integers(13, 22)))
-    made = integer_nets.dynamic(
-        given,
+    source = net.model({"x": (rows, inner)}, y, (rows, outputs), opset=int(rng.integers(13, 22)))
+    result = integer_nets.dynamic(
+        source,
         weight_type=(QuantType.QInt8, QuantType.QUInt8)[seed % 2],
         per_channel=bool(rng.integers(2)),
         reduce_range=bool(rng.integers(2)),
         extra_options={"WeightSymmetric": bool(rng.integers(2))},
     )
-    assert any(node.op_type == "MatMulInteger" for node in made.graph.node)
-    check_same(made, exact_inputs(rng, rows, inner))
+    assert any(node.op_type == "MatMulInteger" for node in result.graph.node)
+    check_same(result, exact_inputs(rng, rows, inner))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -72,28 +72,28 @@ def test_dynamic_quantisation_of_convolutions(seed: int) -> None:
     net = float_nets.FloatNet(seed)
     bias = [net.weight(6, scale=1)] if seed % 2 else []
     y = net.add("Conv", "x", net.weight(6, 2, 3, 3), *bias, group=2, strides=[2, 1], pads=[1, 0, 1, 2])
-    given = net.model({"x": (1, 4, 9, 8)}, y, (1, 6, 5, 8), opset=13 + 3 * (seed % 3))
-    made = integer_nets.dynamic(given, weight_type=QuantType.QUInt8, op_types_to_quantize=["Conv"])
-    assert any(node.op_type == "ConvInteger" for node in made.graph.node)
-    check_same(made, exact_inputs(rng, 1, 4, 9, 8))
+    source = net.model({"x": (1, 4, 9, 8)}, y, (1, 6, 5, 8), opset=13 + 3 * (seed % 3))
+    result = integer_nets.dynamic(source, weight_type=QuantType.QUInt8, op_types_to_quantize=["Conv"])
+    assert any(node.op_type == "ConvInteger" for node in result.graph.node)
+    check_same(result, exact_inputs(rng, 1, 4, 9, 8))
 
 
 def test_dynamic_quantisation_of_everything_else() -> None:
-    """Two products that share an input, one of transposed weights, and rows of a table."""
+    """Two products with a shared input, a product with transposed weights, and rows of a table."""
     net = float_nets.FloatNet(7)
     rng = np.random.default_rng(7)
     first = net.add("Gemm", "x", net.weight(5, 12), net.weight(5, scale=1), transB=1)
     second = net.add("MatMul", "x", net.weight(12, 5))
     rows = net.add("Gather", net.weight(9, 5), net.constant(np.array([3, 0, 8, 3], np.int64)))
     y = net.add("Add", net.add("Add", first, second), rows)
-    made = integer_nets.dynamic(net.model({"x": (4, 12)}, y, (4, 5)), weight_type=QuantType.QInt8)
-    operators = [node.op_type for node in made.graph.node]
+    result = integer_nets.dynamic(net.model({"x": (4, 12)}, y, (4, 5)), weight_type=QuantType.QInt8)
+    operators = [node.op_type for node in result.graph.node]
     assert (operators.count("MatMulInteger"), operators.count("DequantizeLinear")) == (2, 1)
-    check_same(made, exact_inputs(rng, 4, 12), 3)
+    check_same(result, exact_inputs(rng, 4, 12), 3)
 
 
 def test_products_of_two_activations() -> None:
-    """Neither side has weights: the steps of both are left out."""
+    """Neither operand is a weight: both quantisation steps are dropped."""
     names = ["_q", "_s", "_z"]
     nodes = [
         helper.make_node("DynamicQuantizeLinear", [name], [f"{name}{end}" for end in names])
@@ -108,12 +108,12 @@ def test_products_of_two_activations() -> None:
         helper.make_node("Mul", ["s", "half"], ["h"]),
         helper.make_node("Mul", ["h", "f"], ["y"]),
     ]
-    given = integer_nets.model(nodes, {"x": (3, 5)}, {"half": np.float32(0.5)})
-    made, remembered = integer_models.to_floats(read_proto(given))
-    assert [node.op_type for node in made.graph.node] == ["Transpose", "MatMul", "Mul"]
+    source = integer_nets.model(nodes, {"x": (3, 5)}, {"half": np.float32(0.5)})
+    floats, remembered = integer_models.to_floats(read_proto(source))
+    assert [node.op_type for node in floats.graph.node] == ["Transpose", "MatMul", "Mul"]
     assert not len(remembered)
     x = exact_inputs(np.random.default_rng(0), 3, 5)
-    np.testing.assert_allclose(integer_nets.run(made, x=x), integer_nets.run(given, x=x), rtol=1e-6)
+    np.testing.assert_allclose(integer_nets.run(floats, x=x), integer_nets.run(source, x=x), rtol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -140,8 +140,8 @@ def test_fused_products(seed: int) -> None:
             ),
         ]
     nodes[-1].domain = "com.microsoft"
-    made = check_same(integer_nets.model(nodes, {"x": (3, inner)}, constants), exact_inputs(rng, 3, inner))
-    assert made.graph.node[0].name == "product"
+    result = check_same(integer_nets.model(nodes, {"x": (3, inner)}, constants), exact_inputs(rng, 3, inner))
+    assert result.graph.node[0].name == "product"
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -150,9 +150,9 @@ def test_packed_products(seed: int) -> None:
     inner, outputs = (int(size) for size in rng.integers(1, 100, 2))
     block, zeros = int(rng.choice([16, 32, 64, 128, 256])), ("none", "packed", "float")[seed % 3]
     settings = {"accuracy_level": 1} if seed % 2 else {}
-    given = integer_nets.packed_product(rng, inner, outputs, block, 4, zeros, bool(seed & 2), **settings)
-    made = check_same(given, rng.normal(0, 1, (3, inner)).astype(np.float32))
-    assert [node.op_type for node in made.graph.node] == ["MatMul", "Add"][: 1 + bool(seed & 2)]
+    source = integer_nets.packed_product(rng, inner, outputs, block, 4, zeros, bool(seed & 2), **settings)
+    result = check_same(source, rng.normal(0, 1, (3, inner)).astype(np.float32))
+    assert [node.op_type for node in result.graph.node] == ["MatMul", "Add"][: 1 + bool(seed & 2)]
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -160,20 +160,20 @@ def test_packed_products(seed: int) -> None:
 def test_blocks(axis: int, kind: str) -> None:
     rng = np.random.default_rng(axis)
     shape = (37, 11) if axis == 0 else (11, 37)
-    given = integer_nets.blocked_product(rng, shape, axis, 16, kind, bool(axis))
-    made, remembered = integer_models.to_floats(read_proto(given))
+    source = integer_nets.blocked_product(rng, shape, axis, 16, kind, bool(axis))
+    floats, remembered = integer_models.to_floats(read_proto(source))
     x = rng.normal(0, 1, (3, 37)).astype(np.float32)
     np.testing.assert_allclose(
-        integer_nets.run(made, x=x), integer_nets.run(given, x=x), rtol=1e-5, atol=1e-5
+        integer_nets.run(floats, x=x), integer_nets.run(source, x=x), rtol=1e-5, atol=1e-5
     )
     assert len(remembered) == 1
-    assert "DequantizeLinear" not in {node.op_type for node in made.graph.node}
+    assert "DequantizeLinear" not in {node.op_type for node in floats.graph.node}
 
 
 def test_external_data(tmp_path: Path) -> None:
     """Weights in a file of their own, as large models have them."""
     rng = np.random.default_rng(0)
-    given = integer_nets.packed_product(np.random.default_rng(0), 64, 40, 32)
+    source = integer_nets.packed_product(np.random.default_rng(0), 64, 40, 32)
     path = tmp_path / "model.onnx"
     onnx.save_model(
         integer_nets.packed_product(np.random.default_rng(0), 64, 40, 32),
@@ -182,26 +182,26 @@ def test_external_data(tmp_path: Path) -> None:
         location="weights.bin",
         size_threshold=0,
     )
-    made, _ = integer_models.to_floats(read_proto(path))
+    floats, _ = integer_models.to_floats(read_proto(path))
     x = rng.normal(0, 1, (3, 64)).astype(np.float32)
     np.testing.assert_allclose(
-        integer_nets.run(made, x=x), integer_nets.run(given, x=x), rtol=1e-5, atol=1e-5
+        integer_nets.run(floats, x=x), integer_nets.run(source, x=x), rtol=1e-5, atol=1e-5
     )
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(CompileError, match=r"^cannot read"):
         weft.quantise(path, np.ones((2, 3, 64), np.float32))
 
 
-def test_models_of_floats_and_of_fixed_ranges_stay() -> None:
+def test_float_and_static_models_stay() -> None:
     model = float_nets.perceptron()
     for given in (model, weft.quantise(model, float_nets.samples(model)).model):
-        made, remembered = integer_models.to_floats(given)
-        assert made is given
+        floats, remembered = integer_models.to_floats(given)
+        assert floats is given
         assert not len(remembered)
 
 
 def chain() -> onnx.ModelProto:
-    """What `quantize_dynamic` makes of one product."""
+    """Return a dynamically quantised product."""
     nodes = [
         helper.make_node("DynamicQuantizeLinear", ["x"], ["x_q", "x_s", "x_z"], "ranges"),
         helper.make_node("MatMulInteger", ["x_q", "w", "x_z", "z"], ["i"], "product"),
@@ -213,7 +213,7 @@ def chain() -> onnx.ModelProto:
     return integer_nets.model(nodes, {"x": (2, 4)}, constants)
 
 
-def changed(change: Callable[[onnx.ModelProto], object]) -> onnx.ModelProto:
+def change_nodes(change: Callable[[onnx.ModelProto], object]) -> onnx.ModelProto:
     model = chain()
     change(model)
     return model
@@ -224,7 +224,7 @@ def constant(model: onnx.ModelProto, name: str, value: np.ndarray) -> None:
     tensor.CopyFrom(numpy_helper.from_array(value, name))
 
 
-def packed(change: Callable[[onnx.NodeProto], object], **constants: np.ndarray) -> onnx.ModelProto:
+def change_packed(change: Callable[[onnx.NodeProto], object], **constants: np.ndarray) -> onnx.ModelProto:
     model = integer_nets.packed_product(np.random.default_rng(0), 40, 3, 16, zeros="packed")
     change(model.graph.node[0])
     for name, value in constants.items():
@@ -237,7 +237,7 @@ def packed(change: Callable[[onnx.NodeProto], object], **constants: np.ndarray) 
 
 
 def scale_by_input(model: onnx.ModelProto) -> None:
-    """The scale of the weights is computed."""
+    """Make the scale of the weights a computed value."""
     model.graph.node.insert(0, helper.make_node("ReduceMax", ["x"], ["m"], keepdims=0))
     model.graph.node[4].input[1] = "m"
 
@@ -252,60 +252,63 @@ STRANGE = (
 )
 REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "no scale": (
-        lambda: changed(lambda model: model.graph.node[4].input.__setitem__(1, "s")),
+        lambda: change_nodes(lambda model: model.graph.node[4].input.__setitem__(1, "s")),
         f"node 'ranges' (DynamicQuantizeLinear) {STRANGE}",
     ),
-    "computed scale": (lambda: changed(scale_by_input), f"node 'ranges' (DynamicQuantizeLinear) {STRANGE}"),
+    "computed scale": (
+        lambda: change_nodes(scale_by_input),
+        f"node 'ranges' (DynamicQuantizeLinear) {STRANGE}",
+    ),
     "no zero point": (
-        lambda: changed(lambda model: model.graph.node[1].input.__setitem__(2, "")),
+        lambda: change_nodes(lambda model: model.graph.node[1].input.__setitem__(2, "")),
         f"node 'ranges' (DynamicQuantizeLinear) {STRANGE}",
     ),
     "scale": (
-        lambda: changed(lambda model: constant(model, "s", np.array(np.inf, np.float32))),
+        lambda: change_nodes(lambda model: constant(model, "s", np.array(np.inf, np.float32))),
         "node 'product' (MatMulInteger) has scale inf; scales of weights must be finite numbers",
     ),
     "factors for rows": (
-        lambda: changed(lambda model: constant(model, "s", np.ones((2, 1), np.float32))),
+        lambda: change_nodes(lambda model: constant(model, "s", np.ones((2, 1), np.float32))),
         f"node 'ranges' (DynamicQuantizeLinear) {STRANGE}",
     ),
     "zero points": (
-        lambda: changed(lambda model: constant(model, "z", np.zeros(2, np.int8))),
+        lambda: change_nodes(lambda model: constant(model, "z", np.zeros(2, np.int8))),
         "node 'product' (MatMulInteger) has b_zero_point of shape 2 for weights of shape 4x3; it must be one number, "
         "or have the shape 3 or 1x3",
     ),
     "order": (
-        lambda: packed(lambda node: node.input.append("g"), g=np.zeros(40, np.int32)),
+        lambda: change_packed(lambda node: node.input.append("g"), g=np.zeros(40, np.int32)),
         "node 'product' (MatMulNBits) reorders its blocks with g_idx, which weft does not read: quantise the model "
         "without it",
     ),
     "weights that are an input": (
-        lambda: packed(lambda node: node.input.__setitem__(1, "x")),
+        lambda: change_packed(lambda node: node.input.__setitem__(1, "x")),
         "node 'product' (MatMulNBits) has weights that are not constant ('x')",
     ),
     "bits": (
-        lambda: packed(lambda node: attribute(node, "bits", 5)),
+        lambda: change_packed(lambda node: attribute(node, "bits", 5)),
         "node 'product' (MatMulNBits) has weights of 5 bits; weft reads 2, 4 and 8",
     ),
     "packed scales": (
-        lambda: packed(lambda node: None, scales=np.ones(7, np.float32)),
+        lambda: change_packed(lambda node: None, scales=np.ones(7, np.float32)),
         "node 'product' (MatMulNBits) has 7 scales for 9 blocks of 16",
     ),
     "half precision": (
-        lambda: packed(lambda node: None, scales=np.ones(9, np.float16)),
+        lambda: change_packed(lambda node: None, scales=np.ones(9, np.float16)),
         "node 'product' (MatMulNBits) has scales of float16; weft reads float32: export the model in float32",
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_invalid_models_are_refused(name: str) -> None:
     build, message = REFUSED[name]
     with pytest.raises(CompileError) as caught:
         weft.quantise(build(), np.ones((2, 2, 4), np.float32))
     assert str(caught.value) == message
 
 
-def test_blocks_that_do_not_fit() -> None:
+def test_mismatched_blocks_are_refused() -> None:
     model = integer_nets.blocked_product(np.random.default_rng(0), (37, 11), 0, 16, "int4", zeros=False)
     constant(model, "s", np.ones((2, 11), np.float32))
     with pytest.raises(CompileError) as caught:
@@ -325,28 +328,30 @@ def test_blocks_that_do_not_fit() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_compiling_says(build: Callable[[], onnx.ModelProto], text: str) -> None:
+def test_compile_points_to_the_quantiser(build: Callable[[], onnx.ModelProto], text: str) -> None:
     for action in (weft.check, weft.compile):
         with pytest.raises(CompileError) as caught:
             action(build())
         assert str(caught.value).startswith(text)
 
 
-def test_what_commands_say_of_weights_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of DequantizeLinear are a model that the host runs: a warning, and no error."""
+def test_commands_warn_of_weight_only_quantisation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host runs a model with blocks of DequantizeLinear: a warning, no error."""
     monkeypatch.chdir(tmp_path)
     model = integer_nets.blocked_product(np.random.default_rng(0), (32, 3), 0, 16, "int4", zeros=True)
     onnx.save(model, "blocks.onnx")
     for arguments in (["check"], ["compile", "-o", "program"]):
         result = CliRunner().invoke(app, [*arguments, "blocks.onnx"])
         assert result.exit_code == 0
-        told = " ".join(result.stderr.split())
-        assert "warning: the model has quantised weights only (no QuantizeLinear after an activation)" in told
+        message = " ".join(result.stderr.split())
+        assert (
+            "warning: the model has quantised weights only (no QuantizeLinear after an activation)" in message
+        )
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_attention_of_integers(per_channel: bool) -> None:
-    """QAttention, whose weights are those of three products."""
+    """QAttention, with the weights of three products."""
     rng = np.random.default_rng(0)
     shape = (24,) if per_channel else ()
     constants: dict[str, Any] = {
@@ -360,10 +365,10 @@ def test_attention_of_integers(per_channel: bool) -> None:
         helper.make_node("DynamicQuantizeLinear", ["x"], ["x_q", "x_s", "x_z"]),
         helper.make_node("QAttention", names, ["y"], "attention", domain="com.microsoft", num_heads=2),
     ]
-    given = integer_nets.model(nodes, {"x": (1, 6, 10)}, constants, 20)
-    given.graph.output[0].type.tensor_type.shape.dim.add().dim_param = "width"
+    source = integer_nets.model(nodes, {"x": (1, 6, 10)}, constants, 20)
+    source.graph.output[0].type.tensor_type.shape.dim.add().dim_param = "width"
     x = exact_inputs(rng, 1, 6, 10)
-    made = weft.quantise(given, np.stack([x, x]))
-    assert [item.kept for item in made.weights] == [True] * 3
-    wanted, got = integer_nets.run(given, x=x), weft.compile(made.model).run({"x": x}).outputs["y"]
-    np.testing.assert_allclose(got, wanted, atol=0.03 * np.abs(wanted).max())
+    quantised = weft.quantise(source, np.stack([x, x]))
+    assert [item.kept for item in quantised.weights] == [True] * 3
+    expected, got = integer_nets.run(source, x=x), weft.compile(quantised.model).run({"x": x}).outputs["y"]
+    np.testing.assert_allclose(got, expected, atol=0.03 * np.abs(expected).max())

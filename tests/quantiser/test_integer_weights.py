@@ -1,4 +1,4 @@
-"""Integers of files as floats, against ONNX Runtime; and as int8 with one scale for each channel."""
+"""Integer weights as floats, against ONNX Runtime; and as int8 with one scale per channel."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from weft.quantiser.integer_weights import Integers, Packing, Remembered, linear
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_packed_weights_are_those_of_onnx_runtime(seed: int) -> None:
-    """The product with the identity has the weights themselves."""
+def test_packed_weights_equal_those_of_onnx_runtime(seed: int) -> None:
+    """The product with the identity yields the weights."""
     rng = np.random.default_rng(seed)
     inner, outputs = (int(size) for size in rng.integers(1, 140, 2))
     block, bits = int(rng.choice([16, 32, 64, 128, 256])), (4, 8, 2)[seed % 3]
     zeros = str(rng.choice(["none", "packed", "float"] if bits == 4 else ["none", "packed"]))
-    given = integer_nets.packed_product(rng, inner, outputs, block, bits, zeros, accuracy_level=1)
-    constants = {item.name: integer_nets.numpy_helper.to_array(item) for item in given.graph.initializer}
-    given.graph.input[0].type.tensor_type.shape.dim[0].dim_value = inner
-    wanted = integer_nets.run(given, x=np.eye(inner, dtype=np.float32))
+    source = integer_nets.packed_product(rng, inner, outputs, block, bits, zeros, accuracy_level=1)
+    constants = {item.name: integer_nets.numpy_helper.to_array(item) for item in source.graph.initializer}
+    source.graph.input[0].type.tensor_type.shape.dim[0].dim_value = inner
+    expected = integer_nets.run(source, x=np.eye(inner, dtype=np.float32))
     packing = Packing(inner, outputs, bits, block)
-    found = packing.weights("node", constants["w"], constants["scales"], constants.get("zeros"))
-    assert found.kind == f"uint{bits} in blocks of {block}"
-    assert found.values.dtype == np.int16
-    np.testing.assert_array_equal(found.floats, wanted)
+    actual = packing.weights("node", constants["w"], constants["scales"], constants.get("zeros"))
+    assert actual.kind == f"uint{bits} in blocks of {block}"
+    assert actual.values.dtype == np.int16
+    np.testing.assert_array_equal(actual.floats, expected)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_blocks_are_those_of_onnx_runtime(seed: int) -> None:
+def test_blocks_equal_those_of_onnx_runtime(seed: int) -> None:
     rng = np.random.default_rng(seed)
     inner, outputs, block = (int(rng.integers(*ends)) for ends in ((1, 70), (1, 30), (1, 40)))
     kind, axis, zeros = ("int4", "uint4", "int8", "uint8")[seed % 4], seed % 2, bool(rng.integers(2))
     shape = (inner, outputs) if axis == 0 else (outputs, inner)
-    given = integer_nets.blocked_product(rng, shape, axis, block, kind, zeros)
-    constants = {item.name: integer_nets.numpy_helper.to_array(item) for item in given.graph.initializer}
-    given.graph.input[0].type.tensor_type.shape.dim[0].dim_value = inner
-    wanted = integer_nets.run(given, x=np.eye(inner, dtype=np.float32))
-    found = linear("node", constants["w"], constants["s"], constants.get("z"), axis, block).floats
-    np.testing.assert_array_equal(found if axis == 0 else found.T, wanted)
+    source = integer_nets.blocked_product(rng, shape, axis, block, kind, zeros)
+    constants = {item.name: integer_nets.numpy_helper.to_array(item) for item in source.graph.initializer}
+    source.graph.input[0].type.tensor_type.shape.dim[0].dim_value = inner
+    expected = integer_nets.run(source, x=np.eye(inner, dtype=np.float32))
+    actual = linear("node", constants["w"], constants["s"], constants.get("z"), axis, block).floats
+    np.testing.assert_array_equal(actual if axis == 0 else actual.T, expected)
 
 
 def channels(integers: Integers, axis: int) -> tuple[list[bool], np.ndarray]:
@@ -50,17 +50,17 @@ def channels(integers: Integers, axis: int) -> tuple[list[bool], np.ndarray]:
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_channels_that_int8_has(axis: int) -> None:
+def test_channels_that_fit_int8(axis: int) -> None:
     values = np.array([[-128, 5, 127], [-127, 0, 128], [1, 2, 3], [-128, 0, 9], [7, -8, 0]], np.int16)
     scale = np.array([[0.5], [0.5], [0.0], [-2.0], [-0.25]], np.float32)
     integers = Integers(values, scale, "int8")
     if axis:
         integers = integers.transpose()
-    exact, made = channels(integers, axis)
+    exact, result = channels(integers, axis)
     assert exact == [True, False, True, False, True]
-    wanted = integers.floats
+    expected = integers.floats
     for channel in (0, 2, 4):
-        np.testing.assert_array_equal(made.take(channel, axis), wanted.take(channel, axis))
+        np.testing.assert_array_equal(result.take(channel, axis), expected.take(channel, axis))
 
 
 def test_scales_that_differ_within_a_channel() -> None:
@@ -98,7 +98,7 @@ def weights(scale: float = 1.0, dtype: type = np.float32) -> Integers:
 
 
 @pytest.mark.parametrize(("scale", "text"), [(np.inf, "inf"), (-np.inf, "-inf"), (np.nan, "nan")])
-def test_scales_that_are_no_numbers(scale: float, text: str) -> None:
+def test_scales_that_are_not_finite(scale: float, text: str) -> None:
     with pytest.raises(CompileError) as caught:
         weights(scale)
     assert str(caught.value) == (
@@ -164,15 +164,15 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_packed_weights_that_make_no_sense(name: str) -> None:
+def test_invalid_packed_weights_are_refused(name: str) -> None:
     settings, arrays, message = HOSTILE[name]
     packing = Packing(**{**GOOD, **settings})
-    given = {
+    arguments = {
         "packed": np.zeros((3, 3, 8), np.uint8),
         "scales": np.ones(9, np.float32),
         "zeros": None,
         **arrays,
     }
     with pytest.raises(CompileError) as caught:
-        packing.weights("node 'a' (MatMulNBits)", **given)
+        packing.weights("node 'a' (MatMulNBits)", **arguments)
     assert str(caught.value) == f"node 'a' (MatMulNBits) {message}"

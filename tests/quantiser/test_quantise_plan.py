@@ -1,4 +1,4 @@
-"""Which nodes the quantiser leaves as they are, because what is around them is quantised."""
+"""Nodes that the quantiser leaves unquantised, because their neighbours are quantised."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def after(net: FloatNet, value: str) -> str:
 
 
 def direct(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without the Identity at its end."""
+    """Remove the Identity at the model's end."""
     end = model.graph.node.pop()
     model.graph.node[-1].output[0] = end.output[0]
     return model
@@ -28,46 +28,46 @@ def direct(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("follows", [True, False])
 def test_averages(follows: bool) -> None:
-    """An average at the end of a model stays quantised: nothing else would quantise its result."""
+    """An average at the end of a model stays quantised, because no other node quantises its result."""
     net = FloatNet()
     value = net.add("Conv", "x", net.weight(8, 3, 3, 3))
     value = net.add("AveragePool", value, kernel_shape=[2, 2], strides=[2, 2], name="average")
     shape = (1, 8, 5, 5)
     if follows:
         value, shape = after(net, value), (1, 4, 5, 5)
-    found = excluded(direct(net.model({"x": (1, 3, 12, 12)}, value, shape)))
-    assert found == ({"average"} if follows else set())
+    names = excluded(direct(net.model({"x": (1, 3, 12, 12)}, value, shape)))
+    assert names == ({"average"} if follows else set())
 
 
-def test_an_average_behind_a_function() -> None:
-    """What lies between is quantised by one of both: the average gains more by its scale."""
+def test_an_average_after_a_function() -> None:
+    """One node quantises the value between: the average, which gains more by its scale."""
     net = FloatNet()
     value = net.add("Conv", "x", net.weight(8, 3, 3, 3))
     value = net.add("Mul", value, net.add("Sigmoid", value, name="sigmoid"), name="product")
     value = net.add("AveragePool", value, kernel_shape=[2, 2], name="average")
-    found = excluded(net.model({"x": (1, 3, 12, 12)}, after(net, value), (1, 4, 9, 9)))
-    assert found == {"average"}
+    names = excluded(net.model({"x": (1, 3, 12, 12)}, after(net, value), (1, 4, 9, 9)))
+    assert names == {"average"}
 
 
 def test_averages_in_a_row() -> None:
-    """Of two, one quantises what lies between."""
+    """One of two averages quantises the value between."""
     net = FloatNet()
     value = net.add("Conv", "x", net.weight(8, 3, 3, 3))
     for name in ("one", "two"):
         value = net.add("AveragePool", value, kernel_shape=[2, 2], name=name)
-    found = excluded(net.model({"x": (1, 3, 12, 12)}, after(net, value), (1, 4, 8, 8)))
-    assert found == {"one"}
+    names = excluded(net.model({"x": (1, 3, 12, 12)}, after(net, value), (1, 4, 8, 8)))
+    assert names == {"one"}
 
 
-def test_what_reads_the_model_input_is_quantised() -> None:
+def test_readers_of_the_model_input_are_quantised() -> None:
     net = FloatNet()
     value = net.add("AveragePool", "x", kernel_shape=[2, 2], name="average")
     value = net.add("Conv", value, net.weight(4, 3, 1, 1))
     assert excluded(net.model({"x": (1, 3, 12, 12)}, value, (1, 4, 11, 11))) == set()
 
 
-def test_clamps_do_not_quantise_what_they_read() -> None:
-    """The quantiser leaves a Relu alone whose input nothing else quantises."""
+def test_clamps_do_not_quantise_their_input() -> None:
+    """The quantiser skips a Relu whose input no other node quantises."""
     net = FloatNet()
     value = net.add("Conv", "x", net.weight(4, 3, 3, 3))
     value = net.add("AveragePool", value, kernel_shape=[2, 2], name="average")
@@ -76,7 +76,7 @@ def test_clamps_do_not_quantise_what_they_read() -> None:
 
 
 def test_functions_of_one_activation() -> None:
-    """Chains of two and more; a constant of several values, a second activation or a clamp in front is no part."""
+    """Chains of two and more; a second activation, a constant array or a clamp ends a chain."""
     net = FloatNet()
     value = net.add("Conv", "x", net.weight(8, 3, 3, 3))
     first = net.add("Relu", value, name="clamp")
@@ -86,8 +86,8 @@ def test_functions_of_one_activation() -> None:
     value = net.add("Tanh", value, name="alone")
     other = net.add("Conv", "x", net.weight(8, 3, 3, 3))
     value = after(net, net.add("Add", value, other, name="two"))
-    found = excluded(net.model({"x": (1, 3, 12, 12)}, value, (1, 4, 10, 10)))
-    assert found == {"sigmoid", "product"}
+    names = excluded(net.model({"x": (1, 3, 12, 12)}, value, (1, 4, 10, 10)))
+    assert names == {"sigmoid", "product"}
 
 
 def test_written_out_functions_of_networks() -> None:
@@ -103,40 +103,40 @@ def test_written_out_functions_of_networks() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention(masked: bool) -> None:
     prepared, _ = float_model.prepare(transformer(masked), {})
-    found = set(Plan(prepared).excluded)
-    attention = [node for node in prepared.graph.node if node.name in found]
-    assert {"scores", "attention"} <= found
-    assert ("mask" in found) == masked
+    names = set(Plan(prepared).excluded)
+    attention = [node for node in prepared.graph.node if node.name in names]
+    assert {"scores", "attention"} <= names
+    assert ("mask" in names) == masked
     assert {node.op_type for node in attention} == {"MatMul", "Mul", "Softmax", "LayerNormalization"} | (
         {"Add"} if masked else set()
     )
-    # The first normalisation and the addition read the input, which the addition quantises.
+    # The addition quantises its input, which the first normalisation reads too.
     assert sum(node.op_type == "LayerNormalization" for node in attention) == 2
 
 
 def test_scores_with_a_bias_are_quantised() -> None:
-    """Attention on the device has none, so its products run by themselves, and take quantised operands."""
-    found = excluded(float_model.prepare(transformer(biased=True), {})[0])
-    assert not found & {"scores", "bias", "attention"}
+    """The device has no attention with a bias: products run separately and need quantised operands."""
+    names = excluded(float_model.prepare(transformer(biased=True), {})[0])
+    assert not names & {"scores", "bias", "attention"}
 
 
 def test_attention_next_to_a_node_in_float() -> None:
-    """What is kept in float quantises nothing for its neighbours."""
+    """A float node quantises nothing for its neighbours."""
     prepared, _ = float_model.prepare(transformer(), {})
     makers = {node.output[0]: node for node in prepared.graph.node}
     (scores,) = (node for node in prepared.graph.node if node.name == "scores")
     keep = makers[scores.input[0]].name
-    found = set(Plan(prepared, [keep]).excluded)
-    assert keep in found
-    assert "attention" not in found or makers[scores.input[0]].op_type == "Transpose"
+    names = set(Plan(prepared, [keep]).excluded)
+    assert keep in names
+    assert "attention" not in names or makers[scores.input[0]].op_type == "Transpose"
 
 
-def test_operators_are_those_of_the_device() -> None:
-    found = operators()
+def test_operators_equal_those_of_the_device() -> None:
+    actual = operators()
     assert {"Conv", "MatMul", "Gemm", "LayerNormalization", "ReduceMean", "Gelu", "Concat", "Resize"} <= set(
-        found
+        actual
     )
-    assert not {"TopK", "Cast", "QuantizeLinear", "com.microsoft.Gelu"} & set(found)
+    assert not {"TopK", "Cast", "QuantizeLinear", "com.microsoft.Gelu"} & set(actual)
 
 
 def test_kept_nodes_are_excluded_once() -> None:
@@ -144,18 +144,18 @@ def test_kept_nodes_are_excluded_once() -> None:
     assert len(plan.excluded) == len(set(plan.excluded))
 
 
-def written_out(net: FloatNet, value: str, kind: str) -> str:
-    """A normalisation over the rows of (1, 6, 16)."""
+def decomposed_norm(net: FloatNet, value: str, kind: str) -> str:
+    """Decomposed normalisation over the rows of (1, 6, 16)."""
     add, weight = net.add, net.weight(16)
 
-    def reduced(op: str, of: str, name: str) -> str:
+    def reduce_mean(op: str, of: str, name: str) -> str:
         return add(op, of, net.constant(np.array([-1], np.int64)), name=name)
 
     if kind == "layer":
-        value = add("Sub", value, reduced("ReduceMean", value, "mean"), name="distance")
+        value = add("Sub", value, reduce_mean("ReduceMean", value, "mean"), name="distance")
     if kind == "unit":
-        return add("Div", value, reduced("ReduceL2", value, "norm"), name="quotient")
-    mean = reduced("ReduceMean", add("Mul", value, value, name="square"), "mean square")
+        return add("Div", value, reduce_mean("ReduceL2", value, "norm"), name="quotient")
+    mean = reduce_mean("ReduceMean", add("Mul", value, value, name="square"), "mean square")
     root = add("Sqrt", add("Add", mean, net.weight(1), name="added"), name="root")
     value = add("Div", value, root, name="quotient")
     return add("Add", add("Mul", value, weight, name="weighted"), net.weight(16), name="shifted")
@@ -164,15 +164,15 @@ def written_out(net: FloatNet, value: str, kind: str) -> str:
 @pytest.mark.parametrize("kind", ["layer", "rms", "unit"])
 @pytest.mark.parametrize("follows", [True, False])
 def test_normalisations_written_out(kind: str, follows: bool) -> None:
-    """All of one is left as it is, where products around it are quantised."""
+    """Every node of a normalisation stays unquantised between quantised products."""
     net = FloatNet()
-    value = written_out(net, net.add("MatMul", "x", net.weight(8, 16), name="first"), kind)
+    value = decomposed_norm(net, net.add("MatMul", "x", net.weight(8, 16), name="first"), kind)
     if follows:
         value = net.add("MatMul", value, net.weight(16, 4), name="second")
     model = net.model({"x": (1, 6, 8)}, value, (1, 6, 4 if follows else 16))
-    found = excluded(model if follows else direct(model))
+    actual = excluded(model if follows else direct(model))
     whole = {"square", "mean square", "added", "root", "quotient", "weighted", "shifted"}
     names = {"unit": {"norm", "quotient"}, "layer": whole | {"mean", "distance"}, "rms": whole}[kind]
-    # At the end of a model, what is a function of one activation is still left alone.
+    # At the end of a model, a function of one activation stays unquantised.
     alone = set() if kind == "unit" else {"added", "root"}
-    assert found == (names if follows else alone)
+    assert actual == (names if follows else alone)

@@ -1,4 +1,4 @@
-"""Float models quantised for the device: all of what the device has runs there, and results are near those of float."""
+"""Float models quantised for the device: supported operators run there, and results are near float."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def reference(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> np.ndarr
     return output
 
 
-def snr(wanted: np.ndarray, got: np.ndarray) -> float:
-    wanted = wanted.astype(np.float64)
-    return float(10 * np.log10((wanted**2).sum() / ((wanted - got) ** 2).sum()))
+def snr(expected: np.ndarray, got: np.ndarray) -> float:
+    expected = expected.astype(np.float64)
+    return float(10 * np.log10((expected**2).sum() / ((expected - got) ** 2).sum()))
 
 
 @pytest.mark.parametrize("name", float_nets.NETS)
@@ -47,35 +47,35 @@ def test_networks_run_on_the_device_and_are_near_float(name: str) -> None:
     model = float_nets.NETS[name]()
     before = model.SerializeToString()
     samples = float_nets.samples(model, 8)
-    made = weft.quantise(model, samples)
+    quantised = weft.quantise(model, samples)
     assert model.SerializeToString() == before
-    onnx.checker.check_model(made.model, full_check=True)
-    assert on_host(import_model(made.model, config=KERNEL)) == {}
-    program = weft.compile(made.model, KERNEL)
+    onnx.checker.check_model(quantised.model, full_check=True)
+    assert on_host(import_model(quantised.model, config=KERNEL)) == {}
+    program = weft.compile(quantised.model, KERNEL)
     runs = [{key: value[at : at + 1] for key, value in samples.items()} for at in range(8)]
-    wanted = np.stack([reference(model, run) for run in runs])
+    expected = np.stack([reference(model, run) for run in runs])
     got = np.stack([program.run(run).outputs["y"] for run in runs])
-    (output,) = made.accuracy.outputs
+    (output,) = quantised.accuracy.outputs
     assert output.snr > LEAST.get(name, 36)
-    # ONNX Runtime, by which accuracy is measured, and the device differ by few roundings only.
-    assert abs(snr(wanted, got) - output.snr) < 1.5
-    if wanted.ndim == 3:
+    # ONNX Runtime, the reference for accuracy, and the device differ by few roundings.
+    assert abs(snr(expected, got) - output.snr) < 1.5
+    if expected.ndim == 3:
         assert output.same is not None
-        assert abs(np.mean(wanted.argmax(2) == got.argmax(2)) - output.same) <= 1 / 8
-    assert [layer.snr for layer in made.accuracy.layers] == sorted(
-        layer.snr for layer in made.accuracy.layers
+        assert abs(np.mean(expected.argmax(2) == got.argmax(2)) - output.same) <= 1 / 8
+    assert [layer.snr for layer in quantised.accuracy.layers] == sorted(
+        layer.snr for layer in quantised.accuracy.layers
     )
-    assert made.accuracy.samples == 8
+    assert quantised.accuracy.samples == 8
 
 
 def test_types_that_suit_the_device() -> None:
-    """Weights symmetric int8 with a scale for each output channel, activations int8, biases int32."""
+    """Weights are symmetric int8 with a scale per output channel, activations int8, biases int32."""
     model = float_nets.residual()
-    made = weft.quantise(model, float_nets.samples(model)).model
-    constants = {item.name: numpy_helper.to_array(item) for item in made.graph.initializer}
-    makers = {node.output[0]: node for node in made.graph.node}
-    assert {node.op_type for node in made.graph.node} & {"BatchNormalization", "Relu"} == set()
-    for node in made.graph.node:
+    quantised = weft.quantise(model, float_nets.samples(model)).model
+    constants = {item.name: numpy_helper.to_array(item) for item in quantised.graph.initializer}
+    makers = {node.output[0]: node for node in quantised.graph.node}
+    assert {node.op_type for node in quantised.graph.node} & {"BatchNormalization", "Relu"} == set()
+    for node in quantised.graph.node:
         if node.op_type == "QuantizeLinear":
             assert constants[node.input[2]].dtype == np.int8
             assert constants[node.input[2]].size == 1
@@ -86,14 +86,14 @@ def test_types_that_suit_the_device() -> None:
             assert scale.shape == (len(values),)
             assert not zero.any()
             assert constants[bias.input[0]].dtype == np.int32
-    # An average has a scale of its own: it reaches less far than what it is of.
-    (average,) = (node for node in made.graph.node if node.op_type == "GlobalAveragePool")
-    (after,) = (node for node in made.graph.node if node.input[0] == average.output[0])
+    # An average has its own scale, because its range is smaller than its input's.
+    (average,) = (node for node in quantised.graph.node if node.op_type == "GlobalAveragePool")
+    (after,) = (node for node in quantised.graph.node if node.input[0] == average.output[0])
     assert constants[after.input[1]] < constants[makers[average.input[0]].input[1]]
 
 
 def scales_around(model: onnx.ModelProto, name: str) -> tuple[float, float]:
-    """The scales of what a node reads and of what it makes."""
+    """Scales of a node's input and output."""
     constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     makers = {output: node for node in model.graph.node for output in node.output}
     (node,) = (node for node in model.graph.node if node.name == name)
@@ -107,18 +107,18 @@ def test_averages_of_windows_have_a_scale_of_their_own() -> None:
     assert after < before
 
 
-def test_masked_scores_are_not_quantised_behind_their_mask() -> None:
+def test_masked_scores_are_not_quantised_after_their_mask() -> None:
     model = float_nets.transformer(masked=True)
-    made = weft.quantise(model, float_nets.samples(model)).model
-    (mask,) = (node for node in made.graph.node if node.name == "mask")
-    makers = {output: node for node in made.graph.node for output in node.output}
-    users = [node for node in made.graph.node if mask.output[0] in node.input]
+    quantised = weft.quantise(model, float_nets.samples(model)).model
+    (mask,) = (node for node in quantised.graph.node if node.name == "mask")
+    makers = {output: node for node in quantised.graph.node for output in node.output}
+    users = [node for node in quantised.graph.node if mask.output[0] in node.input]
     assert [node.op_type for node in users] == ["Softmax"]
     assert makers[mask.input[0]].op_type == "Mul"
 
 
 def test_older_models_get_operators_of_newer_versions() -> None:
-    """What exporters write layer normalisation and GELU out in becomes one operator each."""
+    """Decomposed layer normalisation and GELU become one operator each."""
     old, new = (
         float_model.prepare(model, {})[0]
         for model in (float_nets.transformer(opset=13), float_nets.transformer())
@@ -130,42 +130,42 @@ def test_older_models_get_operators_of_newer_versions() -> None:
 
 
 def test_constants_that_are_listed_as_inputs_are_folded() -> None:
-    """As models of versions of the format before 4 have them."""
+    """Models of file format versions before 4 list constants as inputs."""
     model = float_nets.residual(opset=13)
     for tensor in model.graph.initializer:
         model.graph.input.append(
             helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
         )
-    made = weft.quantise(model, {"x": float_nets.samples(float_nets.residual())["x"]})
-    assert not any(node.op_type == "BatchNormalization" for node in made.model.graph.node)
-    assert len(made.model.graph.input) == 1
-    assert made.accuracy.outputs[0].snr > 36
+    quantised = weft.quantise(model, {"x": float_nets.samples(float_nets.residual())["x"]})
+    assert not any(node.op_type == "BatchNormalization" for node in quantised.model.graph.node)
+    assert len(quantised.model.graph.input) == 1
+    assert quantised.accuracy.outputs[0].snr > 36
 
 
 @pytest.mark.parametrize("operator", ["Tanh", "Erf", "ReduceMean", "com.microsoft.Gelu"])
-def test_operators_that_only_the_device_has_quantised(operator: str) -> None:
-    """Those that ONNX Runtime's quantiser leaves out if it is not asked for them, at the end of a model."""
+def test_device_only_operators_are_quantised(operator: str) -> None:
+    """ONNX Runtime's quantiser skips these unless asked, at the end of a model."""
     net = float_nets.FloatNet()
     value = net.add("Conv", "x", net.weight(4, 3, 3, 3))
     domain, _, name = operator.rpartition(".")
     axes = (net.constant(np.array([2, 3], np.int64)),) if operator == "ReduceMean" else ()
     value = net.add(name, value, *axes, domain=domain)
     shape = (1, 4, 1, 1) if axes else (1, 4, 6, 6)
-    made = weft.quantise(net.model({"x": (1, 3, 8, 8)}, value, shape), np.ones((2, 3, 8, 8), np.float32))
-    assert on_host(import_model(made.model)) == {}
+    quantised = weft.quantise(net.model({"x": (1, 3, 8, 8)}, value, shape), np.ones((2, 3, 8, 8), np.float32))
+    assert on_host(import_model(quantised.model)) == {}
 
 
-def test_types_of_operators_that_onnx_does_not_know() -> None:
-    """What ONNX Runtime's own operators make is quantised, too: here for the convolution behind one."""
+def test_results_of_contributed_operators_are_quantised() -> None:
+    """Results of ONNX Runtime's own operators are quantised, here for the next convolution."""
     net = float_nets.FloatNet()
     value = net.add("Conv", "x", net.weight(4, 3, 3, 3))
     for _ in range(2):
         value = net.add("Gelu", value, domain="com.microsoft")
         value = net.add("Conv", net.add("MaxPool", value, kernel_shape=[2, 2]), net.weight(4, 4, 1, 1))
-    made = weft.quantise(
+    quantised = weft.quantise(
         net.model({"x": (1, 3, 8, 8)}, value, (1, 4, 4, 4)), np.ones((2, 3, 8, 8), np.float32)
     )
-    assert on_host(import_model(made.model)) == {}
+    assert on_host(import_model(quantised.model)) == {}
 
 
 def test_open_dimensions() -> None:
@@ -174,23 +174,23 @@ def test_open_dimensions() -> None:
     with pytest.raises(weft.CompileError, match=r"give its size with --shape images=1"):
         weft.quantise(model, samples)
     for size in (1, 2):
-        made = weft.quantise(model, samples, shapes={"images": size})
-        assert made.accuracy.samples == 6 // size
-        assert weft.compile(made.model, "tiny").inputs["x"] == ("float32", (size, 3, 12, 12))
+        quantised = weft.quantise(model, samples, shapes={"images": size})
+        assert quantised.accuracy.samples == 6 // size
+        assert weft.compile(quantised.model, "tiny").inputs["x"] == ("float32", (size, 3, 12, 12))
     with pytest.raises(InputError, match=r"has 6 samples, but the model takes 4 at a time"):
         weft.quantise(model, samples, shapes={"images": 4})
 
 
 def test_methods_choose_ranges() -> None:
-    """An outlier widens the range of all values, but not that of a percentile."""
+    """An outlier widens the range of all values, but not the range of a percentile."""
     model = float_nets.residual()
-    samples = float_nets.samples(model, 60)  # one value in 10,000 is more than one on either side
+    samples = float_nets.samples(model, 60)  # one value in 10,000 exceeds the share on either side
     samples["x"][3, 0, 0, 0] = 400
     scales = {}
     for method in ("minmax", "percentile", "mse"):
-        made = weft.quantise(model, samples, method=method)
-        constants = {item.name: numpy_helper.to_array(item) for item in made.model.graph.initializer}
-        (first,) = (node for node in made.model.graph.node if node.input[0] == "x")
+        quantised = weft.quantise(model, samples, method=method)
+        constants = {item.name: numpy_helper.to_array(item) for item in quantised.model.graph.initializer}
+        (first,) = (node for node in quantised.model.graph.node if node.input[0] == "x")
         scales[method] = float(constants[first.input[1]])
     assert scales["minmax"] > 400 / 255
     assert scales["mse"] < scales["minmax"]
@@ -198,16 +198,16 @@ def test_methods_choose_ranges() -> None:
 
 
 def test_every_sample_counts() -> None:
-    """Whatever their number: ranges are those of all samples, the last included."""
+    """Ranges cover all samples, the last included, for any number of samples."""
     model = float_nets.residual()
     for count in (1, 15, 16, 17):
         samples = float_nets.samples(model, count)
         samples["x"][-1, 0, 0, 0] = 50
         for method in ("minmax", "mse"):
             assert weft.quantise(model, samples, method=method).accuracy.samples == count
-        made = weft.quantise(model, samples).model
-        constants = {item.name: numpy_helper.to_array(item) for item in made.graph.initializer}
-        (first,) = (node for node in made.graph.node if node.input[0] == "x")
+        quantised = weft.quantise(model, samples).model
+        constants = {item.name: numpy_helper.to_array(item) for item in quantised.graph.initializer}
+        (first,) = (node for node in quantised.graph.node if node.input[0] == "x")
         lowest = float(samples["x"].min())
         assert constants[first.input[1]] == pytest.approx((50 - lowest) / 255, rel=1e-6)
 
@@ -219,18 +219,20 @@ def test_results_of_16_bits(name: str) -> None:
     sums = [node.name for node in model.graph.node if node.op_type == "Add" and "add" in node.name]
     narrow = weft.quantise(model, samples)
     chosen = [layer.name for layer in narrow.accuracy.layers if layer.name in sums]
-    made = weft.quantise(model, samples, wide=chosen)
+    quantised = weft.quantise(model, samples, wide=chosen)
     assert chosen
     config = KERNEL.replace(kernel=128)
-    assert on_host(import_model(made.model, config=config)) == {}
-    assert on_host(import_model(made.model, config=KERNEL.replace(kernel=0))) != {}
-    errors, before = ({layer.name: layer.snr for layer in each.accuracy.layers} for each in (made, narrow))
+    assert on_host(import_model(quantised.model, config=config)) == {}
+    assert on_host(import_model(quantised.model, config=KERNEL.replace(kernel=0))) != {}
+    errors, before = (
+        {layer.name: layer.snr for layer in each.accuracy.layers} for each in (quantised, narrow)
+    )
     assert all(errors[layer] > before[layer] for layer in chosen)
-    program = weft.compile(made.model, config)
+    program = weft.compile(quantised.model, config)
     runs = [{key: value[at : at + 1] for key, value in samples.items()} for at in range(8)]
-    wanted = np.stack([reference(model, run) for run in runs])
+    expected = np.stack([reference(model, run) for run in runs])
     got = np.stack([program.run(run).outputs["y"] for run in runs])
-    assert abs(snr(wanted, got) - made.accuracy.outputs[0].snr) < 1.5
+    assert abs(snr(expected, got) - quantised.accuracy.outputs[0].snr) < 1.5
 
 
 def test_nodes_that_are_kept_in_float() -> None:
@@ -274,16 +276,16 @@ def test_nothing_is_printed_and_nothing_stays_changed(
     assert list(warnings.filters) == filters
 
 
-def test_the_model_is_taken_and_given_in_many_ways(tmp_path: Path) -> None:
+def test_forms_of_models(tmp_path: Path) -> None:
     model = float_nets.perceptron()
     samples = float_nets.samples(model)
     path, data, array = tmp_path / "float.onnx", tmp_path / "samples.npz", tmp_path / "samples.npy"
     onnx.save(model, path)
     np.savez(data, **samples)
     np.save(array, samples["x"])
-    told: list[str] = []
-    first = weft.quantise(model, samples, progress=told.append)
-    assert told[0] == "reading the model"
+    arguments: list[str] = []
+    first = weft.quantise(model, samples, progress=arguments.append)
+    assert arguments[0] == "reading the model"
     expected = first.model.SerializeToString(deterministic=True)
     ways: list[tuple[Any, Any]] = [(path, data), (str(path), str(array)), (path.read_bytes(), samples["x"])]
     for given, taken in ways:
@@ -292,13 +294,13 @@ def test_the_model_is_taken_and_given_in_many_ways(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "int8.onnx").read_bytes() == expected
 
 
-def quantised() -> onnx.ModelProto:
+def int8_net() -> onnx.ModelProto:
     model = float_nets.perceptron()
     return weft.quantise(model, float_nets.samples(model)).model
 
 
-def casting(given: int, dtype: type[np.generic]) -> onnx.ModelProto:
-    """An input of one type, to which a constant of another is added."""
+def mismatched_types(given: int, dtype: type[np.generic]) -> onnx.ModelProto:
+    """Add a constant of another type to an input."""
     nodes = [
         helper.make_node("Cast", ["x"], ["a"], to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype))),
         helper.make_node("Add", ["a", "b"], ["c"]),
@@ -329,10 +331,10 @@ def unknown_domain() -> onnx.ModelProto:
 
 X = np.ones((2, 20), np.float32)
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "already": (quantised, {}, r"^the model is quantised already \(it has QuantizeLinear\): give it to `weft compile`"),
-    "half input": (lambda: casting(TensorProto.FLOAT16, np.float32), {"samples": {"x": X.astype(np.float16)}},
+    "already": (int8_net, {}, r"^the model is quantised already \(it has QuantizeLinear\): give it to `weft compile`"),
+    "half input": (lambda: mismatched_types(TensorProto.FLOAT16, np.float32), {"samples": {"x": X.astype(np.float16)}},
                    r"^input 'x' has 16 bits: export the model in float32$"),
-    "half constant": (lambda: casting(TensorProto.FLOAT, np.float16), {},
+    "half constant": (lambda: mismatched_types(TensorProto.FLOAT, np.float16), {},
                       r"^constant 'b' has 16 bits: export the model in float32$"),
     "nothing": (without_floats, {"samples": {"x": np.ones((2, 4), bool)}}, r"^nothing of the model can be quantised"),
     "unknown": (unknown_domain, {"samples": {"x": X[:, :4]}}, r"^ONNX Runtime does not run the model: "),
@@ -349,9 +351,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused(case: str) -> None:
-    make, options, told = REFUSED[case]
-    with pytest.raises(weft.WeftError, match=told) as error:
+def test_invalid_requests_are_refused(case: str) -> None:
+    make, options, message = REFUSED[case]
+    with pytest.raises(weft.WeftError, match=message) as error:
         weft.quantise(make(), **({"samples": {"x": X}} | options))
     assert isinstance(error.value, ValueError)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Ranges of activations: of all their values, of most of them, and by the least squared error."""
+"""Ranges of activations by minimum and maximum, by percentile, and by least squared error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def histogram(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def error(values: np.ndarray, low: float, high: float) -> float:
-    """The sum of squared errors of 8 bits from `low` to `high`."""
+    """Sum of squared errors of 8-bit quantisation from `low` to `high`."""
     step = (high - low) / 255
     zero = np.rint(-low / step)
     stored = np.clip(np.rint(values / step) + zero, 0, 255)
@@ -43,12 +43,12 @@ def test_least_error(kind: str) -> None:
         values = draw(rng, kind)
         low, high = ranges.least_error(*histogram(values))
         assert min(values.min(), 0) <= low <= 0 <= high <= max(values.max(), 0)
-        found = error(values, low, high)
-        assert found <= error(values, min(values.min(), 0), max(values.max(), 0)) * 1.01
+        actual = error(values, low, high)
+        assert actual <= error(values, min(values.min(), 0), max(values.max(), 0)) * 1.01
         if kind == "tails":
             assert values.min() * 0.99 < low < high < values.max() * 0.99
         others = [error(values, low * a, high * b) for a in (0.7, 1, 1.4) for b in (0.7, 1, 1.4)]
-        assert found <= min(others) * 1.05
+        assert actual <= min(others) * 1.05
 
 
 @pytest.mark.parametrize("kind", ["normal", "tails", "rectified", "negative"])
@@ -61,7 +61,7 @@ def test_percentile(kind: str) -> None:
         assert outside <= len(values) * (1 - ranges.PERCENTILE / 100)
         assert np.count_nonzero(values <= low) <= 0.51 * len(values)
         bins = (values.max() - values.min()) / ranges.BINS * 1.01
-        # One bin less on either side would leave more than the share outside.
+        # One bin less on either side leaves more than the share outside.
         assert np.count_nonzero(values > high - bins) > 1 or high >= values.max() - bins
 
 
@@ -71,12 +71,12 @@ def test_ranges_of_a_model_do_not_depend_on_the_order_of_samples() -> None:
     samples = fit_samples(float_nets.samples(model, 7), float_model.signature(prepared))
     turned = Samples({name: array[::-1] for name, array in samples.arrays.items()})
     for method in ranges.METHODS:
-        found = ranges.ranges(prepared, samples, method)
-        assert found == ranges.ranges(prepared, turned, method)
+        actual = ranges.ranges(prepared, samples, method)
+        assert actual == ranges.ranges(prepared, turned, method)
         softmax = next(node for node in prepared.graph.node if node.op_type == "Softmax")
-        assert softmax.output[0] not in found
-        assert "x" in found
-        assert all(low <= 0 <= high and low < high for low, high in found.values())
+        assert softmax.output[0] not in actual
+        assert "x" in actual
+        assert all(low <= 0 <= high and low < high for low, high in actual.values())
 
 
 def test_zeros_do_not_count() -> None:

@@ -1,4 +1,4 @@
-"""PyTorch's modules: with a stand-in for PyTorch, and with PyTorch itself where it is installed."""
+"""PyTorch modules, with a stand-in for PyTorch, and with PyTorch where it is installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
 class Module:
-    """What is needed of `torch.nn.Module`."""
+    """The part of `torch.nn.Module` that weft uses."""
 
     def __init__(self) -> None:
         self.training = True
@@ -62,7 +62,7 @@ class Both(Module):
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A PyTorch that exports every module as the network of two inputs, and keeps what it was given."""
+    """Stand-in for PyTorch that exports every module as a network of two inputs, and records its arguments."""
     calls: list[Any] = []
 
     def export(module: Any, given: Any, path: Path, *, kwargs: Any, input_names: Any, **options: Any) -> None:
@@ -72,15 +72,15 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
             raise RuntimeError("step 1 of 3") from ValueError("the cause\nand more")
         onnx.save(float_nets.two_inputs(), path)
 
-    made = types.SimpleNamespace(
+    result = types.SimpleNamespace(
         nn=types.SimpleNamespace(Module=Module),
         onnx=types.SimpleNamespace(export=export),
         from_numpy=Tensor,
         no_grad=contextlib.nullcontext,
         calls=calls,
     )
-    monkeypatch.setitem(sys.modules, "torch", made)  # type: ignore[arg-type]
-    return made
+    monkeypatch.setitem(sys.modules, "torch", result)  # type: ignore[arg-type]
+    return result
 
 
 def both(count: int = 5) -> dict[str, np.ndarray]:
@@ -93,7 +93,7 @@ def test_a_module_is_exported_in_evaluation(
 ) -> None:
     module, samples = Both(), both()
     given = dict(reversed(samples.items())) if turned else samples
-    made = weft.quantise(module, {name: Tensor(array) for name, array in given.items()})
+    quantised = weft.quantise(module, {name: Tensor(array) for name, array in given.items()})
     ((tensors, keywords, names, options),) = torch.calls
     assert names == ["image", "vector"]
     assert keywords == {}
@@ -102,7 +102,7 @@ def test_a_module_is_exported_in_evaluation(
     assert [each.training for each in module.modules()] == [True, False, True]
     assert capsys.readouterr() == ("", "")
     expected = weft.quantise(float_nets.two_inputs(), samples)
-    assert made.model == expected.model
+    assert quantised.model == expected.model
 
 
 def test_inputs_by_name(torch: Any) -> None:
@@ -136,7 +136,7 @@ def test_refused_modules(torch: Any) -> None:
 
 
 def test_torch_is_not_imported() -> None:
-    """Only who has it imported can have a module."""
+    """Only a user who has imported PyTorch can have a module."""
     assert HAS_TORCH or "torch" not in sys.modules
     code = "import sys, weft; weft.quantise; import weft.quantiser.quantise; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -152,13 +152,13 @@ def test_with_torch() -> None:
     layers = [torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.SiLU(), torch.nn.AvgPool2d(6)]
     module = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(8, 5)).train()
     samples = torch.randn(8, 3, 8, 8)
-    made = weft.quantise(module, samples)
+    quantised = weft.quantise(module, samples)
     assert module.training
-    program = weft.compile(made.model, "small")
+    program = weft.compile(quantised.model, "small")
     assert sum(node[2] == "host" for node in program.assignment) == 2
     (name,) = program.inputs
-    wanted = module.eval()(samples).detach().numpy()
+    expected = module.eval()(samples).detach().numpy()
     got = np.concatenate(
         [next(iter(program.run({name: samples[at : at + 1].numpy()}).outputs.values())) for at in range(8)]
     )
-    assert np.abs(wanted - got).max() < 0.05 * np.abs(wanted).max()
+    assert np.abs(expected - got).max() < 0.05 * np.abs(expected).max()

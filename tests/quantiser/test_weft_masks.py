@@ -1,4 +1,4 @@
-"""Masks that are computed from inputs: one form of all that exporters write, and encoders whole on the device."""
+"""Masks computed from inputs: every exporter's form is unified, and encoders run whole on the device."""
 
 from __future__ import annotations
 
@@ -29,27 +29,29 @@ def runs(samples: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     ]
 
 
-def unified(model: onnx.ModelProto, samples: dict[str, np.ndarray]) -> tuple[onnx.ModelProto, masks.Masks]:
+def unify_model(
+    model: onnx.ModelProto, samples: dict[str, np.ndarray]
+) -> tuple[onnx.ModelProto, masks.Masks]:
     prepared, _ = float_model.prepare(model, {})
     return masks.unify(prepared, runs(samples))
 
 
 @pytest.mark.parametrize("opset", [13, 17])
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_kinds_become_one(kind: str, opset: int) -> None:
-    """One value masks the scores of all layers, and results are the same to what float32 rounds."""
+def test_all_forms_are_unified(kind: str, opset: int) -> None:
+    """One value masks the scores of all layers, and results agree within float32 rounding."""
     shape = dataclasses.replace(TINY, mask=kind, batch=2, opset=opset)
     model, samples = encoder_models.encoder(shape), encoder_models.samples(shape)
-    made, found = unified(model, samples)
-    (mask,) = found.values
-    users = [node for node in made.graph.node if mask in node.input]
+    result, actual = unify_model(model, samples)
+    (mask,) = actual.values
+    users = [node for node in result.graph.node if mask in node.input]
     assert [node.op_type for node in users] == ["Add"] * shape.layers
-    (value,) = (value for value in made.graph.value_info if value.name == mask)
+    (value,) = (value for value in result.graph.value_info if value.name == mask)
     assert [dim.dim_value for dim in value.type.tensor_type.shape.dim] == [2, 1, 1, 6]
-    assert set(found.nodes) <= {node.name for node in made.graph.node}
-    for given in runs(samples):
-        wanted, got = run(model, **given), run(made, **given)
-        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+    assert set(actual.nodes) <= {node.name for node in result.graph.node}
+    for inputs in runs(samples):
+        expected, got = run(model, **inputs), run(result, **inputs)
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -62,70 +64,70 @@ def test_all_kinds_become_one(kind: str, opset: int) -> None:
     ],
 )
 def test_encoders_run_whole_on_the_device(kind: str, pool: str, method: str) -> None:
-    """The host makes the mask of the input, and nothing that comes behind the look-up of words."""
+    """The host computes the mask from the input, and nothing after the word look-up."""
     shape = Shape(mask=kind, pool=pool, tokens=10, width=32, wide=64, opset=17 if pool == "none" else 13)
     model, samples = encoder_models.encoder(shape), encoder_models.samples(shape, 6)
-    made = weft.quantise(model, samples, method=method)
-    graph = import_model(made.model)
+    quantised = weft.quantise(model, samples, method=method)
+    graph = import_model(quantised.model)
     assert [type(op) for op in device_ops(graph)].count(Attention) == shape.layers
     host = [name for name, _, place, _ in graph.assignment if place == "host"]
-    makers = {output: node for node in made.model.graph.node for output in node.output}
-    nodes = {node.name: node for node in made.model.graph.node}
+    makers = {output: node for node in quantised.model.graph.node for output in node.output}
+    nodes = {node.name: node for node in quantised.model.graph.node}
 
     def sources(name: str) -> set[str]:
         node = makers.get(name)
         return {name} if node is None else set().union(*map(sources, node.input))
 
-    constants = {tensor.name for tensor in made.model.graph.initializer}
+    constants = {tensor.name for tensor in quantised.model.graph.initializer}
     (last,) = (name for name in host if nodes[name].output[0] == "y")
     for name in host:
         if name != last:
             assert set().union(*map(sources, nodes[name].input)) - constants == {"mask"}, name
-    assert all(layer.snr > 10 for layer in made.accuracy.layers)
+    assert all(layer.snr > 10 for layer in quantised.accuracy.layers)
 
 
 @pytest.mark.parametrize(("tokens", "batch", "heads"), [(5, 2, 1), (33, 1, 4)])
 def test_the_device_is_near_float(tokens: int, batch: int, heads: int) -> None:
     shape = Shape(tokens=tokens, heads=heads, batch=batch, pool="mean", mask="added")
     model, samples = encoder_models.encoder(shape), encoder_models.samples(shape, 6)
-    made = weft.quantise(model, samples)
-    program = weft.compile(made.model)
-    for given in runs(samples)[:2]:
-        wanted, got = run(model, **given), program.run(given).outputs["y"]
-        cosines = (wanted * got).sum(1) / np.linalg.norm(wanted, axis=1) / np.linalg.norm(got, axis=1)
+    quantised = weft.quantise(model, samples)
+    program = weft.compile(quantised.model)
+    for inputs in runs(samples)[:2]:
+        expected, got = run(model, **inputs), program.run(inputs).outputs["y"]
+        cosines = (expected * got).sum(1) / np.linalg.norm(expected, axis=1) / np.linalg.norm(got, axis=1)
         assert cosines.min() > 0.997
 
 
-def test_what_is_masked_does_not_matter() -> None:
-    """Ids of masked tokens change no byte of the others' results."""
+def test_masked_tokens_have_no_influence() -> None:
+    """Ids of masked tokens change no byte of other tokens' results."""
     shape = Shape(tokens=12, mask="where")
     model, samples = encoder_models.encoder(shape), encoder_models.samples(shape, 6)
     program = weft.compile(weft.quantise(model, samples).model, "small")
-    given = runs(samples)[0]
-    here = given["mask"].astype(bool)
+    inputs = runs(samples)[0]
+    here = inputs["mask"].astype(bool)
     assert not here.all()
-    other = given | {"ids": np.where(here, given["ids"], 3), "types": np.where(here, given["types"], 1)}
-    first, second = (program.run(item).outputs["y"] for item in (given, other))
+    other = inputs | {"ids": np.where(here, inputs["ids"], 3), "types": np.where(here, inputs["types"], 1)}
+    first, second = (program.run(item).outputs["y"] for item in (inputs, other))
     np.testing.assert_array_equal(first[here], second[here])
     assert (first[~here] != second[~here]).any()
 
 
 def test_masks_that_no_sample_uses() -> None:
-    """Samples of full length make no other quantised model: the range of a mask is known."""
+    """Samples of full length give an equal model, because a mask's range is known."""
     shape = Shape(tokens=8, mask="added")
     model, samples = encoder_models.encoder(shape), encoder_models.samples(shape, 6)
     full = samples | {"mask": np.ones_like(samples["mask"])}
-    made = weft.quantise(model, full).model
-    assert [type(op) for op in device_ops(import_model(made))].count(Attention) == shape.layers
-    program = weft.compile(made)
-    for given in runs(samples)[:3]:
-        here = given["mask"].astype(bool)
-        wanted, got = run(model, **given)[here], program.run(given).outputs["y"][here]
-        assert (wanted * got).sum() / np.linalg.norm(wanted) / np.linalg.norm(got) > 0.99
+    quantised = weft.quantise(model, full).model
+    assert [type(op) for op in device_ops(import_model(quantised))].count(Attention) == shape.layers
+    program = weft.compile(quantised)
+    for inputs in runs(samples)[:3]:
+        here = inputs["mask"].astype(bool)
+        expected, got = run(model, **inputs)[here], program.run(inputs).outputs["y"][here]
+        assert (expected * got).sum() / np.linalg.norm(expected) / np.linalg.norm(got) > 0.99
 
 
 def scores_with(value: str, net: float_nets.FloatNet) -> onnx.ModelProto:
-    """Attention to whose scores a value is added that is made of an input of integers."""
+    """Attention whose scores get an addend computed from an integer input."""
     q, k, v = (net.add("Reshape", "x", net.constant(np.array([1, 2, 5, 4], np.int64))) for _ in range(3))
     k = net.add("Transpose", k, perm=[0, 1, 3, 2])
     weights = net.add("Softmax", net.add("Add", net.add("MatMul", q, k), value), axis=-1)
@@ -143,7 +145,7 @@ def scores_with(value: str, net: float_nets.FloatNet) -> onnx.ModelProto:
 @pytest.mark.parametrize("factor", [-10000.0, -5.0, 10000.0])
 @pytest.mark.parametrize("by_query", [False, True])
 def test_other_addends_stay(factor: float, by_query: bool) -> None:
-    """What is no mask in some sample, or is another for each query, is not touched."""
+    """An addend that is no mask in some sample, or differs by query, is unchanged."""
     net = float_nets.FloatNet()
     value = net.add("Mul", net.add("Cast", "mask", to=TensorProto.FLOAT), net.constant(np.float32(factor)))
     if by_query:
@@ -154,10 +156,10 @@ def test_other_addends_stay(factor: float, by_query: bool) -> None:
         "x": rng.normal(0, 1, (4, 1, 2, 5, 4)).astype(np.float32),
         "mask": rng.integers(0, 2, (4, 1, 1, 1, 5)),
     }
-    made, found = unified(model, samples)
-    assert bool(found.values) == (factor < -9999 and not by_query)
-    if not found.values:
-        assert found == masks.Masks()
-        assert made == float_model.prepare(model, {})[0]
-    for given in runs(samples):
-        np.testing.assert_allclose(run(made, **given), run(model, **given), rtol=1e-5, atol=1e-6)
+    result, actual = unify_model(model, samples)
+    assert bool(actual.values) == (factor < -9999 and not by_query)
+    if not actual.values:
+        assert actual == masks.Masks()
+        assert result == float_model.prepare(model, {})[0]
+    for inputs in runs(samples):
+        np.testing.assert_allclose(run(result, **inputs), run(model, **inputs), rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Simulated boards whose memory is broken, changes or holds garbage, and whose host vanishes: never a wrong result."""
+"""Simulated boards with faulty memory or garbage in it, or whose host vanishes: never a wrong result."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ FAULTS = {
     "a bank line that is always 1": ArrayFaults(high=1 << 23),
     "a bank that is lost": ArrayFaults(lost=1 << 3),
 }
-"""Columns are the lowest 9 lines of the chip's address, then come 13 of rows and 2 of banks."""
+"""The lowest 9 lines of the chip's address are columns, then 13 of rows and 2 of banks."""
 QUICK = ("two row lines that are shorted",)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A program with an input and its outputs."""
+    """Program with an input and its outputs."""
 
     program: Any
     inputs: dict[str, np.ndarray]
@@ -59,9 +59,9 @@ class Case:
         return Image(self.program.device_programs[0])
 
     def run(self, device: BoardDevice) -> bool:
-        """Whether outputs are those of the golden interpreter."""
-        found = self.program.run(self.inputs, on=device, memory=False).outputs
-        return all(np.array_equal(found[name], value) for name, value in self.outputs.items())
+        """Run the program and compare its outputs with the golden interpreter's."""
+        outputs = self.program.run(self.inputs, on=device, memory=False).outputs
+        return all(np.array_equal(outputs[name], value) for name, value in self.outputs.items())
 
 
 @pytest.fixture(scope="module")
@@ -72,22 +72,22 @@ def case() -> Case:
     return Case(program, inputs, program.run(inputs).outputs)
 
 
-def opened(board: VirtualBoard) -> BoardDevice:
+def open_device(board: VirtualBoard) -> BoardDevice:
     return BoardDevice.open(board.port, BOARD.config, baud=BOARD.baud, timeout=ANSWER)
 
 
 def flip(device: BoardDevice, at: int, bit: int) -> None:
-    """A bit of memory changes, and the device does not know."""
+    """Flip a bit of memory without the device's knowledge."""
     memory = BoardMemory(device._session, device.memory_bytes)
     memory.write(at, bytes([memory.read(at, 1)[0] ^ 1 << bit]))
 
 
-def test_bits_that_flip_on_a_board_that_began_with_garbage(case: Case) -> None:
-    """They are told of before the program starts; run again, results are right. A page is filled by the board."""
+def test_flipped_bits_are_reported_before_the_run(case: Case) -> None:
+    """The error comes before the program starts; another run is right. The board fills a page."""
     image, draw = case.image, random.Random(2)
     weights, code = len(case.program.device_programs[0].constants), len(case.program.device_programs[0].code)
     with VirtualBoard(BOARD, BOARD.config, faults=ArrayFaults(garbage=7)) as board:
-        with opened(board) as device:
+        with open_device(board) as device:
             assert device.read(0x100, 64) != bytes(64)
             assert case.run(device)
             assert device.transfer.written == weights + code
@@ -110,15 +110,14 @@ def test_bits_that_flip_on_a_board_that_began_with_garbage(case: Case) -> None:
 @pytest.mark.parametrize(
     "fault", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in FAULTS]
 )
-def test_boards_whose_memory_is_broken_are_refused(
+def test_faulty_memory_is_refused(
     fault: str,
     case: Case,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """From the command line, in one sentence, before anything runs: by the test of when the FPGA started, or by that of
-    when the host came."""
+    """`weft run` refuses the board before it runs, by the FPGA's test at power-up or by the host's."""
     monkeypatch.chdir(tmp_path)
     case.program.save("program")
     np.savez("in.npz", **case.inputs)
@@ -128,9 +127,10 @@ def test_boards_whose_memory_is_broken_are_refused(
     assert ended.value.code == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    (said,) = [line for line in captured.err.splitlines() if line.startswith("error: ")]
+    (message,) = [line for line in captured.err.splitlines() if line.startswith("error: ")]
     assert any(
-        words in said for words in ("does not keep what is written to it: at 0x", "does not work at 80 MHz")
+        words in message
+        for words in ("does not keep what is written to it: at 0x", "does not work at 80 MHz")
     )
 
 
@@ -139,7 +139,7 @@ class Vanished(Exception):
 
 
 class Cut:
-    """A serial port whose host vanishes once it has sent `most` bytes, in the middle of whatever it does."""
+    """Serial port whose host vanishes after `most` bytes."""
 
     def __init__(self, port: Any, most: int) -> None:
         self._port, self._left, self.sent = port, most, 0
@@ -167,9 +167,8 @@ def garbage(request: pytest.FixtureRequest) -> Iterator[VirtualBoard]:
 
 
 def vanish(board: VirtualBoard, most: int, work: Callable[[BoardDevice], None]) -> bool:
-    """A session whose host is gone after `most` bytes from where it has opened the board on; whether it had to go
-    before its work was done."""
-    device = opened(board)
+    """Open a session whose host is gone `most` bytes after opening; return whether it vanished before the end."""
+    device = open_device(board)
     session: Session = device._session
     port, session._port = session._port, Cut(session._port, most)
     try:
@@ -182,11 +181,9 @@ def vanish(board: VirtualBoard, most: int, work: Callable[[BoardDevice], None]) 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_host_that_vanishes_anywhere_does_no_harm_to_the_next_one(
-    seed: int, garbage: VirtualBoard, case: Case
-) -> None:
-    """In the middle of a frame or of a transfer, and while a program runs that uses memory without an end. The next one
-    finds a board that answers, and gets the right results of it."""
+def test_vanished_host_leaves_the_board_usable(seed: int, garbage: VirtualBoard, case: Case) -> None:
+    """The host vanishes within a frame, within a transfer, or during an endless program. The next host gets an
+    answer and right results."""
     draw = random.Random(seed)
     vanished = vanish(garbage, draw.randrange(1, 6000), lambda device: case.run(device) and None)
     forever = Load(base=0, rows=4000, row_pitch=0, pixels=64, pitch=16, length=16, run=1024)
@@ -198,37 +195,37 @@ def test_a_host_that_vanishes_anywhere_does_no_harm_to_the_next_one(
         device.wait()
 
     assert vanish(garbage, draw.randrange(1100, 1400), endless)
-    with opened(garbage) as device:
+    with open_device(garbage) as device:
         assert case.run(device)
         if vanished:
-            # Nothing that was there was trusted: pages without all of their bytes were sent again.
+            # Pages with missing bytes were sent again.
             assert device.transfer.written + device.transfer.kept == len(case.image.read_only)
 
 
 @pytest.mark.long
-def test_a_host_that_vanishes_in_a_test_of_memory(case: Case) -> None:
-    """What the test has left behind is no program."""
+def test_host_that_vanishes_during_a_memory_test(case: Case) -> None:
+    """The pattern of the memory test is not taken for a program."""
     with VirtualBoard(BOARD, BOARD.config) as board:
-        with opened(board) as device:
+        with open_device(board) as device:
             assert case.run(device)
         session = device_session(board, 900)
         with pytest.raises(Vanished):
             BoardDevice(session, BOARD.config)
         session.close()
-        with opened(board) as device:
+        with open_device(board) as device:
             assert case.run(device)
             assert device.transfer.written > 0
 
 
 def device_session(board: VirtualBoard, most: int) -> Session:
-    """A session whose host is gone after `most` bytes."""
+    """Open a session whose host is gone after `most` bytes."""
     session, _ = open_session(board.port, [BOARD.baud], timeout=ANSWER)
     session._port = Cut(session._port, most)
     return session
 
 
-def test_a_program_in_flash_that_is_damaged_is_not_used(tmp_path: Path) -> None:
-    """It is sent to memory instead, and where it has no room, a sentence tells what the flash holds."""
+def test_damaged_program_in_flash_is_not_used(tmp_path: Path) -> None:
+    """The host sends it to memory, or reports the flash contents where memory has no room."""
     board, model = find("icebreaker"), small()
     program, inputs = (
         weft.compile(model, board.config, memory=board.name),

@@ -1,4 +1,4 @@
-"""What `weft run` does on a board behind its runs."""
+"""`weft run` on a board: confirmation of results, and programs in several parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOARD = find("icebreaker")
 
 
 class Forgetful(GoldenDevice):
-    """A board that computes all right, and whose memory has lost what was loaded in the end, if it `forgets`."""
+    """Board with right results that, if it `forgets`, has lost the loaded weights at the end."""
 
     identity, port, retries = Identity(BOARD.name, 0, 0, int(BOARD.clock), 0), "/dev/board", 0
     transfer = Transfer()
@@ -47,17 +47,17 @@ class Forgetful(GoldenDevice):
 
 @pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("runs", [1, 3])
-def test_results_are_confirmed_before_any_is_told(
+def test_results_are_confirmed_before_the_report(
     runs: int, forgets: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = weft.compile(small(), BOARD.config, memory=BOARD.name)
     device = Forgetful(BOARD.config, 2 * Image(program.device_programs[0]).memory_bytes, forgets=forgets)
 
     @contextlib.contextmanager
-    def opened(*given: Any) -> Iterator[GoldenDevice]:
+    def connect(*given: Any) -> Iterator[GoldenDevice]:
         yield device
 
-    monkeypatch.setattr(board_run, "open_board", opened)
+    monkeypatch.setattr(board_run, "open_board", connect)
     inputs = [feeds(small(), np.random.default_rng(seed)) for seed in range(runs)]
     expected = (
         pytest.raises(DeviceError, match="the weights changed") if forgets else contextlib.nullcontext()
@@ -68,14 +68,14 @@ def test_results_are_confirmed_before_any_is_told(
 
 
 class LookingBoard(Looking):
-    """A board in all that `weft run` tells of it."""
+    """Golden device with every attribute of a board that `weft run` reads."""
 
     identity, port, retries, transfer = Forgetful.identity, Forgetful.port, 0, Transfer()
 
 
-def in_two_parts() -> onnx.ModelProto:
-    """A layer with many weights, and behind what the host computes one with many outputs, which lie where the code of
-    the first one was."""
+def two_part_model() -> onnx.ModelProto:
+    """Return a layer with many weights, a host operator, and a layer whose many outputs overlap the first layer's
+    code."""
     builder = Builder(np.random.default_rng(6))
     first = builder.conv(builder.input((1, 8, 8, 8)), 32, (7, 7), pads=[3, 3, 3, 3])
     chosen = builder.node("Hardmax", [builder.dequantise(first)])
@@ -84,20 +84,20 @@ def in_two_parts() -> onnx.ModelProto:
     )
 
 
-def test_parts_with_the_host_between_them_leave_each_other_what_is_loaded(
+def test_parts_do_not_overwrite_each_others_contents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program = weft.compile(in_two_parts(), BOARD.config, memory=BOARD.name)
+    program = weft.compile(two_part_model(), BOARD.config, memory=BOARD.name)
     assert len(program.device_programs) == 2
     device = LookingBoard(BOARD.config, max(Image(part).memory_bytes for part in program.device_programs))
 
     @contextlib.contextmanager
-    def opened(*given: Any) -> Iterator[GoldenDevice]:
+    def connect(*given: Any) -> Iterator[GoldenDevice]:
         yield device
 
-    monkeypatch.setattr(board_run, "open_board", opened)
-    inputs = [feeds(in_two_parts(), np.random.default_rng(seed)) for seed in range(3)]
-    found = board_run.run_on_board(program, inputs, None, None, lambda text: None)
-    for run, result in zip(inputs, found, strict=True):
-        for name, wanted in program.run(run).outputs.items():
-            assert np.array_equal(result.outputs[name], wanted)
+    monkeypatch.setattr(board_run, "open_board", connect)
+    inputs = [feeds(two_part_model(), np.random.default_rng(seed)) for seed in range(3)]
+    actual = board_run.run_on_board(program, inputs, None, None, lambda text: None)
+    for run, result in zip(inputs, actual, strict=True):
+        for name, expected in program.run(run).outputs.items():
+            assert np.array_equal(result.outputs[name], expected)

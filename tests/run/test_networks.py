@@ -1,4 +1,4 @@
-"""Whole networks: every quantised value as ONNX Runtime has it, and layers by chance on the RTL."""
+"""Whole networks: every quantised value against ONNX Runtime, and random layers on the RTL."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weft.hdl.isa.config import PRESETS
 
 CONFIG = PRESETS["default"]
 RATE = {"densenet121": 5e-3, "vit_layer": 5e-2}
-"""Values that may differ, 1e-5 if not here. Constants added to a channel are rounded to 1/64 of the input's step,
-which tells where results fall on halves."""
+"""Allowed share of differing values, 1e-5 by default. Constants added to a channel are rounded to 1/64 of the
+input's step, which decides ties."""
 
 
 def check(name: str, rtl: int) -> None:

@@ -1,4 +1,4 @@
-"""Attention over pages: one program, whatever the state of the cache."""
+"""Attention over pages: one program for every state of the cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUANT = Quantisation(0.05, 0.05, 0.02, 0.02, 3, -2, 5, -7)
 
 @dataclass
 class Cache:
-    """A pool of pages, and the pages of one sequence in it."""
+    """Pool of pages, and the pages of one sequence in it."""
 
     k: np.ndarray
     v: np.ndarray
@@ -47,10 +47,10 @@ def cache(rng: np.random.Generator) -> Cache:
     return Cache(k, v, [int(page) for page in rng.permutation(PAGES)[:CAPACITY]])
 
 
-def expected_of(
+def contiguous_attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, quant: Quantisation, length: int
 ) -> tuple[Attention, dict[str, np.ndarray]]:
-    """The attention that a program for pages stands for, with keys and values of one head laid out in a row."""
+    """Attention that a paged program computes, with keys and values of one head contiguous."""
     rows, size = q.shape[0], q.shape[2]
     op = attention_cases.attention(
         rows, length, size, heads=q.shape[1], causal=True, offset=length - rows,
@@ -63,7 +63,7 @@ def expected_of(
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_any_quantisation_on_every_configuration(name: str) -> None:
-    """Zero points at the ends of their ranges, scales with which scores come near to the clamp."""
+    """Zero points lie at the ends of their ranges, and scales bring scores near the clamp."""
     config, rng = CONFIGS[name], np.random.default_rng(0)
     page, tried = 2 * config.n, 0
     for case in range(8):
@@ -76,19 +76,19 @@ def test_any_quantisation_on_every_configuration(name: str) -> None:
             np.clip(np.rint(rng.normal(zero, 30, shape)), -128, 127).astype(np.int8)
             for zero, shape in zip(zeros, shapes, strict=False)
         )
-        op, inputs = expected_of(
+        op, inputs = contiguous_attention(
             q, *(pool[[3, 0, 2]].reshape(-1, size)[:length] for pool in (k, v)), quant, length
         )
-        given = {
+        arguments = {
             "heads": 2, "kv_heads": 1, "head_size": size, "page": page, "pages": 4, "capacity": 3, "rows": rows,
             "quantisation": quant, "largest": attention_cases.largest_score(op, inputs) / CALIBRATION_HEADROOM,
         }  # fmt: skip
-        if not ScoreRange.of(quant.q_zero, quant.k_zero, size, op.score_scale).holds(given["largest"]):
-            assert given["largest"] * CALIBRATION_HEADROOM > SCORE_CLAMP - SCORE_REACH - NEGLIGIBLE_SHIFT
+        if not ScoreRange.of(quant.q_zero, quant.k_zero, size, op.score_scale).holds(arguments["largest"]):
+            assert arguments["largest"] * CALIBRATION_HEADROOM > SCORE_CLAMP - SCORE_REACH - NEGLIGIBLE_SHIFT
             with pytest.raises(CompileError, match="larger scores are clamped"):
-                PagedAttention(config, **given)
+                PagedAttention(config, **arguments)
             continue
-        program = PagedAttention(config, **given)
+        program = PagedAttention(config, **arguments)
         got = program.run(q, k, v, [3, 0, 2], length).outputs["y"]
         error = np.abs(got.reshape(op.dst.shape) - np.clip(attention_cases.real(op, inputs), -128, 127))
         assert (error <= bounds.attention(op, inputs, config) + 0.5).all(), f"case {case}: {quant}, {length}"
@@ -108,7 +108,7 @@ def queries(rng: np.random.Generator, rows: int) -> np.ndarray:
 
 
 def expected(q: np.ndarray, state: Cache, length: int) -> np.ndarray:
-    """float64 attention to the same keys laid out in a row."""
+    """Attention in float64 over contiguous keys."""
     rows = q.shape[0]
     op = attention_cases.attention(
         rows, length, SIZE, heads=HEADS, kv_heads=KV_HEADS, causal=True, offset=length - rows,
@@ -122,7 +122,7 @@ def expected(q: np.ndarray, state: Cache, length: int) -> np.ndarray:
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_one_program_for_every_length(preset: str, rows: int) -> None:
-    """A sequence grows key by key and page by page; decode and prefill."""
+    """A sequence grows key by key and page by page, in decode and prefill."""
     rng = np.random.default_rng(rows)
     program, state, q = kernel(preset, rows), cache(rng), queries(rng, rows)
     for length in (rows, 16, 17, 40, 64, 80):
@@ -131,8 +131,8 @@ def test_one_program_for_every_length(preset: str, rows: int) -> None:
         assert np.abs(error).max() <= 1.5, f"length {length}"
 
 
-def test_the_order_of_pages_is_the_tables() -> None:
-    """Moving pages and renaming them in the table changes nothing; another order of the table does."""
+def test_table_defines_the_order_of_pages() -> None:
+    """Moving and renumbering pages changes nothing; another order in the table does."""
     rng = np.random.default_rng(5)
     program, state, q = kernel("small", 1), cache(rng), queries(rng, 1)
     first = program.run(q, state.k, state.v, state.table, 70).outputs["y"]
@@ -156,7 +156,7 @@ def test_rtl_equals_golden(rows: int) -> None:
         assert golden.memory == rtl.memory
 
 
-def test_no_keys_at_all() -> None:
+def test_empty_cache() -> None:
     program, state = kernel("small", 1), cache(np.random.default_rng(0))
     got = program.run(queries(np.random.default_rng(1), 1), state.k, state.v, [], 0).outputs["y"]
     assert (got == QUANT.y_zero).all()
@@ -172,13 +172,13 @@ def test_no_keys_at_all() -> None:
         ([0, 1], -1, "length -1 is outside the table: its 2 pages hold 0 to 32 keys"),
     ],
 )
-def test_wrong_tables(table: list[int], length: int, message: str) -> None:
+def test_wrong_tables_are_refused(table: list[int], length: int, message: str) -> None:
     program, state = kernel("small", 1), cache(np.random.default_rng(0))
     with pytest.raises(InputError, match=f"^{message}$"):
         program.run(queries(np.random.default_rng(1), 1), state.k, state.v, table, length)
 
 
-def test_wrong_arrays() -> None:
+def test_wrong_arrays_are_refused() -> None:
     program, state = kernel("small", 1), cache(np.random.default_rng(0))
     q = queries(np.random.default_rng(1), 1)
     with pytest.raises(InputError, match=r"'k' is int8 of shape \(11, 16, 2, 16\), not int8 of shape"):
@@ -215,7 +215,7 @@ def test_wrong_arrays() -> None:
          "attention: this configuration has no softmax unit; set 'probability_bits' to 8, or to 7 for small parts"),
     ],
 )  # fmt: skip
-def test_wrong_parameters(change: dict[str, object], message: str) -> None:
+def test_wrong_parameters_are_refused(change: dict[str, object], message: str) -> None:
     good = {
         "config": "small",
         "heads": 4,

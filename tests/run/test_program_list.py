@@ -1,4 +1,4 @@
-"""Compiled programs that lie in one memory and run by one start, on every device."""
+"""Compiled programs in one memory that run by one start, on every device."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ CONFIG = PRESETS["tiny"].replace(probability_bits=0, loops=1, descriptors=1)
 @functools.cache
 def parts(config: weft.Config = CONFIG) -> tuple[tuple[weft.Program, DeviceProgram], ...]:
     """Two models, each with its device program."""
-    made = [weft.compile(model, config=config) for model in (small(), digits.model())]
-    return tuple((program, program.device_programs[0]) for program in made)
+    programs = [weft.compile(model, config=config) for model in (small(), digits.model())]
+    return tuple((program, program.device_programs[0]) for program in programs)
 
 
 def inputs(program: weft.Program, seed: int) -> dict[str, np.ndarray]:
@@ -47,7 +47,7 @@ def inputs(program: weft.Program, seed: int) -> dict[str, np.ndarray]:
 
 
 def contents(program: weft.Program, part: DeviceProgram, seed: int) -> dict[str, np.ndarray]:
-    """What its buffers hold, as the host makes it."""
+    """Initial contents of the program's buffers, as the host writes them."""
     from weft.compiler.host.segments import run_host
 
     values: dict[str, Any] = program._check(inputs(program, seed))
@@ -65,7 +65,7 @@ def outputs(image: Image, device: Device) -> dict[str, np.ndarray]:
 
 
 def run(device: Device, order: list[int]) -> list[tuple[int, int]]:
-    """Two models in one memory, in any order: all outputs are those of single runs. Returns cycles of each."""
+    """Run two models in one memory, in any order, compare outputs with single runs, and return cycles of each."""
     images = place_programs([part for _, part in parts(device.config)])
     at = -(-images[-1].memory_bytes // pitch(device.config)) * pitch(device.config)
     listed = ProgramList([images[place] for place in order], device.config, at, device.memory_bytes)
@@ -93,8 +93,8 @@ def memory(config: weft.Config = CONFIG) -> int:
     return place_programs([part for _, part in parts(config)])[-1].memory_bytes + 4096
 
 
-def test_a_list_writes_where_another_program_was_loaded() -> None:
-    """What that has loaded there is not looked at before the next start."""
+def test_list_may_overwrite_another_program() -> None:
+    """The overwritten contents are checked before the next start only."""
     device = Looking(CONFIG, memory())
     for image in place_programs([part for _, part in parts()]):
         for base in image.bases.keys() - {CONSTANTS}:
@@ -114,7 +114,7 @@ def test_two_models_run_by_one_start() -> None:
         assert sum(count for count, _ in cycles) < device.counters()[Counter.CYCLES]
 
 
-def test_lists_that_are_refused() -> None:
+def test_invalid_lists_are_refused() -> None:
     images = place_programs([part for _, part in parts()])
     size = memory()
     with pytest.raises(weft.InputError, match=r"^a list has 1 to 16777215 programs, not 0$"):
@@ -141,8 +141,8 @@ def test_lists_that_are_refused() -> None:
 
 
 @pytest.mark.long
-def test_a_simulated_board_runs_lists(tmp_path: Path) -> None:
-    """Two models by one start, runs of one in groups, and the message where something is wrong."""
+def test_simulated_board_runs_lists(tmp_path: Path) -> None:
+    """Run two models by one start and groups of one model; refuse an invalid list."""
     config = find("ulx3s-12f").config.replace(
         descriptors=1, n=4, lanes=2, bus_bytes=4, kernel=0, depthwise_taps=0
     )
@@ -156,7 +156,7 @@ def test_a_simulated_board_runs_lists(tmp_path: Path) -> None:
             for name, array in program.run(given).outputs.items():
                 assert np.array_equal(result.outputs[name], array)
             assert result.report["cycles"] > 0
-        # A program by itself behind a list, whose base registers are not those that were set before.
+        # A single program after a list: its base registers differ from the previous ones.
         for given in runs[:2]:
             result = program.run(given, on=board, memory=False)
             for name, array in program.run(given).outputs.items():

@@ -1,4 +1,4 @@
-"""The record of a run's options: its keywords, its checks, and what functions make of it."""
+"""Record of run options: keywords, checks, and use by functions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.waves import Waves
 
 
-def test_keywords_are_the_fields() -> None:
-    """Type checkers read the keywords of functions from a second declaration."""
+def test_keywords_equal_the_fields() -> None:
+    """Type checkers read the keywords from a second declaration."""
     fields = {field.name: field.type for field in dataclasses.fields(RunOptions) if field.name != "on"}
     assert {name: kind.__forward_arg__ for name, kind in RunKeywords.__annotations__.items()} == fields
     assert MemoryKeywords.__annotations__.keys() == RunOptions().memory.keys()
 
 
-def test_a_record_is_taken_in_place_of_keywords() -> None:
+def test_record_replaces_keywords() -> None:
     program = weft.compile(digits.model(), config="tiny")
     inputs = {"image": digits.held_out()[0][:1]}
     record = RunOptions("timing", latency=90, bandwidth=np.float32(2))  # type: ignore[arg-type]
@@ -49,17 +49,17 @@ def test_a_record_is_taken_in_place_of_keywords() -> None:
         ("rtl", {"latency": None}, "'latency' must be an integer from 1 to 1,000,000, not None"),
     ],
 )
-def test_refused(on: str, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(on: str, options: dict[str, Any], message: str) -> None:
     device = GoldenDevice(weft.Config.load("tiny"), 4096) if on == "device" else on
     with pytest.raises(InputError) as refused:
         RunOptions(device, **options)
     assert str(refused.value).startswith(message)
 
 
-def test_recordings() -> None:
+def test_recording_options() -> None:
     assert RunOptions("rtl").recording is None
-    wanted = RunOptions("rtl", waves="w.fst", waves_from=5, waves_cycles=7)
-    assert wanted.recording == Waves(Path("w.fst"), 5, 7)
+    options = RunOptions("rtl", waves="w.fst", waves_from=5, waves_cycles=7)
+    assert options.recording == Waves(Path("w.fst"), 5, 7)
     waves = Waves(Path("w.vcd"))
-    assert dataclasses.replace(wanted, waves=waves).recording is waves
-    assert wanted.without_waves() == RunOptions("rtl")
+    assert dataclasses.replace(options, waves=waves).recording is waves
+    assert options.without_waves() == RunOptions("rtl")

@@ -1,4 +1,4 @@
-"""Runs one behind the other give what they give alone, whenever the device computes, and overlap where they can."""
+"""Streams of runs equal single runs for every device timing, and overlap where memory allows."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def model(name: str, config: weft.Config = CONFIG) -> weft.Program:
 @pytest.mark.parametrize("config", [CONFIG, LISTS], ids=["alone", "lists"])
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("name", ["digits", "small"])
-def test_results_are_those_of_single_runs(name: str, early: bool, config: weft.Config) -> None:
+def test_results_equal_single_runs(name: str, early: bool, config: weft.Config) -> None:
     program = model(name, config)
     draw = np.random.default_rng(1)
     if name == "digits":
         runs = [{"image": image[None]} for image in digits.held_out()[0][:3]]
     else:
         runs = [feeds(small(), draw) for _ in range(5)]
-    wanted = [program.run(inputs, on="golden") for inputs in runs]
+    reference = [program.run(inputs, on="golden") for inputs in runs]
     assert any(
         not np.array_equal(first, second)
-        for first, second in zip(wanted[0].outputs.values(), wanted[1].outputs.values(), strict=True)
+        for first, second in zip(reference[0].outputs.values(), reference[1].outputs.values(), strict=True)
     )
     for count in (1, 2, len(runs)):
         device = Logged(2 * need(program), early=early, config=config)
         results = list(stream(program, runs[:count], device))
         assert len(results) == count
         assert ("list" in device.log) == (config is LISTS and count > 1)
-        for result, expected in zip(results, wanted, strict=False):
+        for result, expected in zip(results, reference, strict=False):
             for output, array in expected.outputs.items():
                 assert np.array_equal(result.outputs[output], array)
             assert result.report["macs"] == expected.report["macs"]
@@ -56,7 +56,7 @@ def test_results_are_those_of_single_runs(name: str, early: bool, config: weft.C
             ]
 
 
-def test_what_is_moved_is_moved_while_the_device_computes() -> None:
+def test_transfers_overlap_computation() -> None:
     program = model("small")
     device = Logged(2 * need(program), early=False)
     results = stream(program, [feeds(small(), np.random.default_rng(seed)) for seed in range(3)], device)
@@ -68,7 +68,7 @@ def test_what_is_moved_is_moved_while_the_device_computes() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 4, 5, 9])
-def test_the_device_gets_several_runs_at_a_start(count: int) -> None:
+def test_one_start_runs_a_group(count: int) -> None:
     program = model("small", LISTS)
     runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(count)]
     device = Logged(40 * need(program), early=False, config=LISTS)
@@ -77,7 +77,7 @@ def test_the_device_gets_several_runs_at_a_start(count: int) -> None:
     assert [entry for entry in device.log if entry in ("start", "list", "wait")] == (
         ["list", "wait"] * -(-count // size)
     )
-    # What the second group needs is written while the first is computed.
+    # The second group's inputs are written during the first group's computation.
     before = device.log[: device.log.index("wait")]
     assert before.count("write") == size + 1 + min(size, count - size)
     for inputs, result in zip(runs, results, strict=True):
@@ -85,21 +85,21 @@ def test_the_device_gets_several_runs_at_a_start(count: int) -> None:
             assert np.array_equal(result.outputs[output], array)
 
 
-def test_fewer_at_a_start_where_memory_is_small() -> None:
+def test_small_memory_limits_the_group() -> None:
     program = model("small", LISTS)
     runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(8)]
-    wanted = [program.run(inputs).outputs for inputs in runs]
+    reference = [program.run(inputs).outputs for inputs in runs]
     starts = set()
     for memory in range(need(program), 4 * need(program), need(program) // 16):
         device = Logged(memory, early=False, config=LISTS)
-        for expected, result in zip(wanted, stream(program, runs, device), strict=True):
+        for expected, result in zip(reference, stream(program, runs, device), strict=True):
             for output, array in expected.items():
                 assert np.array_equal(result.outputs[output], array)
         starts.add((device.log.count("list"), device.log.count("start")))
     assert starts >= {(0, 8), (4, 0), (3, 0), (2, 0)}
 
 
-def test_reports_of_runs_in_lists_have_their_cycles() -> None:
+def test_reports_of_grouped_runs_have_their_own_cycles() -> None:
     program = model("small", LISTS)
     runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(5)]
     with RtlDevice(LISTS, 8 * need(program), bandwidth=1.5) as device:
@@ -116,7 +116,7 @@ def test_reports_of_runs_in_lists_have_their_cycles() -> None:
         assert {layer["cycles"] for layer in result.report["layers"]} == {None}
 
 
-def test_one_ends_before_the_next_begins_where_memory_is_small() -> None:
+def test_small_memory_serialises_runs() -> None:
     program = model("small")
     runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(3)]
     least = 2 * need(program)
@@ -131,38 +131,38 @@ def test_one_ends_before_the_next_begins_where_memory_is_small() -> None:
         assert device.log[device.log.index("start") :][:2] == log
 
 
-def test_inputs_among_temporaries_stay_where_they_are() -> None:
-    """Programs for boards whose memory is small: what the next run needs would be written over."""
+def test_inputs_within_temporaries_are_not_overwritten() -> None:
+    """In programs for small memories the next run's inputs would be overwritten."""
     program = weft.compile(small(), "icebreaker")
     assert all(part.compact for part in program.device_programs)
     assert alternate_images(program, 1 << 30) is None
     runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(3)]
-    wanted = [program.run(inputs).outputs for inputs in runs]
+    reference = [program.run(inputs).outputs for inputs in runs]
     device = GoldenDevice(program.config, 4 * need(program))
-    for result, expected in zip(stream(program, runs, device), wanted, strict=True):
+    for result, expected in zip(stream(program, runs, device), reference, strict=True):
         for output, array in expected.items():
             assert np.array_equal(result.outputs[output], array)
 
 
 @pytest.mark.parametrize("config", [CONFIG, LISTS], ids=["alone", "lists"])
-def test_states_go_on(config: weft.Config) -> None:
+def test_states_persist(config: weft.Config) -> None:
     ring = Ring(taps=3, channels=4)
     program = weft.compile(ring.build(), config)
     runs = ring.feeds(4)
     name = next(iter(program.inputs))
-    wanted = [program.run({name: inputs}) for inputs in runs]
+    reference = [program.run({name: inputs}) for inputs in runs]
     kept = program.states
     program.reset()
     device = Logged(40 * need(program), early=False, config=config)
     results = list(stream(program, [{name: inputs} for inputs in runs], device))
-    for result, expected in zip(results, wanted, strict=True):
+    for result, expected in zip(results, reference, strict=True):
         for output, array in expected.outputs.items():
             assert np.array_equal(result.outputs[output], array)
     assert program.states.keys() == kept.keys() != set()
     assert all(np.array_equal(program.states[state], array) for state, array in kept.items())
 
 
-def test_wrong_inputs_are_refused_before_anything_starts() -> None:
+def test_wrong_inputs_are_refused_before_the_first_start() -> None:
     program = model("small")
     good = feeds(small(), np.random.default_rng(1))
     device = Logged(2 * need(program), early=False)

@@ -1,4 +1,4 @@
-"""Traces: valid Trace Events, each instruction once, sums that are the counters', drawings of bounded size."""
+"""Traces: valid Trace Events, each instruction once, sums equal to the counters, drawings of bounded size."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def program(request: pytest.FixtureRequest) -> Program:
 
 @pytest.fixture(scope="module")
 def timeline(program: Program) -> Timeline:
-    (made,) = timelines_of(program, **MEMORY)
-    return made
+    (recorded,) = timelines_of(program, **MEMORY)
+    return recorded
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def segment_of(program: Program) -> DeviceProgram:
 
 
 def on_tracks(events: list[Event], pid: int = 1) -> dict[str, list[Event]]:
-    """Slices by the name of their thread."""
+    """Slices by thread name."""
     names = {
         event["tid"]: event["args"]["name"]
         for event in events
@@ -72,7 +72,7 @@ def on_tracks(events: list[Event], pid: int = 1) -> dict[str, list[Event]]:
 
 
 def check_structure(events: list[Event]) -> None:
-    """What the Trace Event format wants of the phases that are used, and slices that do not overlap."""
+    """Check the Trace Event format of all used phases, and that slices do not overlap."""
     keys = {"M": {"args"}, "X": {"ts", "dur", "cat", "args"}, "C": {"ts", "args"}}
     for event in events:
         assert {"ph", "pid", "tid", "name"} | keys[event["ph"]] == set(event) - {"cname"}
@@ -102,9 +102,9 @@ def test_events_are_valid(events: list[Event], timeline: Timeline) -> None:
     }  # fmt: skip
 
 
-def test_every_instruction_appears_once_with_its_fields(events: list[Event], program: Program) -> None:
+def test_every_instruction_appears_once(events: list[Event], program: Program) -> None:
     instructions = segment_of(program).instructions
-    found = []
+    result = []
     for track, slices in on_tracks(events).items():
         for event in slices:
             if track == LAYERS or event["cat"] == "waits":
@@ -115,25 +115,25 @@ def test_every_instruction_appears_once_with_its_fields(events: list[Event], pro
             (read,) = assemble(" ".join([opcode[1], *(f"{name}={value}" for name, value in fields)]))
             assert read == instructions[index[1]]
             assert read.QUEUE is Queue[track]
-            found.append(index[1])
-    assert sorted(found) == list(range(len(instructions) - 1))
+            result.append(index[1])
+    assert sorted(result) == list(range(len(instructions) - 1))
 
 
 def test_slices_last_as_long_as_units_are_busy(events: list[Event], program: Program) -> None:
     inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
     report = program.run(inputs, on="timing", **MEMORY).report
     for track, slices in on_tracks(events).items():
-        ran = [event["dur"] for event in slices if event["cat"] == "runs"]
+        durations = [event["dur"] for event in slices if event["cat"] == "runs"]
         waited = sum(event["dur"] for event in slices if event["cat"] == "waits")
         if track == LAYERS:
-            assert ran == [layer["cycles"] for layer in report["layers"]]
+            assert durations == [layer["cycles"] for layer in report["layers"]]
             assert waited == 0
         else:
-            assert sum(ran) == report["counters"][f"{track.lower()}_busy"]
-            # Waiting for the unit counts too: the cycles in which it takes an instruction, and is not busy yet.
+            assert sum(durations) == report["counters"][f"{track.lower()}_busy"]
+            # Waiting for the unit counts: it has taken the instruction, and is not busy yet.
             semaphore = report["counters"][f"{track.lower()}_semaphore"]
             assert semaphore <= waited <= semaphore + 2 * len(slices)
-            assert sum(ran) + waited <= report["cycles"]
+            assert sum(durations) + waited <= report["cycles"]
 
 
 def test_slices_carry_their_layer(timeline: Timeline, program: Program) -> None:
@@ -168,13 +168,15 @@ def test_bandwidth_adds_up_to_the_beats(timeline: Timeline, events: list[Event],
     assert rates[-1]["args"] == {"read": 0, "written": 0}
 
 
-def test_occupancy_is_that_of_each_vector(timeline: Timeline, events: list[Event], program: Program) -> None:
+def test_occupancy_equals_a_count_by_vector(
+    timeline: Timeline, events: list[Event], program: Program
+) -> None:
     size = program.config.scratchpad_size
     counted = [event["args"]["vectors"] for event in events if event["name"] == timelines.OCCUPANCY]
     assert counted == [vectors for _, vectors in timeline.vectors]
     assert 0 < max(counted) <= size
     assert counted[-1] == 0
-    # The same again, a vector at a time.
+    # Recompute the occupancy vector by vector.
     spans = {
         item.instruction: (item.details["accepted"], item.end)
         for queue in Queue
@@ -228,12 +230,12 @@ def test_segments_follow_each_other(program: Program) -> None:
 
 
 def rectangles(text: str) -> list[list[ElementTree.Element]]:
-    """The rectangles of each row."""
+    """Rectangles of each row."""
     return [group.findall(f"{SVG}rect") for group in ElementTree.fromstring(text).findall(f"{SVG}g")]
 
 
 def check_rows(text: str, total: int) -> None:
-    """Rectangles of a row follow each other (but for the half pixel that anything has), inside of the axis."""
+    """Check that rectangles of a row follow each other up to half a pixel, within the axis."""
     for row in rectangles(text):
         spans = [(float(item.attrib["x"]), float(item.attrib["width"])) for item in row]
         assert all(x + width <= after + 0.61 for (x, width), (after, _) in pairwise(spans))
@@ -258,7 +260,7 @@ def test_drawing(timeline: Timeline) -> None:
 
 
 def many(count: int, length: int, name: str) -> Timeline:
-    """A timeline of `count` slices on every track, a layer for each."""
+    """Timeline of `count` slices on every track, with a layer for each."""
     slices = [
         Slice(f"{name}{at}", at, at, at % 3 == 1, at * length, (at + 1) * length, {}) for at in range(count)
     ]
@@ -277,9 +279,9 @@ def test_drawings_stay_small(count: int, length: int) -> None:
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         main.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 @pytest.fixture
@@ -297,19 +299,21 @@ def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--latency", "20", "--bandwidth", "3"]
     assert call("trace", "built", "-o", "t.json", "--svg", "t.svg", *options) == 0
     assert names(folder) == {"built", "t.json", "t.svg"}
-    (made,) = timelines_of(weft.load("built"), **MEMORY)
+    (recorded,) = timelines_of(weft.load("built"), **MEMORY)
     out = capsys.readouterr().out
     assert out.startswith("the program is planned for a memory of 4 bytes a cycle, and ran behind one of 3: ")
-    assert out.partition("\n")[2] == f"t.json: {made.cycles:,} cycles\nt.svg: {made.cycles:,} cycles\n"
+    assert (
+        out.partition("\n")[2] == f"t.json: {recorded.cycles:,} cycles\nt.svg: {recorded.cycles:,} cycles\n"
+    )
     document = json.loads(Path("t.json").read_text())
-    assert document["traceEvents"] == timelines.events([made])
+    assert document["traceEvents"] == timelines.events([recorded])
     assert document["otherData"]["latency"] == 20
     assert document["otherData"]["config"] == PRESETS["tiny"].to_dict()
-    assert Path("t.svg").read_text() == timelines.svg([made], PRESETS["tiny"].scratchpad_size)
+    assert Path("t.svg").read_text() == timelines.svg([recorded], PRESETS["tiny"].scratchpad_size)
 
 
 @pytest.fixture
-def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def simulated_cycles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Cycles of every program that the RTL has run."""
     cycles: list[int] = []
 
@@ -322,32 +326,33 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return cycles
 
 
-def test_rtl_does_what_the_cycle_model_says(simulated: list[int]) -> None:
-    """All of it: slices, bandwidth, occupancy and counters, in a network without softmax."""
+def test_rtl_equals_the_cycle_model(simulated_cycles: list[int]) -> None:
+    """Slices, bandwidth, occupancy and counters agree in a network without softmax."""
     program = weft.compile(digits.model(), "tiny")
-    made = timelines_of(program, on="rtl", **MEMORY)
-    assert made == timelines_of(program, **MEMORY)
-    assert simulated == [made[0].cycles]
+    recorded = timelines_of(program, on="rtl", **MEMORY)
+    assert recorded == timelines_of(program, **MEMORY)
+    assert simulated_cycles == [recorded[0].cycles]
 
 
-def test_rtl_slices_last_as_long_as_units_are_busy(simulated: list[int]) -> None:
-    """With softmax as well, whose pace data tells."""
+def test_rtl_slices_last_as_long_as_units_are_busy(simulated_cycles: list[int]) -> None:
+    """The network has a softmax, whose speed depends on the data."""
     lines = timelines_of(weft.compile(attention.model(), "tiny"), on="rtl")
-    assert simulated == [timeline.cycles for timeline in lines]
+    assert simulated_cycles == [timeline.cycles for timeline in lines]
     for timeline in lines:
         for queue in Queue:
-            ran = [item for item in timeline.tracks[queue.name] if not item.waits]
+            busy = [item for item in timeline.tracks[queue.name] if not item.waits]
             assert (
-                sum(item.end - item.start for item in ran) == timeline.counters[Counter[f"{queue.name}_BUSY"]]
+                sum(item.end - item.start for item in busy)
+                == timeline.counters[Counter[f"{queue.name}_BUSY"]]
             )
             assert all(before.end <= after.start for before, after in pairwise(timeline.tracks[queue.name]))
 
 
-def test_command_on_rtl(folder: Path, simulated: list[int]) -> None:
+def test_command_on_rtl(folder: Path, simulated_cycles: list[int]) -> None:
     for on in ("timing", "rtl"):
-        assert simulated == []
+        assert simulated_cycles == []
         assert call("trace", "built", "-o", f"{on}.json", "--on", on) == 0
-    assert len(simulated) == 1
+    assert len(simulated_cycles) == 1
     assert names(folder) == {"built", "timing.json", "rtl.json"}
     timing, rtl = (json.loads(Path(f"{on}.json").read_text()) for on in ("timing", "rtl"))
     assert (timing["otherData"].pop("on"), rtl["otherData"].pop("on")) == ("timing", "rtl")
@@ -364,7 +369,7 @@ def test_command_on_rtl(folder: Path, simulated: list[int]) -> None:
         (["built", "--svg", "built/program.json/x.svg"], "cannot use built/program.json: File exists"),
     ],
 )
-def test_errors_are_one_sentence(
+def test_errors_print_one_sentence(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert call("trace", *arguments) == 2
@@ -373,7 +378,7 @@ def test_errors_are_one_sentence(
     assert names(folder) == {"built"}
 
 
-def test_nothing_on_the_device(program: Program) -> None:
+def test_host_only_model_is_refused(program: Program) -> None:
     host = Program(dataclasses.replace(program._compiled, segments=()))
     with pytest.raises(FileError, match=r"^nothing of this program runs on the device, so there is nothing"):
         timelines_of(host)

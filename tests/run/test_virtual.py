@@ -1,4 +1,4 @@
-"""Whole boards in simulation, driven by the same host that drives real ones, over their serial line."""
+"""Whole boards in simulation, driven over their serial line by the host code of real boards."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ from weft.run.virtual import VirtualBoard, board_at
 from weft.sim.device import DeviceError
 
 ULX3S = "ulx3s-85f-lm"
-"""The board with the pipelined core: its own configuration is smaller than that of others of the kind, so that its
-simulator builds faster."""
+"""Board with the pipelined core. Its configuration is the smallest of its kind, so its simulator builds fastest."""
 DEAF = 0x10000
-"""Byte address from which on a memory does not answer."""
+"""First byte address that does not answer."""
 
 
 @pytest.mark.parametrize("name", mostly_long([ULX3S, "icebreaker"], 1))
@@ -107,16 +106,16 @@ def test_run_on_a_board_from_the_command_line(
     assert source.endswith(f"{abs(share):.1%} {'more' if share > 0 else 'fewer'}")
 
 
-def test_a_program_in_flash(
+def test_program_runs_from_flash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It runs from there, without a byte of it on the line; others that have room are sent, and one without is not."""
+    """It runs from flash, without a byte on the line. Other programs are sent if they fit, and refused if not."""
     monkeypatch.chdir(tmp_path)
     board = registry.find("icebreaker")
     program, image = weft.compile(digits.model(), "icebreaker", memory="icebreaker"), digits.held_out()[0][:1]
     Path("flash.bin").write_bytes(flash_image(program, board))
     written = []
-    monkeypatch.setattr(BoardDevice, "write", _noted(BoardDevice.write, written))
+    monkeypatch.setattr(BoardDevice, "write", _record_sizes(BoardDevice.write, written))
     with board_at("virtual:icebreaker:flash.bin", board.config) as device:
         result = program.run({"image": image}, on=device)
         golden = program.run({"image": image})
@@ -130,9 +129,9 @@ def test_a_program_in_flash(
         cycles = program.run({"image": image}, on=model, memory=False).report["cycles"]
         assert cycles == pytest.approx(result.report["cycles"], rel=0.001)
         other = weft.compile(small(), "icebreaker")
-        given = feeds(small(), np.random.default_rng(1))
-        found, expected = other.run(given, on=device).outputs, other.run(given).outputs
-        assert all(np.array_equal(found[name], value) for name, value in expected.items())
+        inputs = feeds(small(), np.random.default_rng(1))
+        outputs, expected = other.run(inputs, on=device).outputs, other.run(inputs).outputs
+        assert all(np.array_equal(outputs[name], value) for name, value in expected.items())
         loaded = device.transfer.written + device.transfer.kept
         assert loaded > len(other.device_programs[0].code)
         rows = np.zeros((1, 1024), np.float32)
@@ -147,11 +146,11 @@ def test_a_program_in_flash(
         )
 
 
-def test_a_program_that_is_copied_to_memory(
+def test_program_is_copied_from_flash_to_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the board finds in its flash when it starts is not sent; where a bit of it flipped, the host is told, sends
-    what is not there, and results are the same."""
+    """The board copies its flash at power-up, so nothing is sent. After a flipped bit the host resends the missing
+    part."""
     monkeypatch.chdir(tmp_path)
     board, model = registry.find(ULX3S), small()
     config = board.config
@@ -177,17 +176,17 @@ def test_a_program_that_is_copied_to_memory(
         assert (f"warning: {fault}" in captured.err) == bool(fault)
 
 
-def _noted(write: Callable[..., None], sizes: list[int]) -> Callable[..., None]:
-    """`write` of a device that notes how much is written."""
+def _record_sizes(write: Callable[..., None], sizes: list[int]) -> Callable[..., None]:
+    """Wrap a device's `write` to record the sizes written."""
 
-    def noted(self: BoardDevice, address: int, payload: bytes) -> None:
+    def record_size(self: BoardDevice, address: int, payload: bytes) -> None:
         sizes.append(len(payload))
         write(self, address, payload)
 
-    return noted
+    return record_size
 
 
-def test_files_that_no_flash_holds(tmp_path: Path) -> None:
+def test_flash_images_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     large = tmp_path / "large.bin"
     with large.open("wb") as file:
         file.truncate((15 << 20) + 1)
@@ -204,10 +203,11 @@ def test_files_that_no_flash_holds(tmp_path: Path) -> None:
         assert str(refused.value).startswith(message)
 
 
-def test_a_simulated_board_refuses_programs_of_another(
+def test_simulated_board_refuses_programs_of_another_board(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the words of a real board, before anything is built; so does one with a configuration that does not fit."""
+    """The message is that of a real board, before anything is built; a configuration that does not fit is refused
+    too."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(virtual, "build_board", pytest.fail)
     weft.compile(digits.model(), config="icebreaker").save("program")
@@ -227,12 +227,12 @@ def test_a_simulated_board_refuses_programs_of_another(
     }
     for port, message in refusals.items():
         assert _exit_code([*run, port]) != 0
-        (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
-        assert said.startswith(f"error: {message}")
+        (error,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
+        assert error.startswith(f"error: {message}")
 
 
-def test_verilog_of_boards_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By board, configuration and divisor; that of a board which no file of weft describes is generated each time."""
+def test_verilog_of_boards_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cached by board, configuration and divisor. A board unknown to weft is generated each time."""
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
     made = []
 
@@ -246,8 +246,8 @@ def test_verilog_of_boards_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     board, other = (registry.find(name) for name in ("icebreaker", "tang-nano-9k"))
     config, changed = board.config, replace(board, flash=None)
     cases = [(board, config), (board, config.replace(queue_depth=8)), (other, config), (changed, config)]
-    found = [virtual.board_verilog(*case) for case in (*cases, *cases)]
-    assert found == [f"board {number}" for number in (1, 2, 3, 4, 1, 2, 3, 5)]
+    actual = [virtual.board_verilog(*case) for case in (*cases, *cases)]
+    assert actual == [f"board {number}" for number in (1, 2, 3, 4, 1, 2, 3, 5)]
     monkeypatch.setattr(virtual, "DIVISOR", 8)
     assert virtual.board_verilog(board, config) == "board 6"
     monkeypatch.setattr(registry, "BOARDS", {})
@@ -267,9 +267,8 @@ def test_a_simulated_board_with_another_configuration(monkeypatch: pytest.Monkey
 LFE5U_25F = ("icepi-zero", "icesugar-pro", "ulx3s-25f")
 
 
-def test_boards_with_an_lfe5u_25f_are_alike() -> None:
-    """Each with its own configuration. But for their names they are simulated by the same Verilog, so one of them, and
-    its answer to who it is, stands for all."""
+def test_boards_with_an_lfe5u_25f_have_equal_verilog() -> None:
+    """Each board has its own configuration. But for names their Verilog is equal, so one simulation covers all."""
     first, *others = map(registry.find, LFE5U_25F)
     tops = [
         virtual.board_verilog(board, board.config)
@@ -293,11 +292,10 @@ def test_a_board_with_an_lfe5u_25f(
         assert (device.identity.board, device.memory_bytes) == (first.name, 32 << 20)
 
 
-def test_boards_that_look_for_the_phase_of_their_sdrams_clock(
+def test_sdram_clock_phase_is_calibrated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The middle of the eye that the board has, wherever it is, with the same results; or a refusal before anything is
-    sent, and a word for it from `weft probe`. A program in the flash is copied after that."""
+    """The board picks the middle of the eye, or refuses before any transfer; then it copies the program from flash."""
     monkeypatch.chdir(tmp_path)
     board, model = registry.find("icepi-zero"), small()
     program = weft.compile(model, board.config, memory=board.name)
@@ -319,16 +317,20 @@ def test_boards_that_look_for_the_phase_of_their_sdrams_clock(
     assert capsys.readouterr().out.splitlines()[-1] == "mismatching bytes: 0"
     assert json.loads(Path("report.json").read_text())["link"]["written_bytes"] == 0
     assert _exit_code(probe) == 0
-    told = json.loads(capsys.readouterr().out)["sdram"]
-    assert (told["state"], told["capture_cycles"], told["computed_capture_cycles"]) == ("found", capture, 2)
-    degrees = [value // (360 / PHASES) for value in (*told["working_degrees"], told["chosen_degrees"])]
-    computed = told["computed_degrees"] // (360 / PHASES) - PHASES // 2
-    wanted = [first, first + width - 1, first + (width - 1) // 2 + 1]
-    assert degrees[:2] == [(at + computed) % PHASES for at in wanted[:2]]
-    assert degrees[2] in {(at + computed) % PHASES for at in (wanted[2], wanted[2] - 1)}
+    report = json.loads(capsys.readouterr().out)["sdram"]
+    assert (report["state"], report["capture_cycles"], report["computed_capture_cycles"]) == (
+        "found",
+        capture,
+        2,
+    )
+    degrees = [value // (360 / PHASES) for value in (*report["working_degrees"], report["chosen_degrees"])]
+    computed = report["computed_degrees"] // (360 / PHASES) - PHASES // 2
+    expected = [first, first + width - 1, first + (width - 1) // 2 + 1]
+    assert degrees[:2] == [(at + computed) % PHASES for at in expected[:2]]
+    assert degrees[2] in {(at + computed) % PHASES for at in (expected[2], expected[2] - 1)}
 
     sent: list[int] = []
-    monkeypatch.setattr(BoardDevice, "write", _noted(BoardDevice.write, sent))
+    monkeypatch.setattr(BoardDevice, "write", _record_sizes(BoardDevice.write, sent))
     monkeypatch.setattr(virtual, "VirtualBoard", partial(VirtualBoard, eye=[Phase(0)] * PHASES))
     fault = (
         "the SDRAM of icepi-zero does not work at 80 MHz: it works in none of 16 phases of its "
@@ -345,25 +347,25 @@ def test_boards_that_look_for_the_phase_of_their_sdrams_clock(
     assert "flash: its program was not copied to memory, because the memory does not work" in lines
 
 
-def test_runs_on_a_board_go_on(
+def test_states_persist_on_a_board(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is kept is the golden interpreter's in every run."""
+    """States equal those of the golden interpreter in every run."""
     monkeypatch.chdir(tmp_path)
     ring = Ring(taps=3, channels=4)
     weft.compile(ring.build(), registry.find("icebreaker").config).save("program")
-    given = []
+    arguments = []
     for index, feed in enumerate(ring.feeds(3)):
         np.save(f"{index}.npy", feed)
-        given += ["--input", f"{index}.npy"]
+        arguments += ["--input", f"{index}.npy"]
     board = ("--on", "board", "--port", "virtual:icebreaker")
-    assert _exit_code(["run", "program", *given, *board, "--output", "board.npz"]) == 0
+    assert _exit_code(["run", "program", *arguments, *board, "--output", "board.npz"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "mismatching bytes: 0"
-    assert _exit_code(["run", "program", *given, "--output", "golden.npz"]) == 0
+    assert _exit_code(["run", "program", *arguments, "--output", "golden.npz"]) == 0
     assert np.array_equal(np.load("board.npz")["y"], np.load("golden.npz")["y"])
 
 
-def test_ports_that_no_board_is_behind(
+def test_ports_without_a_board_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -375,7 +377,7 @@ def test_ports_that_no_board_is_behind(
 
 
 def test_host_that_reads_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes that the terminal does not take, or only some of, wait; and it is as good as any other serial port."""
+    """Bytes that the terminal does not accept, or accepts in part, wait."""
     draw = random.Random(1)
 
     def write(file: int, data: bytes) -> int:
@@ -392,14 +394,14 @@ def test_host_that_reads_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
             payload = draw.randbytes(1500)
             device.write(0x100, payload)
             assert device.read(0x100, len(payload)) == payload
-        # Ten bits a byte, there and back.
+        # Ten bits a byte, in both directions.
         assert simulated.cycles - before > 2 * len(payload) * 10 * virtual.DIVISOR
         assert port.exists()
         simulated.close()
         assert not port.exists()
 
 
-def test_broken_rules_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_violated_memory_timing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VirtualBoard, "violations", ["tRP", "tRCD"])
     config = registry.find("icebreaker").config
     message = "^the board broke rules of its memory chips: tRP, tRCD$"
@@ -408,8 +410,8 @@ def test_broken_rules_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("core", CoreKind)
-def test_a_board_whose_memory_stops_answering(core: CoreKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting ends, with what waits for what, long before the host's patience with the line."""
+def test_memory_that_stops_answering_is_reported(core: CoreKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait ends, with a report of what waits, long before the host's timeout."""
     monkeypatch.setattr(virtual_top, "Top", deaf_top(DEAF))
     monkeypatch.setattr(polled, "PATIENCE", 200_000)
     board = replace(registry.find("icebreaker"), core=core, flash=None)
@@ -421,7 +423,7 @@ def test_a_board_whose_memory_stops_answering(core: CoreKind, monkeypatch: pytes
         "store": (0x400, Store(offset=DEAF).encode() + bytes(64), {"STORE waits for memory"}),
         "fetch": (DEAF - 64, Vec().encode(), {"the next instruction waits for memory"}),
     }
-    if core is CoreKind.PIPELINED:  # the other one does not look at semaphores
+    if core is CoreKind.PIPELINED:  # the sequential core does not use semaphores
         hangs["deadlock"] = (0x400, deadlock, {"VEC waits for semaphore"})
     library = virtual.build_board(board, config)
     monkeypatch.setattr(virtual, "build_board", lambda *given: library)
@@ -433,8 +435,8 @@ def test_a_board_whose_memory_stops_answering(core: CoreKind, monkeypatch: pytes
             before = simulated.cycles
             with pytest.raises(DeviceError, match=r"^the program hangs: ") as error:
                 device.wait()
-            said = set(str(error.value).removeprefix("the program hangs: ").split(", "))
-            assert said - idle == causes
+            message = set(str(error.value).removeprefix("the program hangs: ").split(", "))
+            assert message - idle == causes
             assert simulated.cycles - before < 3_000_000
             device.close()
 
@@ -446,7 +448,7 @@ def _exit_code(arguments: list[str]) -> object:
 
 
 def _survives_failure(device: BoardDevice) -> None:
-    """A program that never ends, cut short while memory is at work; the device can be used again."""
+    """Interrupt an endless program while memory is busy; the device stays usable."""
     forever = Load(base=0, rows=4000, row_pitch=0, pixels=64, pitch=16, length=16, run=1024)
     device.write(0x8000, forever.encode() * 8 + Load(wait=1).encode())
     device.set_base(0, 0)

@@ -1,4 +1,4 @@
-"""Models on boards that nobody has: against programs, the cycle model, and bytes on a serial line."""
+"""Estimates for boards without hardware, against programs, the cycle model, and bytes on a serial line."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ MODEL = digits.model()
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stop:
         command.main(list(arguments))
-    return int(left.value.code or 0)
+    return int(stop.value.code or 0)
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, Estimate]:
+def estimates() -> dict[str, Estimate]:
     return {item.board: item for item in estimate(MODEL)}
 
 
-def test_all_boards(made: dict[str, Estimate]) -> None:
-    assert list(made) == list(BOARDS)
-    for name, item in made.items():
+def test_all_boards(estimates: dict[str, Estimate]) -> None:
+    assert list(estimates) == list(BOARDS)
+    for name, item in estimates.items():
         board = BOARDS[name]
         assert (item.config, item.clock, item.available) == (board.config, board.clock, board.memory.size)
         assert item.fits == (item.needed <= item.available), name
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_what_a_program_needs(made: dict[str, Estimate], name: str) -> None:
-    item, program = made[name], weft.compile(MODEL, name)
+def test_memory_needs_equal_those_of_the_program(estimates: dict[str, Estimate], name: str) -> None:
+    item, program = estimates[name], weft.compile(MODEL, name)
     (part,) = [segment for segment in program.segments if isinstance(segment, DeviceProgram)]
     assert (item.code, item.constants) == (len(part.code), len(part.constants))
     assert Image(part).memory_bytes == item.code + item.constants + item.working
     kept = Image(part, flash_address=0)
-    if item.flash:  # as memory has too little room
+    if item.flash:  # because memory has too little room
         assert item.flash == len(flash_image(program, BOARDS[name])) > len(kept.read_only)
         assert item.needed == kept.memory_bytes <= item.available < Image(part).memory_bytes
     else:
@@ -78,18 +78,18 @@ def test_what_a_program_needs(made: dict[str, Estimate], name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 5000, 65_536])
-def test_bytes_on_the_line(size: int) -> None:
-    """Of random bytes, as a model of a board sees and sends them."""
+def test_bytes_on_the_line_equal_a_count(size: int) -> None:
+    """Count random transfers as a board model receives and sends them."""
     counts = [0, 0]
     model = BoardModel(CONFIG, 1 << 17)
 
-    def counted(data: bytes) -> bytes:
-        said = model.feed(data)
+    def count_bytes(data: bytes) -> bytes:
+        reply = model.feed(data)
         counts[0] += len(data)
-        counts[1] += len(said)
-        return said
+        counts[1] += len(reply)
+        return reply
 
-    terminal = Terminal(counted)
+    terminal = Terminal(count_bytes)
     try:
         with BoardDevice.open(terminal.path, CONFIG, timeout=5.0) as device:
             for operation in (Operation.WRITE_MEMORY, Operation.READ_MEMORY):
@@ -104,18 +104,18 @@ def test_bytes_on_the_line(size: int) -> None:
         terminal.unplug()
 
 
-def test_seconds_on_the_link(made: dict[str, Estimate]) -> None:
-    item = made["ulx3s-85f"]
+def test_link_seconds(estimates: dict[str, Estimate]) -> None:
+    item = estimates["ulx3s-85f"]
     rate = 3_000_000 / 10
     assert item.upload > (item.code + item.constants) / rate
     assert item.upload < 1.2 * (item.code + item.constants) / rate
     assert 0 < item.link < 0.01
 
 
-def test_a_board_without_tables_is_last_and_says_why(
+def test_board_without_tables_is_last_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SiLU runs on an Icepi Zero, and on the host beside an 85F, which computes in less time."""
+    """The 85F computes faster, but leaves SiLU to the host; the Icepi Zero runs it on the device."""
     monkeypatch.chdir(tmp_path)
     builder = qdq_models.Builder(np.random.default_rng(0))
     value = builder.input((1, 8, 32, 32))
@@ -129,7 +129,7 @@ def test_a_board_without_tables_is_last_and_says_why(
     assert slow.seconds < quick.seconds
     assert slow.sample_seconds == slow.seconds + slow.link > quick.sample_seconds
     assert (slow.sensible, quick.sensible) == (False, True)
-    # Two convolutions give their outputs to the host, and two have inputs from there.
+    # Two convolutions send outputs to the host, and two receive inputs from it.
     crossing = 4 * 8 * 32 * 32 / (BOARDS["ulx3s-85f"].baud / 10)
     assert crossing < slow.between < 1.2 * crossing
     assert slow.between < slow.link
@@ -146,16 +146,17 @@ def test_a_board_without_tables_is_last_and_says_why(
     assert (first.split()[0], second.split()[0]) == ("icepi-zero", "ulx3s-85f")
     assert "(not sensible)" in second
     assert "(not sensible)" not in first
-    said = "\n".join(notes)
+    message = "\n".join(notes)
     assert (
-        f"ulx3s-85f: not sensible: for {slow.between * 1e3:,.2f} ms of each sample, nodes on the host" in said
+        f"ulx3s-85f: not sensible: for {slow.between * 1e3:,.2f} ms of each sample, nodes on the host"
+        in message
     )
     assert re.search(
-        r"^ulx3s-85f: 20 of 35 nodes run on the host; the reason for 6: .* look-up tables", said, re.M
+        r"^ulx3s-85f: 20 of 35 nodes run on the host; the reason for 6: .* look-up tables", message, re.M
     )
 
 
-def test_boards_that_are_asked_for() -> None:
+def test_selected_boards() -> None:
     assert [item.board for item in estimate(MODEL, ["ulx3s-12f", "ulx3s-12f"])] == ["ulx3s-12f"]
     assert estimate(MODEL, []) == []
     with pytest.raises(BoardError, match=r"^unknown board 'vast'; choose "):
@@ -165,8 +166,8 @@ def test_boards_that_are_asked_for() -> None:
             estimate(MODEL, boards)  # type: ignore[arg-type]
 
 
-def test_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A matrix of half a megabyte, on a board with 32 MB, and ones with 128 KB and enough, too little and no flash."""
+def test_models_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix of 512 KB on boards with 32 MB, and with 128 KB and enough, too little, or no flash."""
     builder = qdq_models.Builder(np.random.default_rng(0))
     model = builder.finish(builder.dense(builder.input((1, 1024)), 512))
     board = BOARDS["icebreaker"]
@@ -198,7 +199,7 @@ def test_values_that_do_not_fit_beside_flash(capsys: pytest.CaptureFixture[str])
     ) in capsys.readouterr().out
 
 
-def test_what_cannot_be_compiled() -> None:
+def test_models_that_cannot_be_compiled() -> None:
     with pytest.raises(CompileError):
         estimate(b"no model")
     nodes = [
@@ -222,18 +223,22 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setenv("COLUMNS", "250")
     Path("digits.onnx").write_bytes(MODEL)
     assert call("estimate", "digits.onnx") == 0
-    told = capsys.readouterr().out
-    assert all(name in told for name in BOARDS)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in BOARDS)
     assert call("estimate", "digits.onnx", "--board", "ulx3s-85f", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["format"] == "weft estimate 1"
-    (found,) = document["boards"]
+    (actual,) = document["boards"]
     (item,) = estimate(MODEL, ["ulx3s-85f"])
-    assert found["seconds"] == item.seconds
-    assert found["memory"]["needed"] == item.needed
-    assert found["link"] == {"upload_seconds": item.upload, "sample_seconds": item.link, "between_seconds": 0}
-    assert found["sample_seconds"] == item.seconds + item.link
-    assert found["sensible"]
+    assert actual["seconds"] == item.seconds
+    assert actual["memory"]["needed"] == item.needed
+    assert actual["link"] == {
+        "upload_seconds": item.upload,
+        "sample_seconds": item.link,
+        "between_seconds": 0,
+    }
+    assert actual["sample_seconds"] == item.seconds + item.link
+    assert actual["sensible"]
     assert call("estimate", "digits.onnx", "--board", "vast") == 2
     assert capsys.readouterr().err.startswith("error: unknown board 'vast'; choose ")
     assert call("estimate", "none.onnx") == 2

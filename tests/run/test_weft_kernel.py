@@ -1,4 +1,4 @@
-"""Kernels of one's own: examples, against numpy and on the RTL, and what is refused."""
+"""User-written kernels: examples against numpy and on the RTL, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_docstring() -> None:
 
 
 def spread(rows: Rows) -> None:
-    """Elements less the smallest one of their row, between 0 and 127."""
+    """Elements less the smallest of their row, between 0 and 127."""
     x = rows.read(0)
     lowest = 0 - rows.largest(0 - x)
     rows.store((x - lowest).scale(127 / 255))
@@ -39,7 +39,7 @@ def mixed(rows: Rows) -> None:
 
 
 def ratio(rows: Rows) -> None:
-    """32 times a quotient; by nothing it is what fits."""
+    """32 times a quotient; division by zero saturates."""
     rows.store((rows.read(0) << 5).over(rows.read(1).reciprocal(), 0, 1 << 22))
 
 
@@ -48,7 +48,7 @@ NEAR, FINE = np.clip(np.rint(PLACES), -128, 127).astype(np.int8), np.rint(PLACES
 
 
 def curves(rows: Rows) -> None:
-    """A sine of elements, and a finer one of products."""
+    """Sine of elements, and a finer sine of products."""
     x = rows.read(0)
     fine = x.times(rows.read(1)).interpolate(FINE, 7)
     rows.store(x.look_up(NEAR).times(3, 2) + fine.times(1, 9))
@@ -64,19 +64,18 @@ def test_examples(function: Callable[[Rows], object], rows: int, columns: int) -
         function, rows=rows, columns=columns, tensors=count, constants=constants, config=TINY
     )
     tensors = [rng.integers(-128, 128, (rows, columns)).astype(np.int8) for _ in range(count)]
-    wanted = kernel.evaluate(*tensors)
-    assert np.array_equal(kernel.run(*tensors), wanted)
+    expected = kernel.evaluate(*tensors)
+    assert np.array_equal(kernel.run(*tensors), expected)
     assert kernel.cycles is None
     if (rows, columns) == (9, 7):
-        assert np.array_equal(kernel.run(*tensors, on="rtl", stall_seed=5), wanted)
+        assert np.array_equal(kernel.run(*tensors, on="rtl", stall_seed=5), expected)
         assert kernel.cycles
         cycles = kernel.cycles
         kernel.run(*tensors, on="rtl")
         assert 0 < kernel.cycles < cycles
 
 
-def test_meaning() -> None:
-    """By closed forms."""
+def test_results_equal_closed_forms() -> None:
     rng = np.random.default_rng(1)
     x, y = (rng.integers(-128, 128, (20, 30)).astype(np.int8) for _ in range(2))
     kernel = weft.run.kernel.compile(spread, rows=20, columns=30, config=TINY)
@@ -96,13 +95,13 @@ def test_meaning() -> None:
 
 
 def below(rows: Rows) -> None:
-    """Elements less the largest one of their row."""
+    """Elements less the largest of their row."""
     x = rows.read(0)
     rows.store(x - rows.largest(x))
 
 
 def test_rows_that_end_within_a_vector() -> None:
-    """What is behind them is no element, not even where all of them are negative."""
+    """Padding after a row is no element, even where all elements are negative."""
     x = np.random.default_rng(2).integers(-128, -60, (9, 7)).astype(np.int8)
     kernel = weft.run.kernel.compile(below, rows=9, columns=7, config=TINY)
     assert np.array_equal(kernel.run(x), x - x.max(axis=1, keepdims=True))
@@ -114,8 +113,8 @@ def overflowing(rows: Rows) -> None:
     rows.store(wide.times(100))
 
 
-def test_refused() -> None:
-    def compiled(function: Callable[[Rows], object], **given: object) -> object:
+def test_invalid_kernels_are_refused() -> None:
+    def compile_kernel(function: Callable[[Rows], object], **given: object) -> object:
         arguments: dict[str, object] = {"rows": 2, "columns": 5, "config": TINY}
         return weft.run.kernel.compile(function, **(arguments | given))  # type: ignore[arg-type]
 
@@ -124,25 +123,25 @@ def test_refused() -> None:
         KernelError,
         match=rf"test_weft_kernel\.py, line {line}: the result may be -13421772800, which has more",
     ):
-        compiled(overflowing)
+        compile_kernel(overflowing)
     with pytest.raises(KernelError, match="there is no tensor 1: there are 1"):
-        compiled(mixed)
+        compile_kernel(mixed)
     with pytest.raises(KernelError, match="the kernel '<lambda>' stores no result"):
-        compiled(lambda rows: None)
+        compile_kernel(lambda rows: None)
     with pytest.raises(CompileError, match="no kernel engine; set 'kernel' to 64"):
-        compiled(spread, config="tiny")
+        compile_kernel(spread, config="tiny")
     with pytest.raises(
         CompileError, match="reads 3 look-up tables, but the configuration has 2: set 'lookup_"
     ):
-        compiled(curves, tensors=2, config=TINY.replace(lookup_tables=2))
+        compile_kernel(curves, tensors=2, config=TINY.replace(lookup_tables=2))
     with pytest.raises(KernelError, match=r"table is int8 of shape \(256,\), not int64 of shape \(2,\)"):
-        compiled(lambda rows: rows.store(rows.read(0).look_up(np.zeros(2, np.int64))))
+        compile_kernel(lambda rows: rows.store(rows.read(0).look_up(np.zeros(2, np.int64))))
     with pytest.raises(InputError, match="'columns'"):
-        compiled(spread, columns=0)
+        compile_kernel(spread, columns=0)
     with pytest.raises(InputError, match="'tensors'"):
-        compiled(spread, tensors=5)
+        compile_kernel(spread, tensors=5)
     with pytest.raises(InputError, match=r"constant 0 must be int16 of shape \(5,\)"):
-        compiled(spread, constants=[np.zeros(4, np.int16)])
+        compile_kernel(spread, constants=[np.zeros(4, np.int16)])
     kernel = weft.run.kernel.compile(spread, rows=2, columns=5, config=TINY)
     with pytest.raises(InputError, match="reads 1 tensors, not 0"):
         kernel.run()

@@ -1,4 +1,4 @@
-"""The host's evaluator against ONNX Runtime on random operators, with it and as if it were not installed."""
+"""The host's evaluator against ONNX Runtime on random operators, with ONNX Runtime and without it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ DRAWS = 30
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if ONNX Runtime were not installed."""
+def hide_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide ONNX Runtime."""
     monkeypatch.setattr(evaluate, "runtime", lambda: None)
 
 
@@ -38,29 +38,29 @@ def oracle(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndar
     quiet.log_severity_level = 4
     try:
         return plain_session(model).run(None, feeds, quiet)
-    except Exception:  # it lacks some types, and some operators in their newest version
+    except Exception:  # it lacks some types, and the newest versions of some operators
         return None
 
 
-def compared(kind: str, draws: int) -> collections.Counter[str]:
-    """How often each operator of a kind was found right, and how often it was refused ("-" in front)."""
+def compare(kind: str, draws: int) -> collections.Counter[str]:
+    """Count right results and refusals ("-" in front) by operator."""
     counts: collections.Counter[str] = collections.Counter()
     for seed in range(draws):
         model, feeds = host_cases.case(np.random.default_rng(seed), kind)
         op = model.graph.node[0].op_type
         try:
             shapes = resolve(network_of(model)).shapes
-        except CompileError:  # windows that ONNX and runtimes start differently, or that are none
+        except CompileError:  # windows that ONNX and runtimes start differently, or empty windows
             continue
-        wanted = oracle(model, feeds)
+        expected = oracle(model, feeds)
         try:
-            given = Evaluator(network_of(model)).run(feeds)
+            outputs = Evaluator(network_of(model)).run(feeds)
         except EvaluationError:
             counts[f"-{op}"] += 1
             continue
-        if wanted is None:
+        if expected is None:
             continue
-        for index, (mine, theirs) in enumerate(zip(given, wanted, strict=True)):
+        for index, (mine, theirs) in enumerate(zip(outputs, expected, strict=True)):
             assert mine.shape == theirs.shape, (kind, seed)
             assert shapes.get(f"y{index}", theirs.shape) == theirs.shape, (kind, seed)
             if theirs.dtype.kind == "f":
@@ -73,14 +73,14 @@ def compared(kind: str, draws: int) -> collections.Counter[str]:
 
 @pytest.mark.parametrize("kind", host_cases.KINDS)
 def test_agrees_with_onnxruntime(kind: str) -> None:
-    counts = compared(kind, DRAWS)
+    counts = compare(kind, DRAWS)
     assert sum(count for op, count in counts.items() if op[0] != "-") > DRAWS / 2
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("hide_onnxruntime")
 @pytest.mark.parametrize("kind", host_cases.KINDS)
 def test_agrees_or_refuses_without_onnxruntime(kind: str) -> None:
-    counts = compared(kind, DRAWS)
+    counts = compare(kind, DRAWS)
     assert sum(counts.values()) > DRAWS / 2
     if kind not in ("sampling", "resize", "convolution", "recurrent"):
         right = sum(count for op, count in counts.items() if op[0] != "-")
@@ -90,14 +90,14 @@ def test_agrees_or_refuses_without_onnxruntime(kind: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", host_cases.KINDS)
 def test_agrees_with_onnxruntime_for_long(kind: str) -> None:
-    compared(kind, 1000)
+    compare(kind, 1000)
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("hide_onnxruntime")
 @pytest.mark.parametrize("kind", host_cases.KINDS)
 def test_agrees_or_refuses_without_onnxruntime_for_long(kind: str) -> None:
-    compared(kind, 1000)
+    compare(kind, 1000)
 
 
 def one(
@@ -109,16 +109,15 @@ def one(
     return Evaluator(network_of(model)).run(feeds)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("hide_onnxruntime")
 def test_pool_of_unsigned_bytes_with_pads_below() -> None:
     x = np.array([[[[7], [9], [4]]]], np.uint8)
     (y,) = one("MaxPool", x, kernel_shape=[2, 1], pads=[0, 0, 1, 0])
     assert y.reshape(-1).tolist() == [9, 9, 4]
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("hide_onnxruntime")
 def test_average_with_ceil_mode_and_pads() -> None:
-    """Of the last window two elements lie in the input or its padding, one behind both."""
     x = np.arange(1, 6, dtype=np.float32).reshape(1, 1, 5)
     kinds = {"kernel_shape": [3], "strides": [2], "pads": [0, 1], "ceil_mode": 1}
     (left_out,) = one("AveragePool", x, **kinds)
@@ -127,7 +126,7 @@ def test_average_with_ceil_mode_and_pads() -> None:
     assert counted.reshape(-1).tolist() == [2, 4, 2.5]
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("hide_onnxruntime")
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
 @pytest.mark.parametrize("axis", [None, 0, 1, 2, -1])
 def test_softmax_over_all_axes_from_one_on(op: str, axis: int | None) -> None:
@@ -135,12 +134,12 @@ def test_softmax_over_all_axes_from_one_on(op: str, axis: int | None) -> None:
     attributes = host_cases.given(axis=axis)
     model, feeds = host_cases.build(op, [x], attributes, 1, 12)
     assert model is not None
-    wanted = oracle(model, feeds)
-    assert wanted is not None
-    np.testing.assert_allclose(Evaluator(network_of(model)).run(feeds)[0], wanted[0], rtol=1e-5)
+    expected = oracle(model, feeds)
+    assert expected is not None
+    np.testing.assert_allclose(Evaluator(network_of(model)).run(feeds)[0], expected[0], rtol=1e-5)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("hide_onnxruntime")
 @pytest.mark.parametrize(
     ("opset", "each"), [(10, False), *((opset, each) for opset in (13, 19, 21) for each in (False, True))]
 )
@@ -154,8 +153,8 @@ def test_quantised_numbers_of_any_size_saturate(opset: int, each: bool) -> None:
     assert y.tolist() == [[127, -128], [127, -128], [9, -128 if each else 5]]
 
 
-def test_what_onnx_runtime_takes_for_something_else() -> None:
-    """By the text: no axis is no axis, the last element is not the first, and padding is not less than none."""
+def test_operators_follow_the_text_of_onnx() -> None:
+    """Follow ONNX's text: empty axes, the last element and negative padding mean what they say."""
     x = np.arange(6, dtype=np.float32).reshape(1, 1, 6)
     assert one("Squeeze", x, np.array([], np.int64))[0].shape == x.shape
     backwards = (np.array([value], np.int64) for value in (3, np.iinfo(np.int64).max, 2, -1))
@@ -171,17 +170,17 @@ def test_what_onnx_runtime_takes_for_something_else() -> None:
         Evaluator(network_of(model)).run(feeds)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("hide_onnxruntime")
 def test_slice_that_starts_outside() -> None:
-    """Backwards from the first element."""
+    """The slice runs backwards from the first element."""
     places = [np.array([value], np.int64) for value in (-4, -5, 0, -2)]
     assert one("Slice", np.array([5, 6], np.int64), *places)[0].tolist() == [5]
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("hide_onnxruntime")
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_elements_by_indices(axis: int) -> None:
-    """Counted from either end; the first and the last that there are, one more on either side, and none at all."""
+    """Indices count from either end: first, last, one beyond each, and none."""
     x = np.arange(6).reshape(2, 3).astype(np.float32)
     size = x.shape[axis]
     for index in (-size, -1, 0, size - 1):
@@ -195,14 +194,14 @@ def test_elements_by_indices(axis: int) -> None:
     assert one("GatherElements", x, np.zeros((0, 2), np.int64), axis=axis)[0].shape == (0, 2)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("hide_onnxruntime")
 def test_huge_window_is_no_work() -> None:
     x = np.random.default_rng(0).normal(size=(1, 1, 900, 900)).astype(np.float32)
     (y,) = one("MaxPool", x, kernel_shape=[900, 900])
     assert y.item() == x.max()
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("hide_onnxruntime")
 @pytest.mark.parametrize(
     ("op", "attributes", "inputs"),
     [
@@ -214,11 +213,11 @@ def test_huge_window_is_no_work() -> None:
         ("Resize", {"coordinate_transformation_mode": "align_corners"}, 3),
     ],
 )
-def test_what_is_not_right_is_refused(op: str, attributes: dict[str, object], inputs: int) -> None:
+def test_invalid_operators_are_refused(op: str, attributes: dict[str, object], inputs: int) -> None:
     node = helper.make_node(op, [f"x{index}" for index in range(inputs)], ["y"], **attributes)
-    given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1,)) for name in node.input]
+    arguments = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1,)) for name in node.input]
     graph = helper.make_graph(
-        [node], "g", given, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+        [node], "g", arguments, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
     assert is_wrong(network_of(model).nodes[0], 11)
@@ -229,7 +228,7 @@ def test_what_is_not_right_is_refused(op: str, attributes: dict[str, object], in
 
 
 def test_products_of_unsigned_and_signed_bytes_do_not_saturate() -> None:
-    """255 * 127 * 2 does not fit the 16 bits that ONNX Runtime's quick kernel adds up in."""
+    """255 * 127 * 2 exceeds the 16 bits that ONNX Runtime's fast kernel accumulates in."""
     x, w = np.full((1, 64), 255, np.uint8), np.full((64, 64), 127, np.int8)
     (y,) = one("MatMulInteger", x, w)
     assert (y == 255 * 127 * 64).all()
@@ -241,10 +240,10 @@ def test_products_of_unsigned_and_signed_bytes_do_not_saturate() -> None:
 
 def chain(*nodes: onnx.NodeProto, value_info: bool = True) -> onnx.ModelProto:
     """x float (2, 3) -> nodes -> y."""
-    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3))]
-    wanted = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    arguments = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3))]
+    expected = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
     graph = helper.make_graph(
-        list(nodes), "g", given, wanted, [numpy_helper.from_array(np.float32(2), "two")]
+        list(nodes), "g", arguments, expected, [numpy_helper.from_array(np.float32(2), "two")]
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -254,8 +253,8 @@ def chain(*nodes: onnx.NodeProto, value_info: bool = True) -> onnx.ModelProto:
 X = np.array([[-1, 0, 1], [2, 3, 4]], np.float32)
 
 
-def test_a_part_that_onnxruntime_lacks_is_evaluated_by_the_onnx_package() -> None:
-    """It has no bfloat16 from numpy and no Sub of it; what is around is its own."""
+def test_onnx_package_evaluates_parts_that_onnxruntime_lacks() -> None:
+    """ONNX Runtime has no bfloat16 from numpy and no Sub of it; it runs the neighbours."""
     model = chain(
         helper.make_node("Mul", ["x", "two"], ["a"]),
         helper.make_node("Cast", ["a"], ["b"], to=TensorProto.BFLOAT16),
@@ -268,8 +267,8 @@ def test_a_part_that_onnxruntime_lacks_is_evaluated_by_the_onnx_package() -> Non
     assert evaluator.run({"x": X})[0].tolist() == (-4 * X).tolist()
 
 
-def test_an_operator_that_onnxruntime_lacks_for_a_type_leaves_it_the_others() -> None:
-    """It has no GlobalMaxPool of float64."""
+def test_type_that_onnxruntime_lacks_for_an_operator() -> None:
+    """ONNX Runtime has no GlobalMaxPool of float64."""
     model = chain(
         helper.make_node("Cast", ["x"], ["a"], to=TensorProto.DOUBLE),
         helper.make_node("Unsqueeze", ["a", "first"], ["b"]),
@@ -289,7 +288,7 @@ def test_operator_of_another_domain_is_evaluated() -> None:
     np.testing.assert_allclose(Evaluator(network_of(model)).run({"x": X})[0], X / (1 + np.exp(-X)), rtol=1e-5)
 
 
-def test_operator_that_nobody_knows() -> None:
+def test_unknown_operator() -> None:
     model = chain(helper.make_node("Frobnicate", ["x"], ["y"], domain="com.microsoft"))
     with pytest.raises(
         EvaluationError, match=r"^operator 'Frobnicate' of domain 'com.microsoft' is not part of ONNX"
@@ -297,7 +296,7 @@ def test_operator_that_nobody_knows() -> None:
         Evaluator(network_of(model))
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("hide_onnxruntime")
 def test_operator_of_another_domain_without_onnxruntime() -> None:
     model = chain(helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft"))
     with pytest.raises(EvaluationError, match=r"install ONNX Runtime \(pip install 'weft\[host\]'\)$"):
@@ -305,7 +304,7 @@ def test_operator_of_another_domain_without_onnxruntime() -> None:
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_values_that_fail_are_one_sentence(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_reported_in_one_sentence(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not installed:
         monkeypatch.setattr(evaluate, "runtime", lambda: None)
     model, feeds = host_cases.build("Gather", [X, np.array([9])], {"axis": 0}, 1, 21)
@@ -317,7 +316,7 @@ def test_values_that_fail_are_one_sentence(installed: bool, monkeypatch: pytest.
 
 
 def test_branches_see_the_values_around_them() -> None:
-    """The graphs inside If read what another part made."""
+    """Graphs inside If read a value from another part."""
     then, other = (
         helper.make_graph(
             [helper.make_node(op, ["image", "two"], [f"{op}_y"])],
@@ -342,7 +341,7 @@ def test_branches_see_the_values_around_them() -> None:
 
 
 def test_nothing_is_printed() -> None:
-    """A conversion of values that are not finite warns in numpy and nowhere else."""
+    """Casting non-finite values warns in numpy only."""
     code = (
         "import numpy as np, onnx; from onnx import helper\n"
         "from weft.compiler.host import evaluate\n"
@@ -374,10 +373,10 @@ _LOADED = "print('onnxruntime' in sys.modules)"
 
 @pytest.mark.parametrize(("code", "loaded"), [(_COMPILE, False), (_COMPILE + _RUN, True)])
 @pytest.mark.parametrize("home", ["home", "file"])
-def test_onnxruntime_is_loaded_where_it_is_used_and_keeps_no_events(
+def test_onnxruntime_is_loaded_lazily_without_telemetry(
     tmp_path: Path, home: str, code: str, loaded: bool
 ) -> None:
-    """Unless telemetry is off, it has files in the home and in TMPDIR, and a warning if there can be none."""
+    """With telemetry ONNX Runtime writes files to the home folder and TMPDIR, or warns if it cannot."""
     (tmp_path / "file").touch()
     (tmp_path / "home").mkdir()
     (tmp_path / "temporary").mkdir()
@@ -391,7 +390,7 @@ def test_onnxruntime_is_loaded_where_it_is_used_and_keeps_no_events(
     assert set(tmp_path.rglob("*")) == before
 
 
-def test_onnxruntime_of_a_program_that_loaded_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnxruntime_loaded_earlier_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[None] = []
     monkeypatch.setattr(onnxruntime, "disable_telemetry_events", lambda: calls.append(None))
     evaluate.runtime.cache_clear()

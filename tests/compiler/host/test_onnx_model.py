@@ -1,4 +1,4 @@
-"""Networks as ONNX models and back, and what the onnx package says of them."""
+"""Networks as ONNX models and back, and messages of the onnx package."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ def network(*nodes: Node, **constants: np.ndarray) -> Network:
 
 
 @pytest.mark.parametrize("kind", [*qdq_models.LAYERS, *host_cases.KINDS])
-def test_models_come_back(kind: str) -> None:
+def test_models_round_trip(kind: str) -> None:
     rng = np.random.default_rng(0)
     model = qdq_models.LAYERS[kind](rng) if kind in qdq_models.LAYERS else host_cases.case(rng, kind)[0]
-    made = network_of(model)
-    check(made)
-    assert encode(network_of(model_of(made))) == encode(made)
+    result = network_of(model)
+    check(result)
+    assert encode(network_of(model_of(result))) == encode(result)
 
 
-def test_branches_and_lists_come_back() -> None:
+def test_branches_and_lists_round_trip() -> None:
     branch = Network((Node("Neg", ("x",), ("z",)),), (), ("z",), {"z": Type("float32", None)})
     attributes = {"then_branch": branch, "else_branch": branch}
-    made = network(
+    result = network(
         Node("If", ("c",), ("a",), attributes),
         Node("Squeeze", ("a", "axes"), ("y",)),
         Node("RandomNormal", (), ("r",), {"shape": (), "mean": 0.5}),
         Node("Any", (), ("t",), {"texts": ("a", b"\xff"), "none": ()}, "my.own"),
         c=np.array(True), axes=np.zeros(0, np.int64),
     )  # fmt: skip
-    assert encode(network_of(model_of(made))) == encode(made)
+    assert encode(network_of(model_of(result))) == encode(result)
 
 
-def test_lists_that_are_empty_are_of_the_type_that_the_operator_has() -> None:
+def test_empty_lists_have_the_type_of_the_attribute() -> None:
     model = model_of(network(Node("Constant", (), ("y",), {"value_floats": ()})))
     assert model.graph.node[0].attribute[0].type == onnx.AttributeProto.FLOATS
 
@@ -62,14 +62,14 @@ def test_weights_may_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("node", "version"), [(Node("Neg", ("x",), ("y",)), 8), (Node("Swish", ("x",), ("y",)), 11)]
 )
-def test_the_file_formats_version_is_no_newer_than_need_be(node: Node, version: int) -> None:
-    made = dataclasses.replace(network(node), opsets={"": 13 if version == 8 else 23})
-    assert model_of(made).ir_version == version
+def test_file_format_version_is_the_oldest_possible(node: Node, version: int) -> None:
+    result = dataclasses.replace(network(node), opsets={"": 13 if version == 8 else 23})
+    assert model_of(result).ir_version == version
 
 
 def test_inference() -> None:
-    made = network(Node("Transpose", ("x",), ("a",), {"perm": (1, 0)}), Node("Transpose", ("a",), ("y",)))
-    assert infer_types(made)["a"] == Type("float32", (3, 2))
+    result = network(Node("Transpose", ("x",), ("a",), {"perm": (1, 0)}), Node("Transpose", ("a",), ("y",)))
+    assert infer_types(result)["a"] == Type("float32", (3, 2))
 
 
 @pytest.mark.parametrize("attribute", [1 << 64, (1, "a"), None, object()])
@@ -79,17 +79,19 @@ def test_attributes_that_onnx_does_not_have(attribute: object) -> None:
 
 
 def test_branches_inside_each_other() -> None:
-    """As deep as files of ONNX can be, and deeper."""
+    """Nest as deep as ONNX files allow, and deeper."""
     for depth, fits in ((31, True), (40, False)):
-        made = network(Node("Neg", ("x",), ("y",)))
+        result = network(Node("Neg", ("x",), ("y",)))
         for _ in range(depth):
-            made = dataclasses.replace(network(Node("If", ("x",), ("y",), {"then_branch": made})), inputs=())
-        made = dataclasses.replace(made, inputs=("x",))
+            result = dataclasses.replace(
+                network(Node("If", ("x",), ("y",), {"then_branch": result})), inputs=()
+            )
+        result = dataclasses.replace(result, inputs=("x",))
         if fits:
-            assert onnx.load_from_string(model_of(made).SerializeToString())
+            assert onnx.load_from_string(model_of(result).SerializeToString())
         else:
             with pytest.raises(NetworkError):
-                model_of(made)
+                model_of(result)
 
 
 def test_contradictions() -> None:

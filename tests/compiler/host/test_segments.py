@@ -1,4 +1,4 @@
-"""Host segments and transfers on their own."""
+"""Host segments and transfers by themselves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def segment(op: str, shape: tuple[int, ...] = (2, 3)) -> HostSegment:
     return HostSegment("host0", network_of(model), (("only", op, "because"),))
 
 
-def test_run_host_takes_what_it_reads() -> None:
+def test_run_host_ignores_other_values() -> None:
     values = {"x": np.array([[-1.0, 0.0, 2.0]] * 2, np.float32), "other": np.zeros(1)}
     assert run_host(segment("Relu"), values)["y"].tolist() == [[0.0, 0.0, 2.0]] * 2
 
@@ -58,10 +58,10 @@ def test_failure_names_segment_and_operators() -> None:
     ],
 )
 @pytest.mark.parametrize("installed", [True, False])
-def test_what_is_not_as_the_model_says(
+def test_results_of_wrong_type_or_shape_are_refused(
     op: str, kind: str, shape: tuple[int, ...], wrong: str, installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The evaluator is not trusted: what it returns is compared with the model's types and shapes."""
+    """The evaluator's results are checked against the model's types and shapes."""
     part = segment(op)
     types = {**part.network.types, "y": Type(kind, shape)}
     part = dataclasses.replace(part, network=dataclasses.replace(part.network, types=types))
@@ -75,7 +75,7 @@ def test_what_is_not_as_the_model_says(
 
 @pytest.mark.parametrize("opset", [10, 13, 18, 19, 21])
 def test_dequantize_linear_of_every_opset(opset: int) -> None:
-    """With a scale for each channel from 13 on."""
+    """Opsets from 13 on have a scale per channel."""
     value = helper.make_tensor_value_info
     each = opset >= 13
     scales, zeros = ([0.5, 2.0], [1, -2]) if each else ([0.5], [1])
@@ -117,16 +117,16 @@ def test_transfer_stores_uint8_minus_128() -> None:
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_transfer_of_indices(wide: bool) -> None:
-    """int64 of the model, of which 8 or 16 bits are stored; also of a single one without axes."""
+    """The model's int64 is stored in 8 or 16 bits, also for a scalar."""
     given = dataclasses.replace(transfer(unsigned=True), wide=wide, index=True)
     value = np.linspace(0, 65535 if wide else 255, 120).astype(np.int64).reshape(2, 60)
     contents = to_buffer(given, value)
     assert contents.dtype == np.int8
     assert contents.size == 120 * (1 + wide)
     assert contents.reshape(-1)[0] == -128
-    found = from_buffer(given, contents)
-    assert found.dtype == np.int64
-    assert np.array_equal(found, value)
+    actual = from_buffer(given, contents)
+    assert actual.dtype == np.int64
+    assert np.array_equal(actual, value)
     one = dataclasses.replace(given, shape=(), nhwc=(1, 1, 1, 1), perm=None, model_shape=())
     assert from_buffer(one, to_buffer(one, np.array(255))) == 255
 
@@ -149,7 +149,7 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[int, int, int, int], tuple[int, 
 @pytest.mark.parametrize("unsigned", [False, True])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_transfers_of_16_bits(name: str, unsigned: bool) -> None:
-    """All upper bytes, then all lower ones less 128, each laid out as values of 8 bits are; and back."""
+    """All upper bytes, then all lower bytes less 128, each plane in the layout of 8-bit values; and back."""
     shape, nhwc, perm = LAYOUTS[name]
     rng, half = np.random.default_rng(1), 32768 * unsigned
     item = Transfer(
@@ -169,7 +169,7 @@ def test_transfers_of_16_bits(name: str, unsigned: bool) -> None:
     assert np.array_equal(given, value)
 
 
-def test_every_value_of_16_bits_comes_back() -> None:
+def test_all_values_of_16_bits_round_trip() -> None:
     for dtype in (np.int16, np.uint16):
         item = Transfer(
             "v",

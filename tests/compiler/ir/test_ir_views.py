@@ -10,7 +10,7 @@ from weft.compiler.ir.graph import Buffer, View
 
 @repeated("seed", range(60))
 def test_ends_and_offsets(seed: int) -> None:
-    """The last element that a view reads, and the first one."""
+    """The last element and the first that a view reads."""
     rng = np.random.default_rng(seed)
     n, h, w, c = (int(value) for value in rng.integers(1, 6, 4))
     y, x, channel, image = (int(value) for value in rng.integers(0, 4, 4))

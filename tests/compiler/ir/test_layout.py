@@ -10,8 +10,8 @@ from weft.compiler.ir import layout
 from weft.compiler.ir.layout import Layout, natural, row_major_layout
 
 
-def placed(layout: Layout) -> np.ndarray:
-    """The index in the value of every byte of the buffer."""
+def indices_of(layout: Layout) -> np.ndarray:
+    """Index in the value of each byte of the buffer."""
     size = int(np.prod(layout.shape, dtype=int))
     return np.arange(size).reshape(layout.shape).transpose(layout.perm).reshape(-1)
 
@@ -21,8 +21,8 @@ def test_natural_layout(shape: tuple[int, ...]) -> None:
     layout = natural(shape)
     assert np.prod(layout.nhwc) == np.prod(shape, dtype=int)
     value = np.arange(np.prod(shape, dtype=int)).reshape(shape)
-    wanted = value.transpose(0, 2, 3, 1) if len(shape) == 4 else value
-    assert placed(layout).tolist() == wanted.reshape(-1).tolist()
+    expected = value.transpose(0, 2, 3, 1) if len(shape) == 4 else value
+    assert indices_of(layout).tolist() == expected.reshape(-1).tolist()
 
 
 @repeated("seed", range(20))
@@ -35,7 +35,7 @@ def test_same_exactly_if_all_elements_agree(seed: int) -> None:
     layouts.append(row_major_layout(shape))
     for a in layouts:
         for b in layouts:
-            assert a.same(b) == np.array_equal(placed(a), placed(b))
+            assert a.same(b) == np.array_equal(indices_of(a), indices_of(b))
 
 
 @pytest.mark.parametrize("perm", [(0, 2, 3, 1), (1, 0, 2, 3), (3, 2, 1, 0)])
@@ -46,7 +46,7 @@ def test_transposed(perm: tuple[int, ...]) -> None:
     assert after is not None
     value = np.arange(120)
     moved = value.reshape(shape).transpose(perm).reshape(-1)
-    assert moved[placed(after)].tolist() == value[placed(before)].tolist()
+    assert moved[indices_of(after)].tolist() == value[indices_of(before)].tolist()
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_transposed_after_a_reshape(shape: tuple[int, ...], perm: tuple[int, ...
     assert after is not None
     value = np.arange(120)
     moved = value.reshape(shape).transpose(perm).reshape(-1)
-    assert moved[placed(after)].tolist() == value[placed(before)].tolist()
+    assert moved[indices_of(after)].tolist() == value[indices_of(before)].tolist()
 
 
 def test_transposed_after_a_reshape_that_mixes_axes() -> None:
@@ -67,7 +67,7 @@ def test_transposed_after_a_reshape_that_mixes_axes() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_over_another_value(seed: int) -> None:
-    """A value and its transpose: the same bytes, seen from either."""
+    """A value and its transpose view equal bytes."""
     rng = np.random.default_rng(seed)
     shape = tuple(int(size) for size in rng.integers(1, 4, 4))
     perms = [tuple(int(axis) for axis in rng.permutation(4)) for _ in range(2)]
@@ -75,8 +75,8 @@ def test_over_another_value(seed: int) -> None:
     over = target.in_order_of(order)
     assert over is not None
     value = rng.permutation(int(np.prod(shape)))
-    other = value[placed(order)]
-    assert other[placed(over)].tolist() == value[placed(target)].tolist()
+    other = value[indices_of(order)]
+    assert other[indices_of(over)].tolist() == value[indices_of(target)].tolist()
 
 
 def test_over_a_value_of_mixed_axes() -> None:
@@ -86,7 +86,7 @@ def test_over_a_value_of_mixed_axes() -> None:
 def test_transposed_after_a_reshape_of_a_packed_value() -> None:
     moved = row_major_layout((2, 3, 4)).transpose((6, 4), (1, 0))
     assert moved is not None
-    assert placed(moved).tolist() == [column * 6 + row for row in range(6) for column in range(4)]
+    assert indices_of(moved).tolist() == [column * 6 + row for row in range(6) for column in range(4)]
 
 
 def test_row_order() -> None:

@@ -38,21 +38,21 @@ def finish(op: DeviceOp, value: Fraction) -> int:
     return min(max(round(value) + op.y_zero, op.low), op.high)
 
 
-def scaled(value: int, scale: float, bits: int = 24) -> Fraction:
+def multiply_by_scale(value: int, scale: float, bits: int = 24) -> Fraction:
     mantissa, shift = quantise_scale(scale, bits)
     return Fraction(value * mantissa, 1 << shift)
 
 
-def inside(window: Window, oy: int, ox: int, h: int, w: int) -> list[tuple[int, int, int, int]]:
-    """(ky, kx, y, x) of the elements of a window that are in range."""
-    found = []
+def elements_in_range(window: Window, oy: int, ox: int, h: int, w: int) -> list[tuple[int, int, int, int]]:
+    """Yield (ky, kx, y, x) of the elements of a window within range."""
+    result = []
     for ky in range(window.kernel[0]):
         for kx in range(window.kernel[1]):
             y = oy * window.stride[0] + ky * window.dilation[0] - window.pad[0]
             x = ox * window.stride[1] + kx * window.dilation[1] - window.pad[1]
             if 0 <= y < h and 0 <= x < w:
-                found.append((ky, kx, y, x))
-    return found
+                result.append((ky, kx, y, x))
+    return result
 
 
 def naive_conv(op: Conv, x: np.ndarray) -> np.ndarray:
@@ -63,10 +63,10 @@ def naive_conv(op: Conv, x: np.ndarray) -> np.ndarray:
     for b, oy, ox, c in np.ndindex(*result.shape):
         first = c // (outputs // op.groups) * cin
         acc = int(op.bias[c])
-        for ky, kx, y, xx in inside(op.window, oy, ox, h, w):
+        for ky, kx, y, xx in elements_in_range(op.window, oy, ox, h, w):
             for i in range(cin):
                 acc += (int(x[b, y, xx, first + i]) - op.x_zero) * int(op.weight[c, ky, kx, i])
-        result[b, oy, ox, c] = finish(op, scaled(acc, op.scale[c]))
+        result[b, oy, ox, c] = finish(op, multiply_by_scale(acc, op.scale[c]))
     return result if op.pool is None else naive_max(op.pool, result)
 
 
@@ -75,7 +75,7 @@ def naive_max(window: Window, x: np.ndarray) -> np.ndarray:
     oh, ow = window.output(h, w)
     result = np.zeros((n, oh, ow, c), np.int8)
     for oy, ox in np.ndindex(oh, ow):
-        picks = [x[:, y, xx] for _, _, y, xx in inside(window, oy, ox, h, w)]
+        picks = [x[:, y, xx] for _, _, y, xx in elements_in_range(window, oy, ox, h, w)]
         result[:, oy, ox] = np.max(picks, axis=0)
     return result
 
@@ -85,9 +85,11 @@ def naive_average(op: Pool, x: np.ndarray) -> np.ndarray:
     oh, ow = op.window.output(h, w)
     result = np.zeros((n, oh, ow, c), np.int8)
     for b, oy, ox, i in np.ndindex(*result.shape):
-        picks = [int(x[b, y, xx, i]) - op.x_zero for _, _, y, xx in inside(op.window, oy, ox, h, w)]
+        picks = [
+            int(x[b, y, xx, i]) - op.x_zero for _, _, y, xx in elements_in_range(op.window, oy, ox, h, w)
+        ]
         count = op.window.kernel[0] * op.window.kernel[1] if op.include_pad else len(picks)
-        result[b, oy, ox, i] = finish(op, scaled(sum(picks), op.scale / count))
+        result[b, oy, ox, i] = finish(op, multiply_by_scale(sum(picks), op.scale / count))
     return result
 
 
@@ -133,10 +135,12 @@ def test_pool(kind: str, include: bool) -> None:
     )
     x = rng.integers(-128, 128, shape).astype(np.int8)
     if kind == "average":
-        wanted = naive_average(op, x)
+        expected = naive_average(op, x)
     else:
-        wanted = np.vectorize(lambda value: finish(op, scaled(int(value) - 9, 0.7)))(naive_max(window, x))
-    assert np.array_equal(evaluate(op, (x,)), wanted)
+        expected = np.vectorize(lambda value: finish(op, multiply_by_scale(int(value) - 9, 0.7)))(
+            naive_max(window, x)
+        )
+    assert np.array_equal(evaluate(op, (x,)), expected)
 
 
 @pytest.mark.parametrize("bits", [16, 24])
@@ -147,19 +151,19 @@ def test_add_and_rescale(bits: int) -> None:
     for sign in (1, -1):
         op = Add("add", whole, whole, whole, 0.61, sign * 0.0173, 3, -7, 11, -120, 99)
         first, second, shift = quantise_pair(0.61, 0.0173, bits)
-        wanted = [
+        expected = [
             finish(op, Fraction((int(p) - 3) * first + sign * (int(q) + 7) * second, 1 << shift))
             for p, q in zip(a.flat, b.flat, strict=True)
         ]
-        assert evaluate(op, (a, b), bits).reshape(-1).tolist() == wanted
+        assert evaluate(op, (a, b), bits).reshape(-1).tolist() == expected
     assert np.array_equal(evaluate(Rescale("copy", whole, whole), (a,), bits), a)
     copy = Rescale("rescale", whole, whole, 1.37, -3, 5, -128, 100)
-    wanted = [finish(copy, scaled(int(p) + 3, 1.37, bits)) for p in a.flat]
-    assert evaluate(copy, (a,), bits).reshape(-1).tolist() == wanted
+    expected = [finish(copy, multiply_by_scale(int(p) + 3, 1.37, bits)) for p in a.flat]
+    assert evaluate(copy, (a,), bits).reshape(-1).tolist() == expected
 
 
 def naive_attention(op: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """One number at a time; operands are float (images, heads, rows, size)."""
+    """Compute one number at a time; operands are float (images, heads, rows, size)."""
     images, heads, rows, _ = q.shape
     result = np.zeros((images, heads, rows, v.shape[3]), np.int8)
     for image, head, row, column in np.ndindex(*result.shape):
@@ -179,11 +183,11 @@ def naive_attention(op: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray) 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_attention_reference(seed: int) -> None:
-    """Heads in any of the two places for every operand, masked or not."""
+    """Heads lie on either axis for every operand, masked or not."""
     rng = np.random.default_rng(seed)
     images, kv_heads, group, rows, keys, size, v_size = (int(value) for value in rng.integers(1, 5, 7))
     heads, places = kv_heads * group, rng.integers(2, size=4)
-    arrays, views, given = [], [], []
+    arrays, views, arguments = [], [], []
     for name, place, count, length, width in (
         ("q", places[0], heads, rows, size), ("k", places[1], kv_heads, keys, size),
         ("v", places[2], kv_heads, keys, v_size), ("y", places[3], heads, rows, v_size),
@@ -191,19 +195,19 @@ def test_attention_reference(seed: int) -> None:
         array = rng.integers(-128, 128, (images, count, length, width)).astype(np.int8)
         arrays.append(array.astype(np.float64))
         shape = (images, 1, length, count * width) if place else (images * count, 1, length, width)
-        given.append((array.transpose(0, 2, 1, 3) if place else array).reshape(shape))
+        arguments.append((array.transpose(0, 2, 1, 3) if place else array).reshape(shape))
         views.append(view(name, shape))
     op = Attention(
         "attention", *views, images, heads, kv_heads, 1e-3, tuple(rng.integers(0, keys + 1, images).tolist()),
         0.8, bool(seed % 2), int(rng.integers(-2, 3)), 3, -4, 5, -6, -100, 90,
     )  # fmt: skip
-    wanted = naive_attention(op, arrays[0] - 3, arrays[1] + 4, arrays[2] - 5)
-    made = evaluate(op, tuple(given[:3]))
+    expected = naive_attention(op, arrays[0] - 3, arrays[1] + 4, arrays[2] - 5)
+    result = evaluate(op, tuple(arguments[:3]))
     verify_op(op)
-    assert made.shape == views[3].shape
+    assert result.shape == views[3].shape
     if places[3]:
-        made = made.reshape(images, rows, heads, v_size).transpose(0, 2, 1, 3)
-    assert np.array_equal(made.reshape(wanted.shape), wanted)
+        result = result.reshape(images, rows, heads, v_size).transpose(0, 2, 1, 3)
+    assert np.array_equal(result.reshape(expected.shape), expected)
     assert not is_exact(DeviceSegment("s", (op,)))
 
 
@@ -211,8 +215,8 @@ def test_softmax_reference() -> None:
     x = np.arange(-12, 12, dtype=np.int8).reshape(1, 2, 3, 4)
     op = Softmax("softmax", view("x", x.shape), view("y", x.shape), 0.3, 256.0, 5, -128)
     powers = np.exp(0.3 * (x.astype(float) - 5))
-    wanted = np.rint(256 * powers / powers.sum(3, keepdims=True)) - 128
-    assert np.array_equal(evaluate(op, (x,)), wanted)
+    expected = np.rint(256 * powers / powers.sum(3, keepdims=True)) - 128
+    assert np.array_equal(evaluate(op, (x,)), expected)
     rows = op.dst.shape[:3]
     assert np.abs((evaluate(op, (x,)).astype(int) + 128).sum(3).reshape(rows) - 256).max() <= 2
     assert is_exact(DeviceSegment("s", ()))
@@ -230,11 +234,11 @@ def test_accumulator_wraps_as_the_device_does() -> None:
 def test_division_rounds_half_to_even() -> None:
     value = Value(np.arange(-9, 10), "n")
     for shift in (0, 1, 2, 3, 63):
-        wanted = [round(Fraction(int(item), 1 << shift)) for item in value.array]
-        assert divide_half_even(value, Value(np.asarray(shift), "")).array.tolist() == wanted
+        expected = [round(Fraction(int(item), 1 << shift)) for item in value.array]
+        assert divide_half_even(value, Value(np.asarray(shift), "")).array.tolist() == expected
 
 
-def test_reindex_fills_what_is_out_of_range() -> None:
+def test_reindex_fills_elements_out_of_range() -> None:
     source = Value(np.arange(6).reshape(2, 3), "hw")
     columns = Value(np.array([-1, 0, 2, 3]), "k")
     assert reindex(source, "kh", {"w": columns}, 9).array.tolist() == [[9, 9], [0, 3], [2, 5], [9, 9]]
@@ -252,8 +256,8 @@ def test_run_ops_sees_views_and_other_shapes_of_one_buffer() -> None:
         Rescale("right", view("b", (1, 1, 1, 3)), View(joined, (1, 1, 1, 3), c=2)),
         Rescale("all", View(Buffer("joined", (5, 1, 1, 1)), (5, 1, 1, 1)), view("y", (5, 1, 1, 1))),
     )
-    given = {"a": np.array([1, 2], np.int8), "b": np.array([3, 4, 5], np.int8)}
-    assert run_ops(DeviceSegment("s", ops), given)["y"].tolist() == [1, 2, 3, 4, 5]
+    arguments = {"a": np.array([1, 2], np.int8), "b": np.array([3, 4, 5], np.int8)}
+    assert run_ops(DeviceSegment("s", ops), arguments)["y"].tolist() == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("bits", [16, 24])
@@ -274,7 +278,7 @@ def test_scale_too_large() -> None:
 
 
 @pytest.mark.parametrize("scale", [-1.0, np.nan, np.inf])
-def test_scale_that_is_none(scale: float) -> None:
+def test_invalid_scale(scale: float) -> None:
     message = rf"^a requantisation scale must be a finite number of at least 0, not {scale!r}$"
     with pytest.raises(CompileError, match=message):
         quantise_scale(scale)

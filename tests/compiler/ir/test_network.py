@@ -1,4 +1,4 @@
-"""Networks: their parts and bodies of control flow, and their file format, which refuses foreign bytes."""
+"""Networks: parts, bodies of control flow, and a file format that refuses foreign bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOAT = Type("float32", (2,))
 
 
 def chain() -> Network:
-    """y = If(c, x + k, inner), where the second branch reads a value of its own and one from two graphs above."""
+    """y = If(c, x + k, inner): the second branch reads a value of its own and one from two graphs above."""
     deepest = Network((Node("Mul", ("own", "k"), ("deep",)),), (), ("deep",), {})
     inner = Node("If", ("c",), ("z",), {"then_branch": deepest, "else_branch": deepest})
     other = Network((Node("Neg", ("a",), ("own",)), inner), (), ("z",), {}, {"local": np.ones(1)})
@@ -42,7 +42,7 @@ def test_part() -> None:
     network = chain()
     part = network.part(network.nodes[1:], ["y"])
     assert (part.inputs, part.outputs, list(part.constants)) == (("c", "x", "a"), ("y",), ["k"])
-    assert list(part.types) == ["c", "x", "a", "b", "y"]  # in one order, whatever order sets have
+    assert list(part.types) == ["c", "x", "a", "b", "y"]  # in one order, whatever the order of sets
     assert part.opset == 21
 
 
@@ -84,26 +84,26 @@ def network() -> Network:
     )  # fmt: skip
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two values of networks are alike, element types and all."""
+def equal(one: Any, other: Any) -> bool:
+    """Compare two values of networks, element types included."""
     if isinstance(one, np.ndarray):
         return (one.dtype, one.shape, one.tolist()) == (other.dtype, other.shape, other.tolist())
     if dataclasses.is_dataclass(one):
         names = [field.name for field in dataclasses.fields(one)]
-        return type(one) is type(other) and all(same(getattr(one, n), getattr(other, n)) for n in names)
+        return type(one) is type(other) and all(equal(getattr(one, n), getattr(other, n)) for n in names)
     if isinstance(one, dict):
-        return list(one) == list(other) and all(same(value, other[name]) for name, value in one.items())
+        return list(one) == list(other) and all(equal(value, other[name]) for name, value in one.items())
     if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(equal, one, other))
     return bool(one == other) and type(one) is type(other)
 
 
 def test_round_trip() -> None:
-    assert same(decode(encode(network())), network())
+    assert equal(decode(encode(network())), network())
 
 
 def constant(index: int, value: object) -> Callable[[Any], None]:
-    """A change of one field of the tensor "int8": element type, shape or data."""
+    """Change one field of the tensor "int8": element type, shape or data."""
 
     def change(stored: Any) -> None:
         stored[5]["int8"][index] = value
@@ -150,13 +150,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_nobody_wrote(name: str) -> None:
-    change, wanted = WRONG[name]
+def test_foreign_documents_are_refused(name: str) -> None:
+    change, expected = WRONG[name]
     stored = msgspec.msgpack.decode(encode(network()))
     change(stored)
     with pytest.raises(SchemaError) as caught:
         decode(msgspec.msgpack.encode(stored))
-    assert str(caught.value).startswith(wanted)
+    assert str(caught.value).startswith(expected)
     assert str(caught.value).isprintable()
 
 
@@ -167,30 +167,29 @@ def test_empty_tensor_of_a_huge_shape() -> None:
         decode(msgspec.msgpack.encode(stored))
 
 
-def nested(depth: int) -> bytes:
-    made = branch("y")
+def nest(depth: int) -> bytes:
+    result = branch("y")
     for _ in range(depth):
-        made = Network((Node("If", ("c",), ("y",), {"then_branch": made}),), (), ("y",), {})
-    return encode(made)
+        result = Network((Node("If", ("c",), ("y",), {"then_branch": result}),), (), ("y",), {})
+    return encode(result)
 
 
 def test_depth() -> None:
-    assert decode(nested(32)).nodes[0].operator == "If"
+    assert decode(nest(32)).nodes[0].operator == "If"
     for depth in (33, 150):
         with pytest.raises(SchemaError, match="nested too deeply"):
-            decode(nested(depth))
+            decode(nest(depth))
     with pytest.raises(SchemaError):
         decode(b"\x91" * 100_000)
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff", b"\xc1", b"\xdd\xff\xff\xff\xff", encode(network())[:-1]])
-def test_bytes_that_are_none(raw: bytes) -> None:
+def test_foreign_bytes_are_refused(raw: bytes) -> None:
     with pytest.raises(SchemaError):
         decode(raw)
 
 
 def test_random_damage() -> None:
-    """Whatever happens to a file, the answer is one sentence or a network."""
     rng, taken, refused = np.random.default_rng(0), 0, 0
     whole = encode(network())
     for _ in range(3000):

@@ -1,4 +1,4 @@
-"""What operators are if nobody says more: they clamp nothing, add nothing and change nothing."""
+"""Defaults of operators: no clamp, no addend, no change."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NEUTRAL: dict[str, Any] = {
                      "transposed", "wide", "x_wide"), False),
     **dict.fromkeys(("b", "bias", "epilogue", "lookup", "number", "plan", "pool", "rounding", "table", "weight")),
 }  # fmt: skip
-"""By the name of a field."""
+"""Neutral value by field name."""
 NORMS = {"LayerNorm": True, "GroupNorm": True, "WideLayerNorm": True}
-"""Operators that take the mean off if they are not told otherwise."""
+"""Operators that subtract the mean by default."""
 
 
 def test_defaults_are_neutral() -> None:

@@ -26,7 +26,7 @@ from weft.compiler.ir.scales import (
 
 
 @pytest.mark.parametrize(
-    ("scale", "found"),
+    ("scale", "actual"),
     [
         (0.0, (0, 63)),
         (2.0**-40, (1 << 23, 63)),  # the last full mantissa
@@ -38,13 +38,13 @@ from weft.compiler.ir.scales import (
         (2.0**24 - 1, (2**24 - 1, 0)),
     ],
 )
-def test_shifts_have_six_bits(scale: float, found: tuple[int, int]) -> None:
-    assert quantise_scale(scale) == found
+def test_shifts_have_six_bits(scale: float, actual: tuple[int, int]) -> None:
+    assert quantise_scale(scale) == actual
 
 
 @pytest.mark.parametrize("bits", [16, 24])
-def test_many_scales_at_once_are_each_by_itself(bits: int) -> None:
-    """Of all magnitudes, with the ends of ranges among them; in the shape that they have."""
+def test_scale_arrays_equal_single_scales(bits: int) -> None:
+    """Scales of all magnitudes, ends of ranges included; shapes are preserved."""
     rng = np.random.default_rng(bits)
     ends = [
         0.0,
@@ -62,13 +62,13 @@ def test_many_scales_at_once_are_each_by_itself(bits: int) -> None:
     mantissa, shift = quantise_scales(scales, bits)
     assert mantissa.shape == shift.shape == scales.shape
     assert mantissa.dtype == shift.dtype == np.int64
-    found = list(zip(mantissa.reshape(-1).tolist(), shift.reshape(-1).tolist(), strict=True))
-    assert found == [quantise_scale(scale, bits) for scale in drawn]
+    actual = list(zip(mantissa.reshape(-1).tolist(), shift.reshape(-1).tolist(), strict=True))
+    assert actual == [quantise_scale(scale, bits) for scale in drawn]
     assert tuple(map(int, quantise_scales(0.3, bits))) == quantise_scale(0.3, bits)
 
 
 @pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf, 2.0**24])
-def test_one_of_many_scales_is_none(wrong: float) -> None:
+def test_invalid_scale_in_an_array(wrong: float) -> None:
     with pytest.raises(CompileError, match="requantisation scale"):
         quantise_scales(np.array([1.0, wrong, 2.0]))
 
@@ -80,10 +80,10 @@ def test_the_least_scale_that_is_too_large() -> None:
 
 def test_negated_zero_points_are_bytes() -> None:
     for zero in range(-128, 128):
-        found = negative_parts(zero)
-        assert sum(found) == -zero
-        assert all(item and -128 <= item <= 127 for item in found)
-        assert len(found) == (2 if zero == -128 else 1 if zero else 0)
+        actual = negative_parts(zero)
+        assert sum(actual) == -zero
+        assert all(item and -128 <= item <= 127 for item in actual)
+        assert len(actual) == (2 if zero == -128 else 1 if zero else 0)
 
 
 def test_scores_are_in_parts_of_an_octave() -> None:
@@ -96,7 +96,7 @@ def test_scores_are_in_parts_of_an_octave() -> None:
 
 
 @pytest.mark.parametrize(
-    ("multiplier", "found"),
+    ("multiplier", "actual"),
     [
         (1.0, (1 << 15, 6)),
         (1 - 2.0**-18, (1 << 15, 6)),  # rounds up to 1
@@ -105,12 +105,12 @@ def test_scores_are_in_parts_of_an_octave() -> None:
         (2.0**-60, (1 << 15, 63)),  # the largest exponent
     ],
 )
-def test_normalisers(multiplier: float, found: tuple[int, int]) -> None:
-    assert normaliser(multiplier) == found
+def test_normalisers(multiplier: float, actual: tuple[int, int]) -> None:
+    assert normaliser(multiplier) == actual
 
 
 @pytest.mark.parametrize("multiplier", [0.0, -1.0, float("nan"), 2.0**22])
-def test_normalisers_that_are_none(multiplier: float) -> None:
+def test_invalid_normalisers(multiplier: float) -> None:
     with pytest.raises(
         CompileError, match=r"^an output scale of softmax must be a positive number below 2\*\*22"
     ):
@@ -124,13 +124,13 @@ def test_pairs_whose_larger_one_rounds_up() -> None:
 
 @pytest.mark.parametrize("offset", [-2, 0, 3])
 def test_causal(offset: int) -> None:
-    wanted = [[key <= query + offset for key in range(4)] for query in range(3)]
-    assert causal(3, 4, offset).tolist() == wanted
+    expected = [[key <= query + offset for key in range(4)] for query in range(3)]
+    assert causal(3, 4, offset).tolist() == expected
 
 
 def test_offset_of_each_image() -> None:
-    found = causal(3, 4, np.array([1, -1]).reshape(2, 1, 1))
-    assert np.array_equal(found, [causal(3, 4, 1), causal(3, 4, -1)])
+    actual = causal(3, 4, np.array([1, -1]).reshape(2, 1, 1))
+    assert np.array_equal(actual, [causal(3, 4, 1), causal(3, 4, -1)])
 
 
 EVERYTHING = Bounds(-math.inf, math.inf)
@@ -144,39 +144,39 @@ def random_pair(rng: np.random.Generator) -> Pair:
     return Pair(float(10 ** rng.uniform(-3, 0.5)), zero, lowest, highest, float(rng.choice([1.0, 0.25, 8.0])))
 
 
-def passed(pair: Pair, values: np.ndarray) -> np.ndarray:
-    """What QuantizeLinear and DequantizeLinear make of products, as products."""
+def round_products(pair: Pair, values: np.ndarray) -> np.ndarray:
+    """Products after a QuantizeLinear and DequantizeLinear pair."""
     steps = np.clip(np.rint(values * pair.factor / pair.scale) + pair.zero, pair.lowest, pair.highest)
     return (steps - pair.zero) * pair.scale / pair.factor
 
 
 @repeated("seed", range(200))
-def test_what_is_made_is_what_the_model_makes_but_for_rounding(seed: int) -> None:
+def test_rounded_scores_are_near_those_of_the_model(seed: int) -> None:
     rng = np.random.default_rng(seed)
     pairs = tuple(random_pair(rng) for _ in range(int(rng.integers(0, 4))))
     unit, size = float(10 ** rng.uniform(-5, -1)), int(rng.integers(1, 30_000))
     bounds = Bounds(-size * unit, int(rng.integers(1, 30_000)) * unit)
     products = np.unique(np.rint(np.linspace(bounds.low, bounds.high, 2001) / unit)) * unit
-    wanted = products
+    expected = products
     for pair in pairs:
-        wanted = passed(pair, wanted)
-    found, behind = exceeded_pairs(pairs, bounds)
+        expected = round_products(pair, expected)
+    actual, behind = exceeded_pairs(pairs, bounds)
     half_steps = sum(pair.scale / pair.factor / 2 for pair in pairs)
     slack = 1e-9 * max(-bounds.low, bounds.high)
-    assert behind.low - slack <= wanted.min()
-    assert wanted.max() <= behind.high + slack
-    if not found:
-        assert np.abs(products - wanted).max() <= half_steps + slack
+    assert behind.low - slack <= expected.min()
+    assert expected.max() <= behind.high + slack
+    if not actual:
+        assert np.abs(products - expected).max() <= half_steps + slack
         return
-    known = common_rounding(found, unit, 1.0, bounds)
+    known = common_rounding(actual, unit, 1.0, bounds)
     if known is None:
         return
     to, step = known
-    made = (np.clip(np.rint(products / unit * to.scale) + to.zero, to.low, to.high) - to.zero) * step
+    result = (np.clip(np.rint(products / unit * to.scale) + to.zero, to.low, to.high) - to.zero) * step
     assert -128 <= to.low <= to.zero <= to.high <= 127
-    assert np.abs(made - wanted).max() <= half_steps + step + slack
+    assert np.abs(result - expected).max() <= half_steps + step + slack
     if len(pairs) == 1:
-        assert np.abs(made - wanted).max() <= slack
+        assert np.abs(result - expected).max() <= slack
 
 
 @pytest.mark.parametrize(("pair", "possible"), [
@@ -184,12 +184,12 @@ def test_what_is_made_is_what_the_model_makes_but_for_rounding(seed: int) -> Non
     (Pair(0.1, 0, -32768, 32767), False), (Pair(1.38, 0, -128, 127), True), (Pair(1.39, 0, -128, 127), False),
     (Pair(11.7, 0, 0, 15), True), (Pair(1e-9, 0, -128, 127), False),
 ])  # fmt: skip
-def test_what_the_device_can_follow(pair: Pair, possible: bool) -> None:
-    """8 bits or less, all of their logits within those of the device, at a scale that it has."""
+def test_pairs_that_the_device_can_round(pair: Pair, possible: bool) -> None:
+    """A pair of 8 bits or less, with all logits within the device's range, at a representable scale."""
     assert (common_rounding((pair,), 1e-4, 1.0, EVERYTHING) is not None) == possible
 
 
-def test_the_finest_pair_is_followed_within_the_range_of_all() -> None:
+def test_finest_pair_within_the_common_range() -> None:
     """Steps of 0.1 from -12.8 on, of 0.3 up to 4.2 (of logits a quarter of the products), and of 0.5 on either side."""
     pairs = (Pair(0.1, 0, -128, 127), Pair(0.075, 113, -128, 127, 0.25), Pair(0.5, 0, -128, 127))
     known = common_rounding(pairs, 0.01, 0.25, EVERYTHING)
@@ -198,13 +198,13 @@ def test_the_finest_pair_is_followed_within_the_range_of_all() -> None:
     assert (to.scale, to.zero, to.low, to.high, nats) == pytest.approx((0.1, 0, -128, 42, 0.025))
 
 
-def test_masked_scores_are_the_least_of_a_pair_behind_the_mask() -> None:
+def test_masked_scores_get_the_lowest_value_of_the_pair() -> None:
     before, behind = Pair(0.1, 0, -128, 127), Pair(0.2, 0, -128, 127, masked=True)
     assert exceeded_pairs((before,), Bounds(-99, 99))[1].masked == -math.inf
-    found, bounds = exceeded_pairs((before, behind), Bounds(-99, 99))
-    assert found == (before,)
+    actual, bounds = exceeded_pairs((before, behind), Bounds(-99, 99))
+    assert actual == (before,)
     assert np.allclose((bounds.low, bounds.high, bounds.masked), (-12.9, 12.8, -25.6))
 
 
-def test_clamp_is_that_of_the_instruction() -> None:
+def test_clamp_equals_the_instruction() -> None:
     assert math.isclose(SCORE_CLAMP * math.log2(math.e) * 128, 1 << 15)

@@ -1,4 +1,4 @@
-"""What of a model is where, against what is counted by hand."""
+"""Shares of a model on device and host, against a count by hand."""
 
 from __future__ import annotations
 
@@ -17,27 +17,31 @@ def model(*, between: str = "") -> onnx.ModelProto:
     builder = qdq_models.Builder(np.random.default_rng(0))
     value = builder.conv(builder.input((1, 3, 8, 8)), 4)
     if between:
-        made = builder.node(between, [builder.dequantise(value)], axis=1)
-        value = builder.quantise(made, value.shape, 0.1, 0, False)
+        result = builder.node(between, [builder.dequantise(value)], axis=1)
+        value = builder.quantise(result, value.shape, 0.1, 0, False)
     return builder.finish(builder.dense(builder.flatten(value), 5))
 
 
 def test_all_on_the_device() -> None:
-    found = shares(import_model(model()))
-    assert (found.device_macs, found.host_macs, found.on_device) == (CONV + DENSE, 0, 1.0)
-    assert (found.bytes_to_device, found.bytes_from_device, found.crossing) == (3 * 8 * 8, 5, 3 * 8 * 8 + 5)
+    actual = shares(import_model(model()))
+    assert (actual.device_macs, actual.host_macs, actual.on_device) == (CONV + DENSE, 0, 1.0)
+    assert (actual.bytes_to_device, actual.bytes_from_device, actual.crossing) == (
+        3 * 8 * 8,
+        5,
+        3 * 8 * 8 + 5,
+    )
 
 
-def test_what_the_host_makes_between_crosses_twice() -> None:
-    found = shares(import_model(model(between="Hardmax")))
-    assert (found.device_macs, found.host_macs) == (CONV + DENSE, 0)
-    assert (found.bytes_to_device, found.bytes_from_device) == (3 * 8 * 8 + 4 * 36, 4 * 36 + 5)
+def test_host_operators_in_between_cross_twice() -> None:
+    actual = shares(import_model(model(between="Hardmax")))
+    assert (actual.device_macs, actual.host_macs) == (CONV + DENSE, 0)
+    assert (actual.bytes_to_device, actual.bytes_from_device) == (3 * 8 * 8 + 4 * 36, 4 * 36 + 5)
 
 
-def test_products_of_the_host_count() -> None:
+def test_products_on_the_host_are_counted() -> None:
     builder = qdq_models.Builder(np.random.default_rng(0))
     value = builder.input((2, 7))
     weight = builder.constant(np.ones((7, 3), np.float32))
-    made = builder.node("MatMul", [builder.node("Hardmax", [builder.dequantise(value)], axis=1), weight])
-    found = shares(import_model(builder.finish(builder.quantise(made, (2, 3), 0.1, 0, False))))
-    assert (found.device_macs, found.host_macs, found.on_device, found.crossing) == (0, 2 * 7 * 3, 0.0, 0)
+    result = builder.node("MatMul", [builder.node("Hardmax", [builder.dequantise(value)], axis=1), weight])
+    actual = shares(import_model(builder.finish(builder.quantise(result, (2, 3), 0.1, 0, False))))
+    assert (actual.device_macs, actual.host_macs, actual.on_device, actual.crossing) == (0, 2 * 7 * 3, 0.0, 0)

@@ -1,4 +1,4 @@
-"""Windows against what their definition says, element by element."""
+"""Windows against their definition, element by element."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.compiler.ir.windows import Axis, axes
 
 
 def elements(axis: Axis) -> list[list[int]]:
-    """What each window reads, positions in the input; some lie in front of it or behind."""
+    """Input positions that each window reads; some lie outside the input."""
     return [
         [window * axis.stride - axis.before + tap * axis.dilation for tap in range(axis.kernel)]
         for window in range(axis.count)
@@ -34,22 +34,22 @@ def test_counts(seed: int) -> None:
 
 @repeated("seed", range(100))
 def test_windows_of_attributes(seed: int) -> None:
-    """As many as fit; with ceil_mode one more if it starts in the input; with SAME one for each stride begun."""
+    """As many as fit; ceil_mode adds one that starts in the input; SAME has one per stride begun."""
     rng = np.random.default_rng(seed)
     size, kernel, stride, dilation = (int(value) for value in rng.integers(1, 6, 4))
     size += kernel * dilation
     pads = [int(value) for value in rng.integers(0, 3, 2)]
-    given = {"kernel_shape": [kernel], "strides": [stride], "dilations": [dilation], "pads": pads}
+    arguments = {"kernel_shape": [kernel], "strides": [stride], "dilations": [dilation], "pads": pads}
     span = (kernel - 1) * dilation + 1
     starts = np.arange(-pads[0], size + pads[1], stride)
-    (down,) = axes((size,), given)
+    (down,) = axes((size,), arguments)
     assert down.count == int((starts + span <= size + pads[1]).sum())
-    (up,) = axes((size,), given | {"ceil_mode": 1})
+    (up,) = axes((size,), arguments | {"ceil_mode": 1})
     whole = down.count == 1 + (size + sum(pads) - span) / stride
-    last = down.count - whole  # of those that start before the padding ends
+    last = down.count - whole  # windows that start before the padding ends
     assert up.count == last + (last * stride - pads[0] < size)
     for auto in ("SAME_UPPER", "SAME_LOWER"):
-        (same,) = axes((size,), given | {"auto_pad": auto, "pads": None})
+        (same,) = axes((size,), arguments | {"auto_pad": auto, "pads": None})
         assert same.count == len(range(0, size, stride))
         assert same.before + same.after == max((same.count - 1) * stride + span - size, 0)
         assert (same.after - same.before) * (1 if auto == "SAME_UPPER" else -1) in (0, 1)

@@ -1,4 +1,4 @@
-"""Ranges of expressions, and what is refused with the line that asks for it."""
+"""Ranges of expressions, and refusals that name the source line."""
 
 from __future__ import annotations
 

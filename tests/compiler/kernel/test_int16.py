@@ -1,4 +1,4 @@
-"""Elements of 16 bits: what they mean against float64, ranges of their kernels, and programs on golden and RTL."""
+"""16-bit elements against float64, ranges of their kernels, and programs on golden and RTL."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def shape_of(rng: Rng, most: int) -> Shape:
     return draw(rng, 1, 2), draw(rng, 1, 4), draw(rng, 1, 24), draw(rng, 1, most)
 
 
-def repeated(rng: Rng, shape: Shape) -> Shape:
-    """The same shape, one that repeats some axes, or one channel for each pixel."""
+def repeating_shape(rng: Rng, shape: Shape) -> Shape:
+    """Return the shape, a shape that repeats some axes, or one channel per pixel."""
     way = rng.random()
     if way < 0.4:
         return shape
@@ -36,7 +36,7 @@ def repeated(rng: Rng, shape: Shape) -> Shape:
 
 
 def elements(rng: Rng, kind: str, shape: Shape, *wide: bool) -> WideElements:
-    """An operator whose inputs and results have 16 bits as `wide` tells of each: a, b and y."""
+    """Operator on a, b and y, each of 16 bits if its entry in `wide` is set."""
     a_wide, b_wide, y_wide = wide
     sizes = [30000 if each else 120 for each in (a_wide, b_wide, y_wide)]
     by = [float(10 ** rng.uniform(-1, 0.3)) for _ in range(2)]
@@ -45,7 +45,7 @@ def elements(rng: Rng, kind: str, shape: Shape, *wide: bool) -> WideElements:
     if kind == "product":
         scales = {"a_scale": sizes[2] / sizes[0] / sizes[1] * by[0] * 2}
     if kind != "requantise":
-        b = wide_cases.source(rng, "b", repeated(rng, shape), wide=b_wide)
+        b = wide_cases.source(rng, "b", repeating_shape(rng, shape), wide=b_wide)
         more = {"b": b, "b_wide": b_wide, "b_zero": wide_cases.zero(rng, wide=b_wide)}
         scales |= (
             {"b_scale": sizes[2] / sizes[1] * by[1] * float(rng.choice([-1, 1]))} if kind != "product" else {}
@@ -65,17 +65,16 @@ def random_elements(rng: Rng, kind: str, most: int) -> WideElements:
 
 
 def exact(op: WideElements, a: np.ndarray, b: np.ndarray | None) -> np.ndarray:
-    """In float64."""
     x = (a - op.a_zero) * (op.a_scale if op.kind != "product" else 1.0)
     y = np.zeros(1) if b is None else (b - op.b_zero) * (op.b_scale if op.kind != "product" else op.a_scale)
-    found = {
+    actual = {
         "requantise": lambda: x, "sum": lambda: x + y, "product": lambda: x * y, "minimum": lambda: np.minimum(x, y),
         "maximum": lambda: np.maximum(x, y),
     }[op.kind]()  # fmt: skip
-    return wide_cases.saturated(found, op.y_zero, op.clamp, wide=op.wide)
+    return wide_cases.saturated(actual, op.y_zero, op.clamp, wide=op.wide)
 
 
-def given(rng: Rng, op: WideElements) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def operands(rng: Rng, op: WideElements) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Elements of each operand, and the planes of all."""
     views: list[tuple[View, bool]] = [(op.a, op.a_wide)]
     views += [] if op.b is None else [(op.b, op.b_wide)]
@@ -89,16 +88,15 @@ def given(rng: Rng, op: WideElements) -> tuple[list[np.ndarray], list[np.ndarray
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_meaning(kind: str) -> None:
-    """At most one step from the exact result, and that seldom."""
+def test_results_are_near_float64(kind: str) -> None:
     wrong = total = 0
     for case in range(200):
         rng = np.random.default_rng([case, len(kind)])
         op = random_elements(rng, kind, 3000 if case % 20 == 0 else 60)
-        values, planes = given(rng, op)
-        found = wide_cases.run(op, planes, wide=op.wide)
-        wanted = exact(op, values[0], values[1] if len(values) > 1 else None)
-        difference = np.abs(found - wanted)
+        values, planes = operands(rng, op)
+        actual = wide_cases.run(op, planes, wide=op.wide)
+        expected = exact(op, values[0], values[1] if len(values) > 1 else None)
+        difference = np.abs(actual - expected)
         assert difference.max() <= 1, (case, op)
         wrong, total = wrong + int(difference.sum()), total + difference.size
     assert wrong < 0.05 * total
@@ -106,7 +104,7 @@ def test_meaning(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranges(kind: str) -> None:
-    """Every expression lies where it says, with zero points and elements at all ends."""
+    """Every expression stays in its range, with zero points and elements at all ends."""
     ends = np.array([-128, -127, 0, 127])
     for case in range(60):
         rng = np.random.default_rng([case, len(kind)])
@@ -138,7 +136,7 @@ def test_golden(name: str) -> None:
 
 @pytest.mark.parametrize("wide", [(a, b, y) for a in (0, 1) for b in (0, 1) for y in (0, 1)])
 def test_all_widths(wide: tuple[int, int, int]) -> None:
-    """Of both operands and of results, on `tiny`."""
+    """All widths of operands and results, on `tiny`."""
     config, rng = CONFIGS["tiny"], np.random.default_rng(wide)
     for kind in KINDS:
         op = elements(rng, kind, shape_of(rng, 40), *(bool(each) for each in wide))
@@ -148,7 +146,6 @@ def test_all_widths(wide: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_rtl(kind: str) -> None:
-    """Random stalls, and cycles as in the cycle model."""
     config, rng = CONFIGS["tiny"], np.random.default_rng(5)
     for case in range(2):
         segment = wide_cases.segment(random_elements(rng, kind, 30))
@@ -178,7 +175,7 @@ def test_many_on_rtl(kind: str, name: str) -> None:
 
 
 def test_scales_of_sums() -> None:
-    """From 1e-3 to all that there may be, where a second term brings the first one back into range."""
+    """From 1e-3 to the maximum, where a second term brings the first back into range."""
     shape = (1, 1, 1, 3000)
     for case in range(60):
         rng = np.random.default_rng(case)
@@ -195,7 +192,7 @@ def test_scales_of_sums() -> None:
 
 
 def test_scales_of_products() -> None:
-    """Up to all that there may be: most products are in range only if one factor is small."""
+    """Up to the maximum: most products are in range only if one factor is small."""
     shape = (1, 1, 1, 3000)
     for case in range(60):
         rng = np.random.default_rng(case)
@@ -219,7 +216,7 @@ def test_scales_of_products() -> None:
 
 
 def whole(op: WideElements, shape: Shape) -> WideElements:
-    """The same of whole buffers, none of which is repeated."""
+    """The operator on whole buffers, without repetition."""
     a = wide_cases.plain("a", shape, "input", wide=op.a_wide)
     b = wide_cases.plain("b", shape, "input", wide=op.b_wide)
     return op.replace(a=a, b=b, dst=wide_cases.plain("y", shape, "output", wide=op.wide))
@@ -228,7 +225,7 @@ def whole(op: WideElements, shape: Shape) -> WideElements:
 @pytest.mark.parametrize("scale", [1e-12, 1e-6, 0.3, 1.0, 7.0, 1023.0, 1025.0, 3000.0, 30000.0, 1e7])
 @pytest.mark.parametrize("kind", ["requantise", "minimum", "maximum"])
 def test_scales(kind: str, scale: float) -> None:
-    """Small ones, and such that a single step saturates."""
+    """Small scales, and scales at which one step saturates."""
     shape = (1, 1, 1, 300)
     for case in range(8):
         rng = np.random.default_rng(case)
@@ -242,12 +239,12 @@ def test_scales(kind: str, scale: float) -> None:
         ]
         near = near[: 1 + (kind != "requantise")]
         parts = [part for each in near for part in np.split(wide_cases.planes(each, wide=wide), 1 + wide)]
-        wanted = exact(op, near[0], near[-1] if len(near) > 1 else None)
-        assert np.abs(wide_cases.run(op, parts, wide=True) - wanted).max() <= 1, case
+        expected = exact(op, near[0], near[-1] if len(near) > 1 else None)
+        assert np.abs(wide_cases.run(op, parts, wide=True) - expected).max() <= 1, case
 
 
 @pytest.mark.parametrize(
-    ("kind", "scale", "said"),
+    ("kind", "scale", "message"),
     [
         (
             "sum",
@@ -261,17 +258,17 @@ def test_scales(kind: str, scale: float) -> None:
         ),
     ],
 )
-def test_scales_that_are_refused(kind: str, scale: float, said: str) -> None:
+def test_scales_that_are_refused(kind: str, scale: float, message: str) -> None:
     shape = (1, 1, 2, 3)
     op = whole(elements(np.random.default_rng(0), kind, shape, True, True, True), shape)
     op = op.replace(a_zero=-32768, a_scale=scale, b_scale=1.0)
-    with pytest.raises(CompileError, match=said):
+    with pytest.raises(CompileError, match=message):
         op.rows()
     op.replace(a_scale=scale * 0.9).rows()
 
 
-def test_rows_past_what_fits() -> None:
-    """The planes of one row alone take more than the scratchpad."""
+def test_rows_larger_than_the_scratchpad_are_refused() -> None:
+    """The planes of one row exceed the scratchpad."""
     shape = (1, 1, 1, 4 * PRESETS["tiny"].scratchpad_size)
     op = whole(elements(np.random.default_rng(0), "sum", shape, True, True, True), shape)
     with pytest.raises(
@@ -281,7 +278,7 @@ def test_rows_past_what_fits() -> None:
 
 
 def test_views_must_be_planes() -> None:
-    """A view is all images of its buffer, or those of one of two planes."""
+    """A view covers all images of its buffer, or those of one plane."""
     op = elements(np.random.default_rng(0), "requantise", (1, 2, 3, 4), True, True, True)
     narrow = wide_cases.plain("a", (3, 2, 3, 4), "input", wide=False)
     with pytest.raises(IrError, match="leaves buffer"):

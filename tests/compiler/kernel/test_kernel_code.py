@@ -1,4 +1,4 @@
-"""Kernels of random expressions: what they mean, against the golden interpreter running their micro-operations."""
+"""Kernels of random expressions against their micro-operations on the golden interpreter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(
     single: bool = False,
     tables: tuple[bytes, ...] = (),
 ) -> np.ndarray:
-    """The result of a kernel on the golden interpreter: int8 (rows, columns), or with `single` (rows, 1)."""
+    """Run a kernel on the golden interpreter: int8 (rows, columns), or with `single` (rows, 1)."""
     n, (rows, columns) = config.n, tensors[0].shape
     columns = max(tensor.shape[1] for tensor in tensors)
     vectors = -(-columns // n)
@@ -49,7 +49,9 @@ def run(
             )
         else:
             width = vectors if tensor.shape[1] > 1 else 1
-            content = np.full((len(tensor), width * n), 77, np.int8)  # what is behind a row is not zero
+            content = np.full(
+                (len(tensor), width * n), 77, np.int8
+            )  # values after the end of a row are not zero
             content[:, : tensor.shape[1]] = tensor
             content = content.reshape(-1, n)
         device.scratchpad[at : at + len(content)] = content
@@ -86,13 +88,13 @@ def run(
 
 
 def random_table(rng: random.Random, dtype: type) -> np.ndarray:
-    """Any entries, of int16 as large as they may be."""
+    """Return any entries, up to the ends of int16."""
     ends = np.iinfo(dtype)
     return np.array([rng.randint(ends.min, min(ends.max, 32639)) for _ in range(256)], dtype)
 
 
 def random_expression(rng: random.Random, rows: Rows, depth: int, pool: list[Expression]) -> Expression:
-    """Any expression; parts of it are shared."""
+    """Return any expression with shared parts."""
     if pool and rng.random() < 0.2:
         return rng.choice(pool)
     if depth == 0 or rng.random() < 0.1:
@@ -108,7 +110,7 @@ def random_expression(rng: random.Random, rows: Rows, depth: int, pool: list[Exp
          "floored", "table", "between")
     )  # fmt: skip
     if kind in ("sum", "largest", "shift", "scaled", "floored", "table", "between"):
-        made = {
+        result = {
             "sum": lambda: rows.sum(a), "largest": lambda: rows.largest(a), "shift": lambda: a << rng.randrange(1, 4),
             "scaled": lambda: a.scale(rng.uniform(-2, 2)), "floored": lambda: a.shift_right(rng.randrange(12)),
             "table": lambda: a.look_up(random_table(rng, np.int8)),
@@ -116,14 +118,14 @@ def random_expression(rng: random.Random, rows: Rows, depth: int, pool: list[Exp
         }[kind]()  # fmt: skip
     else:
         b = random_expression(rng, rows, depth - 1, pool)
-        made = {
+        result = {
             "add": lambda: a + b, "subtract": lambda: a - b, "times": lambda: a.times(b, rng.randrange(8)),
             "least": lambda: a.minimum(b), "most": lambda: a.maximum(b), "choose": lambda: (a < b).choose(b, a),
             "over": lambda: a.minimum(1000).maximum(-1000).over(
                 (b.rsqrt() if rng.random() < 0.5 else b.reciprocal()), rng.randrange(4), 1 << 30),
         }[kind]()  # fmt: skip
-    pool.append(made)
-    return made
+    pool.append(result)
+    return result
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -152,8 +154,8 @@ def test_random(name: str) -> None:
         tensors += [source.integers(-(1 << 15), 1 << 15, (rng.choice([1, count]), columns)).astype(np.int16)]
         expected = evaluate(rows, tensors)
         given = tuple(filled.get(number, bytes(256)) for number in range(config.lookup_tables))
-        found = run(config, with_tables(ops, numbers), tensors, tables=given)
-        assert np.array_equal(found, expected), (rows, ops)
+        actual = run(config, with_tables(ops, numbers), tensors, tables=given)
+        assert np.array_equal(actual, expected), (rows, ops)
         kinds |= {op.op for op in ops}
         done += 1
     assert kinds == set(Op) - {Op.EQ}
@@ -161,7 +163,7 @@ def test_random(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_numbers_of_rows(name: str) -> None:
-    """One element of a tensor for each row, whatever lies beside it, and one result for each."""
+    """Each row has one scalar operand, with any neighbours in memory, and one result."""
     config, rng = CONFIGS[name], np.random.default_rng(5)
     for columns in (2, 3, config.n, 2 * config.n + 1):
         tensors = [rng.integers(-128, 128, (9, width)).astype(np.int8) for width in (columns, 1)]
@@ -181,7 +183,7 @@ def test_numbers_of_rows(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_ends_of_rows_in_several_sums(name: str) -> None:
-    """What is behind the end counts in none of them: of one loop, with a comparison between, and of the next loop."""
+    """Padding counts in no sum: of one loop, after a comparison, and in the next loop."""
     config, rng = CONFIGS[name], np.random.default_rng(6)
     columns = 2 * config.n + 1
     rows = Rows(columns, 2)
@@ -197,8 +199,8 @@ def test_ends_of_rows_in_several_sums(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("columns", [1, 5, 16, 19])
-def test_neighbours_of_what_is_computed(name: str, columns: int) -> None:
-    """The last element of an odd number has 0 beside it, also where what is computed behind the row's end is not 0."""
+def test_neighbours_in_the_padding_are_zero(name: str, columns: int) -> None:
+    """The last of an odd number of elements has 0 as its neighbour, whatever is computed in the padding."""
     config, rng = CONFIGS[name], np.random.default_rng(columns)
     tensors = [rng.integers(-100, 100, (3, columns)).astype(np.int8)]
     for element in (
@@ -208,23 +210,23 @@ def test_neighbours_of_what_is_computed(name: str, columns: int) -> None:
     ):
         rows = Rows(columns, 1)
         rows.store((element(rows).neighbour() + element(rows)).minimum(100))
-        found = run(config, generate(rows, config.n), tensors)
-        assert (found == evaluate(rows, tensors)).all()
+        actual = run(config, generate(rows, config.n), tensors)
+        assert (actual == evaluate(rows, tensors)).all()
 
 
 def test_chains_are_one_loop() -> None:
-    """A chain of k operations takes k micro-operations, and what is read or shifted none."""
+    """A chain of k operations takes k micro-operations; reads and shifts take none."""
     rows = Rows(100, 2)
     x, y = rows.read(0), rows.read(1)
     rows.store((((x << 4) + y).times(77, 3) - 5).maximum(y))
     ops = generate(rows, 16)
-    # y has to be in a register twice: the second operand of a sum, and of a maximum with a register.
+    # y is in two registers: second operand of a sum, and of a maximum with a register.
     assert [op.op for op in ops] == [Op.ADD, Op.ADD, Op.MUL, Op.SUB, Op.MAX]
     assert [op.again for op in ops] == [0, 0, 0, 0, 1]
 
 
 def test_squares_are_read_again() -> None:
-    """Two loops for a mean and what comes of it."""
+    """Two loops: the mean, and its uses."""
     rows = Rows(64, 1)
     x = rows.read(0)
     rows.store(x - rows.sum(x).scale(1 / 64))

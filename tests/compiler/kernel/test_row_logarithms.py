@@ -22,7 +22,7 @@ CONFIGS = {name: PRESETS[name].replace(kernel=64) for name in ("tiny", "small", 
 
 
 def random_op(rng: np.random.Generator, most: int, channels: int = 0) -> RowLogSoftmax:
-    """Of any scales: results end at 0, or a part of them is saturated."""
+    """Draw any scales: results end at 0, or part of them saturates."""
     shape = draw(rng, 1, 2), draw(rng, 1, 5), draw(rng, 1, 30), channels or draw(rng, 1, most)
     x_scale = float(10.0 ** rng.uniform(-3, 0.5))
     span = 255 * x_scale + np.log(shape[3])
@@ -36,7 +36,7 @@ def random_op(rng: np.random.Generator, most: int, channels: int = 0) -> RowLogS
 
 
 def spread(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Rows of any spread; some of one value, and some of one value but for one element."""
+    """Draw rows of any spread; some constant, some constant but for one element."""
     size = rng.choice([0, 0, 0.6, 4, 30, 150], (*shape[:3], 1))
     values = rng.normal(0, 1, shape) * size + rng.uniform(-128, 60, (*shape[:3], 1))
     values[..., -1] += rng.choice([0, 60, 200], shape[:3])
@@ -50,8 +50,8 @@ def exact(op: RowLogSoftmax, x: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(values * op.scale) + op.y_zero, op.low, op.high)
 
 
-def test_meaning() -> None:
-    """At most one step from the exact result, and that seldom, for rows of every length there is."""
+def test_results_are_near_float64() -> None:
+    """At most one step from the exact result, and rarely, for rows of every length."""
     wrong = total = 0
     for case in range(150):
         rng = np.random.default_rng(case)
@@ -59,34 +59,34 @@ def test_meaning() -> None:
         op = random_op(rng, 2500 if case % 10 == 0 else 90, long)
         x = spread(rng, op.src.shape)[:1, :1]
         op = op.replace(src=whole("x", x.shape, "input"), dst=whole("y", x.shape, "output"))
-        found = operator_of(op).evaluate(op, (x,), 24).astype(int)
-        difference = np.abs(found - exact(op, x))
+        actual = operator_of(op).evaluate(op, (x,), 24).astype(int)
+        difference = np.abs(actual - exact(op, x))
         assert difference.max() <= 1, (case, op)
         wrong, total = wrong + int(difference.sum()), total + difference.size
     assert wrong < 0.01 * total
 
 
 @pytest.mark.parametrize("columns", [WHOLE_LOGARITHMS, WHOLE_LOGARITHMS + 1])
-def test_many_small_ones(columns: int) -> None:
-    """The sum of what is small counts, in steps of 1/500."""
+def test_many_small_terms(columns: int) -> None:
+    """The sum of many small terms counts, in steps of 1/500."""
     views = (
         whole(*item) for item in (("x", (1, 1, 1, columns), "input"), ("y", (1, 1, 1, columns), "output"))
     )
     op = RowLogSoftmax("logs", *views, 0.04, 500.0, y_zero=100)
     x = np.full((1, 1, 1, columns), -110, np.int8)
     x[..., 7] = 120
-    wanted = exact(op, x)
-    assert wanted[..., 7] < 10
-    assert np.abs(operator_of(op).evaluate(op, (x,), 24) - wanted).max() <= 1
+    expected = exact(op, x)
+    assert expected[..., 7] < 10
+    assert np.abs(operator_of(op).evaluate(op, (x,), 24) - expected).max() <= 1
 
 
 def test_logarithm() -> None:
-    """Of every kind of number, at most 1.6e-4 off; all that a kernel stores is seen byte by byte."""
+    """At most 1.6e-4 off for any number, seen byte by byte through stored results."""
     rng = np.random.default_rng(2)
     numbers = np.unique(np.concatenate([np.arange(1, 300), (2.0 ** rng.uniform(0, 31, 3000)).astype(np.int64),
                                         *([(1 << k) - 1, 1 << k] for k in range(1, 31)), [(1 << 31) - 1]]))  # fmt: skip
     parts = [(numbers >> shift).astype(np.int64) & 0x7F for shift in (24, 17, 10, 3)]
-    found = np.zeros(len(numbers), np.int64)
+    actual = np.zeros(len(numbers), np.int64)
     exact_of = np.zeros(len(numbers), np.int64)
     for byte in range(3):
         rows = Rows(1, 4)
@@ -98,9 +98,9 @@ def test_logarithm() -> None:
         assert (log.low, log.high) > (-(1 << 22), 0)
         rows.store((log.shift_right(8 * byte) - (log.shift_right(8 * byte + 8) << 8)) - 128)
         bytes_ = evaluate(rows, [part.astype(np.int8).reshape(-1, 1) for part in parts]).reshape(-1)
-        found += (bytes_.astype(np.int64) + 128) << (8 * byte)
+        actual += (bytes_.astype(np.int64) + 128) << (8 * byte)
         exact_of = (numbers >> 3 << 3) + 5
-    difference = found / 2**LOG_PLACES - np.log(exact_of)
+    difference = actual / 2**LOG_PLACES - np.log(exact_of)
     assert np.abs(difference).max() < 1.6e-4
 
 
@@ -124,8 +124,7 @@ def test_on_rtl() -> None:
 
 @pytest.mark.parametrize("n", [2, 4, 16, 32, 64, 128])
 @pytest.mark.parametrize("columns", [1, 100, 101, WHOLE_LOGARITHMS, WHOLE_LOGARITHMS + 1])
-def test_micro_operations(n: int, columns: int) -> None:
-    """As many as fit a 'kernel' of 64, but for long rows of wide vectors."""
+def test_kernels_fit_64_micro_operations(n: int, columns: int) -> None:
     op = RowLogSoftmax(
         "logs", whole("x", (1, 1, 1, columns), "input"), whole("y", (1, 1, 1, columns), "output"), 1e-3, 9.0,
         low=-100, high=100,
@@ -133,7 +132,7 @@ def test_micro_operations(n: int, columns: int) -> None:
     assert len(generate(op.rows(), n)) <= (64 if columns <= WHOLE_LOGARITHMS or n <= 32 else 128)
 
 
-def test_too_few_tables() -> None:
+def test_too_few_tables_are_refused() -> None:
     op, config = random_op(np.random.default_rng(1), 20), CONFIGS["tiny"].replace(lookup_tables=2)
     with pytest.raises(CompileError, match="reads 3 look-up tables, but the configuration has 2"):
         compile_segment(DeviceSegment("rows", (op,)), config)

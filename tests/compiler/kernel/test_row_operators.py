@@ -1,4 +1,4 @@
-"""Operators on rows: what they mean against float64, and compiled programs on the golden interpreter and the RTL."""
+"""Row operators against float64, and compiled programs on the golden interpreter and the RTL."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def random_shape(rng: Rng, most: int) -> Shape:
 
 
 def clamp(rng: Rng) -> dict[str, int]:
-    found = {"y_zero": draw(rng, -128, 127), "x_zero": draw(rng, -128, 127)}
+    actual = {"y_zero": draw(rng, -128, 127), "x_zero": draw(rng, -128, 127)}
     if rng.random() < 0.3:
-        found |= {"low": draw(rng, -128, 0), "high": draw(rng, 0, 127)}
-    return found
+        actual |= {"low": draw(rng, -128, 0), "high": draw(rng, 0, 127)}
+    return actual
 
 
 def random_total(rng: Rng, most: int) -> RowTotal:
@@ -56,11 +56,11 @@ def random_total(rng: Rng, most: int) -> RowTotal:
 
 def affine(rng: Rng, shape: Shape, scale: float) -> dict[str, object]:
     """Weights and biases, or none."""
-    found: dict[str, object] = {"scale": scale, **clamp(rng), "centre": bool(rng.integers(2))}
+    actual: dict[str, object] = {"scale": scale, **clamp(rng), "centre": bool(rng.integers(2))}
     if rng.integers(2):
         weight = rng.normal(1, 0.4, shape[3]) * rng.choice([-1, 1, 1, 0.1], shape[3])
-        found |= {"weight": weight, "bias": rng.normal(0, 30, shape[3]) / scale}
-    return found
+        actual |= {"weight": weight, "bias": rng.normal(0, 30, shape[3]) / scale}
+    return actual
 
 
 def random_scale(rng: Rng, most: int) -> RowScale:
@@ -145,7 +145,7 @@ def product_of(op: RowProduct, x: np.ndarray, number: np.ndarray) -> np.ndarray:
     return op.scale * (op.gain * d * number * weight + bias)
 
 
-def scaled_of(op: RowScale, x: np.ndarray, *r: np.ndarray) -> np.ndarray:
+def run_scaled(op: RowScale, x: np.ndarray, *r: np.ndarray) -> np.ndarray:
     if not r:
         return product_of(op, x, np.ones(1))
     number = r[0].astype(np.float64) - op.r_zero
@@ -169,7 +169,7 @@ def norm_of(op: RowNorm, x: np.ndarray, r: np.ndarray) -> np.ndarray:
     return product_of(op, x, 1 / number_of(op, r, op.of_zero))
 
 
-def paired_of(op: RowPair, x: np.ndarray, r: np.ndarray) -> np.ndarray:
+def run_pair(op: RowPair, x: np.ndarray, r: np.ndarray) -> np.ndarray:
     a, b = (x.astype(np.float64) - op.a_zero) * op.a_scale, (r.astype(np.float64) - op.b_zero) * op.b_scale
     if op.kind == "ratio":
         a, b = (r.astype(np.float64) - op.b_zero) * op.a_scale, x.astype(np.float64) - op.a_zero
@@ -177,34 +177,33 @@ def paired_of(op: RowPair, x: np.ndarray, r: np.ndarray) -> np.ndarray:
 
 
 EXACT: dict[type, Callable[..., np.ndarray]] = {
-    RowTotal: total_of, RowScale: scaled_of, RowShare: share_of, RowPair: paired_of, RowNorm: norm_of,
+    RowTotal: total_of, RowScale: run_scaled, RowShare: share_of, RowPair: run_pair, RowNorm: norm_of,
 }  # fmt: skip
 
 
 def exact(op: DeviceOp, given: list[np.ndarray]) -> np.ndarray:
-    """In float64, as QuantizeLinear of ONNX Runtime rounds it; what is no number becomes the lowest one."""
+    """Compute in float64 and round as ONNX Runtime's QuantizeLinear; NaN becomes the lowest value."""
     with np.errstate(all="ignore"):
-        found = np.rint(EXACT[type(op)](op, *given)) + op.y_zero
-    return np.clip(np.nan_to_num(found, nan=-1e9, posinf=1e9, neginf=-1e9), op.low, op.high)
+        actual = np.rint(EXACT[type(op)](op, *given)) + op.y_zero
+    return np.clip(np.nan_to_num(actual, nan=-1e9, posinf=1e9, neginf=-1e9), op.low, op.high)
 
 
 def spread(rng: Rng, shape: Shape) -> np.ndarray:
-    """Rows of any spread; some of one value."""
+    """Draw rows of any spread; some constant."""
     size = rng.choice([0, 0.6, 4, 30, 150], (*shape[:3], 1))
     values = rng.normal(0, 1, shape) * size + rng.uniform(-60, 60, (*shape[:3], 1))
     return np.clip(np.rint(values), -128, 127).astype(np.int8)
 
 
 @pytest.mark.parametrize("kind", RANDOM)
-def test_meaning(kind: str) -> None:
-    """At most one step from the exact result, and that seldom."""
+def test_results_are_near_float64(kind: str) -> None:
     wrong = total = 0
     for case in range(150):
         rng = np.random.default_rng([case, len(kind)])
         op = RANDOM[kind](rng, 3000 if case % 10 == 0 else 90)
-        given = [spread(rng, view.shape) for view in op.sources]
-        found = operator_of(op).evaluate(op, tuple(given), 24).astype(int)
-        difference = np.abs(found - exact(op, given))
+        arguments = [spread(rng, view.shape) for view in op.sources]
+        actual = operator_of(op).evaluate(op, tuple(arguments), 24).astype(int)
+        difference = np.abs(actual - exact(op, arguments))
         assert difference.max() <= 1, (case, op)
         wrong, total = wrong + int(difference.sum()), total + difference.size
     assert wrong < 0.03 * total
@@ -219,32 +218,31 @@ def random_place(rng: Rng, most: int, channels: int = 0) -> RowPlace:
 
 
 def few(rng: Rng, shape: Shape) -> np.ndarray:
-    """Rows of few different values, so that the largest and the smallest are there several times; some at the ends."""
+    """Rows of few different values, so that extremes repeat; some at the ends of the range."""
     values = rng.integers(0, rng.choice([1, 3, 6, 300], (*shape[:3], 1)), shape) + rng.choice([-128, 0, 125])
     return np.clip(values * rng.choice([-1, 1]), -128, 127).astype(np.int8)
 
 
 def place_of(op: RowPlace, x: np.ndarray) -> np.ndarray:
-    """The channel, as numpy finds it."""
+    """Channel of the extreme, by numpy."""
     values = -x.astype(int) if op.smallest else x.astype(int)
     if op.final:
         return values.shape[-1] - 1 - values[..., ::-1].argmax(-1)
     return values.argmax(-1)
 
 
-def test_places() -> None:
-    """Rows of every length there is."""
+def test_places_of_extremes() -> None:
     for case in range(120):
         rng = np.random.default_rng([case, 3])
         op = random_place(rng, 1000, {0: 65535, 1: 1, 2: 2, 3: 256, 4: 257, 5: 32769, 6: 128}.get(case, 0))
         x = few(rng, op.src.shape)
-        found = operator_of(op).evaluate(op, (x,), 24).astype(int)
+        actual = operator_of(op).evaluate(op, (x,), 24).astype(int)
         if op.wide:
-            upper, lower = np.split(found, 2)
-            found = (upper << 8) + lower + 128 + (1 << 15)
+            upper, lower = np.split(actual, 2)
+            actual = (upper << 8) + lower + 128 + (1 << 15)
         else:
-            found = found + 128
-        assert np.array_equal(found[..., 0], place_of(op, x)), (case, op)
+            actual = actual + 128
+        assert np.array_equal(actual[..., 0], place_of(op, x)), (case, op)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -274,8 +272,8 @@ def test_golden(kind: str, name: str) -> None:
         compare(compile_segment(segment, config), segment, random_inputs(rng, op), config)
 
 
-def test_root_of_nothing() -> None:
-    """Endless, and no large number."""
+def test_root_of_zero() -> None:
+    """1 / sqrt(0) is infinite, not a large number."""
     views = [View(Buffer(name, shape, kind), shape) for name, shape, kind in
              (("x", (1, 1, 2, 4), "input"), ("y", (1, 1, 2, 1), "output"))]  # fmt: skip
     op = RowTotal("total", *views, "squares", root="inverse", scale=0.1)
@@ -284,19 +282,19 @@ def test_root_of_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "found"), [("sum", -2), ("largest", 5), ("smallest", -7), ("magnitudes", 12)]
+    ("total", "actual"), [("sum", -2), ("largest", 5), ("smallest", -7), ("magnitudes", 12)]
 )
-def test_totals_without_more(total: str, found: int) -> None:
-    """Nothing is added, and nothing multiplied."""
+def test_plain_totals(total: str, actual: int) -> None:
+    """Neither an addend nor a factor."""
     views = [View(Buffer(name, shape, kind), shape) for name, shape, kind in
              (("x", (1, 1, 1, 3), "input"), ("y", (1, 1, 1, 1), "output"))]  # fmt: skip
     x = np.array([5, -7, 0], np.int8).reshape(1, 1, 1, 3)
     op = RowTotal("total", *views, total)
-    assert operator_of(op).evaluate(op, (x,), 24).reshape(-1).tolist() == [found]
+    assert operator_of(op).evaluate(op, (x,), 24).reshape(-1).tolist() == [actual]
 
 
-def test_functions_without_more() -> None:
-    """A kernel of one's own is what it stores, in all of int8."""
+def test_plain_functions() -> None:
+    """A user-written kernel keeps its stored values, over all of int8."""
     shape = (1, 1, 2, 128)
     x, y = (View(Buffer(name, shape, kind), shape) for name, kind in (("x", "input"), ("y", "output")))
     op = RowFunction("function", (x,), y, lambda rows: rows.store(rows.read(0)))
@@ -305,7 +303,7 @@ def test_functions_without_more() -> None:
     assert np.array_equal(operator_of(op).evaluate(op, (values,), 24), values)
 
 
-def test_shapes_that_do_not_fit() -> None:
+def test_mismatched_shapes_are_refused() -> None:
     views = [
         View(Buffer(name, shape, "input"), shape)
         for name, shape in (("a", (1, 2, 3, 4)), ("b", (1, 1, 2, 4)))
@@ -318,7 +316,6 @@ def test_shapes_that_do_not_fit() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", RANDOM)
 def test_on_rtl(kind: str) -> None:
-    """Random stalls and memories."""
     config, rng = CONFIGS["tiny"], np.random.default_rng(len(kind))
     for case in range(6):
         op = RANDOM[kind](rng, 30)
@@ -331,14 +328,13 @@ def test_on_rtl(kind: str) -> None:
         stalls = {"stall_probability": 0.3, "stall_seed": case} if case % 2 else {}
         with RtlDevice(config, image.memory_bytes, latency=5 * case + 1, **stalls) as rtl:
             image.run(rtl, inputs)
-            found = image.read(rtl, "y")
+            actual = image.read(rtl, "y")
         compare(compile_segment(segment, config), segment, inputs, config)
-        wanted = golden(image, config, inputs)
-        assert np.array_equal(found, wanted), case
+        expected = golden(image, config, inputs)
+        assert np.array_equal(actual, expected), case
 
 
 def golden(image: Image, config: object, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """The output on the golden interpreter."""
     from weft.sim.golden.interpreter import GoldenDevice
 
     device = GoldenDevice(config, image.memory_bytes)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ CONFIGS = {
 
 
 def random_op(rng: np.random.Generator, most: int) -> RowPower:
-    """Of bases and exponents of every scale, up to the largest logarithm; results fill the bytes or saturate."""
+    """Draw bases and exponents of every scale, up to the largest logarithm; results fill the bytes or saturate."""
     shape = draw(rng, 1, 2), draw(rng, 1, 4), draw(rng, 1, 12), draw(rng, 1, most)
     other = tuple(1 if rng.random() < 0.2 else size for size in shape)
     a_step = float(10.0 ** rng.uniform(-4, 2))
@@ -46,25 +46,23 @@ def random_op(rng: np.random.Generator, most: int) -> RowPower:
 
 
 def exact(op: RowPower, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """In float64, rounded as QuantizeLinear does."""
     base, exponent = (second, first) if op.swapped else (first, second)
     a, b = (base.astype(np.float64) + 128) * op.a_step, (exponent.astype(np.float64) - op.b_zero) * op.b_step
     with np.errstate(all="ignore"):
-        found = np.rint(np.power(a, b) * op.scale) + op.y_zero
-    return np.clip(found, op.low, op.high)
+        actual = np.rint(np.power(a, b) * op.scale) + op.y_zero
+    return np.clip(actual, op.low, op.high)
 
 
-def test_meaning() -> None:
-    """At most one step from the exact result, and that seldom."""
+def test_results_are_near_float64() -> None:
     wrong = total = 0
     for case in range(300):
         rng = np.random.default_rng(case)
         op = random_op(rng, 300 if case % 10 == 0 else 40)
-        given = [rng.integers(-128, 128, view.shape).astype(np.int8) for view in op.sources]
-        for tensor in given:
+        inputs = [rng.integers(-128, 128, view.shape).astype(np.int8) for view in op.sources]
+        for tensor in inputs:
             tensor[rng.random(tensor.shape) < 0.1] = rng.choice([-128, -127, 127, op.b_zero])
-        found = operator_of(op).evaluate(op, tuple(given), 24).astype(int)
-        difference = np.abs(found - exact(op, *given))
+        actual = operator_of(op).evaluate(op, tuple(inputs), 24).astype(int)
+        difference = np.abs(actual - exact(op, *inputs))
         assert difference.max() <= 1, (case, op)
         wrong, total = wrong + int(difference.sum()), total + difference.size
     assert wrong < 0.02 * total
@@ -72,8 +70,8 @@ def test_meaning() -> None:
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 1e6, 1e30])
 @pytest.mark.parametrize("b_step", [1e-6, 0.04, 30.0])
-def test_base_of_nothing(scale: float, b_step: float) -> None:
-    """0, 1 or endless, whatever the scales; and 1 to any power is 1."""
+def test_base_zero(scale: float, b_step: float) -> None:
+    """0, 1 or infinity at any scale; and 1 to any power is 1."""
     rng = np.random.default_rng(1)
     op = random_op(rng, 8).replace(
         a_step=1.0, b_step=b_step, b_zero=0, swapped=False, scale=scale, y_zero=-3, low=-128, high=127
@@ -85,9 +83,9 @@ def test_base_of_nothing(scale: float, b_step: float) -> None:
     ]
     op = op.replace(first=views[0], second=views[1], dst=views[0])
     one = min(round(scale) - 3, 127) if scale >= 1 else -3
-    for level, wanted in ((-128, [127, 127, one, -3, -3]), (-127, [one] * 5)):
+    for level, expected in ((-128, [127, 127, one, -3, -3]), (-127, [one] * 5)):
         x = np.full_like(e, level)
-        assert operator_of(op).evaluate(op, (x, e), 24).reshape(-1).tolist() == wanted
+        assert operator_of(op).evaluate(op, (x, e), 24).reshape(-1).tolist() == expected
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -108,7 +106,7 @@ def test_on_rtl() -> None:
 
 @pytest.mark.parametrize("n", [2, 128])
 def test_micro_operations(n: int) -> None:
-    """As many as fit a 'kernel' of 64, and four tables."""
+    """At most 64 micro-operations and four tables."""
     op = random_op(np.random.default_rng(3), 9).replace(low=-100, high=100)
     ops = generate(op.rows(), n)
     assert len(ops) <= 64

@@ -19,7 +19,7 @@ CONFIGS = {name: PRESETS[name].replace(kernel=64) for name in ("tiny", "small", 
 
 
 def random_op(rng: np.random.Generator, most: int) -> RowResponse:
-    """Of any gain there may be, whose largest results fill half of the bytes or saturate."""
+    """Draw any gain; the largest results fill half of the bytes or saturate."""
     shape = draw(rng, 1, 2), draw(rng, 1, 4), draw(rng, 1, 20), draw(rng, 1, most)
     bias, ratio = (
         10.0 ** rng.uniform(-3, 3),
@@ -37,7 +37,7 @@ def random_op(rng: np.random.Generator, most: int) -> RowResponse:
 
 
 def random_sums(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Whole numbers from 0 on of every size, and the ends of tables."""
+    """Integers from 0 up of every magnitude, and the ends of tables."""
     sums = LARGEST_SUM * 10.0 ** -rng.uniform(0, 5, shape)
     ends = rng.choice([0, 1, 4079, 4080, 4095, 4096, LARGEST_SUM - 1, LARGEST_SUM], shape)
     return np.where(rng.random(shape) < 0.2, ends, np.rint(sums)).astype(np.int64)
@@ -48,18 +48,17 @@ def planes(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return (stored >> 8).astype(np.int8), ((stored & 255) - 128).astype(np.int8)
 
 
-def test_meaning() -> None:
-    """At most one step from the exact result, and that seldom."""
+def test_results_are_near_float64() -> None:
     wrong = total = 0
     for case in range(150):
         rng = np.random.default_rng(case)
         op = random_op(rng, 90)
         x = rng.integers(-128, 128, op.src.shape).astype(np.int8)
         sums = random_sums(rng, op.src.shape)
-        found = operator_of(op).evaluate(op, (x, *planes(sums)), 24).astype(int)
+        actual = operator_of(op).evaluate(op, (x, *planes(sums)), 24).astype(int)
         exact = (x.astype(float) - op.x_zero) * op.scale * (op.bias + op.gain * sums) ** -op.power
-        wanted = np.clip(np.rint(exact) + op.y_zero, op.low, op.high)
-        difference = np.abs(found - wanted)
+        expected = np.clip(np.rint(exact) + op.y_zero, op.low, op.high)
+        difference = np.abs(actual - expected)
         assert difference.max() <= 1, (case, op)
         wrong, total = wrong + int(difference.sum()), total + difference.size
     assert wrong < 0.03 * total
@@ -68,7 +67,7 @@ def test_meaning() -> None:
 @pytest.mark.parametrize("ratio", [ONE_TABLE_RATIO, ONE_TABLE_RATIO**2])
 @pytest.mark.parametrize("ends", [(0, 200), (4070, 4100), (LARGEST_SUM - 300, LARGEST_SUM)])
 def test_ends_of_tables(ratio: float, ends: tuple[int, int]) -> None:
-    """Where a table ends, or another begins, results are hardly less exact: 0.2 % of 100 steps."""
+    """Results at table ends are hardly less exact: 0.2 % of 100 steps."""
     rng, shape = np.random.default_rng(4), (1, 1, 90, 90)
     sums = rng.integers(ends[0], ends[1] + 1, shape)
     gain = ratio / LARGEST_SUM
@@ -77,10 +76,10 @@ def test_ends_of_tables(ratio: float, ends: tuple[int, int]) -> None:
         1.0, gain, 1.0, float(0.8 * (1 + gain * ends[0])),
     )  # fmt: skip
     x = rng.integers(-128, 128, shape).astype(np.int8)
-    found = operator_of(op).evaluate(op, (x, *planes(sums)), 24).astype(int)
+    actual = operator_of(op).evaluate(op, (x, *planes(sums)), 24).astype(int)
     exact = x.astype(float) * op.scale / (1 + gain * sums)
-    assert np.abs(found - exact).max() < 0.72
-    assert (found != np.rint(exact)).mean() < 0.08
+    assert np.abs(actual - exact).max() < 0.72
+    assert (actual != np.rint(exact)).mean() < 0.08
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -101,8 +100,7 @@ def test_on_rtl() -> None:
 
 @pytest.mark.parametrize("n", [2, 128])
 @pytest.mark.parametrize("ratio", [ONE_TABLE_RATIO, 2 * ONE_TABLE_RATIO])
-def test_micro_operations(n: int, ratio: float) -> None:
-    """As many as fit a 'kernel' of 64."""
+def test_kernels_fit_64_micro_operations(n: int, ratio: float) -> None:
     op = random_op(np.random.default_rng(3), 9).replace(
         bias=1.0, gain=ratio / LARGEST_SUM, low=-100, high=100
     )

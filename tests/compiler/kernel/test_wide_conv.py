@@ -1,4 +1,4 @@
-"""Convolutions of and to 16 bits: what they mean against float64, however they are cut on golden, and the RTL."""
+"""16-bit convolutions against float64, on golden with every tiling, and on the RTL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOTH = (False, True)
 
 
 def scales(rng: Rng, op: Conv, x_wide: bool, wide: bool) -> np.ndarray:
-    """Of results that fill most of their range, or far less or more than it, each channel with its own."""
+    """Scale per channel: results fill most of their range, far less, or more."""
     usual = np.sqrt(np.square(op.weight.astype(np.float64)).sum(axis=(1, 2, 3)) + 1)
     sizes = (28000 if wide else 100) / (19000 if x_wide else 74) / usual
     return np.asarray(
@@ -34,8 +34,8 @@ def scales(rng: Rng, op: Conv, x_wide: bool, wide: bool) -> np.ndarray:
     )
 
 
-def widened(rng: Rng, op: Conv, x_wide: bool, wide: bool) -> WideConv:
-    """The geometry of a convolution, with inputs and results of 16 bits or of 8."""
+def widen(rng: Rng, op: Conv, x_wide: bool, wide: bool) -> WideConv:
+    """Give a convolution's geometry inputs and results of 16 or 8 bits."""
     out = len(op.scale)
     scale = scales(rng, op, x_wide, wide)
     bias = rng.normal(0, (20000 if wide else 80), out) / scale
@@ -50,20 +50,19 @@ def widened(rng: Rng, op: Conv, x_wide: bool, wide: bool) -> WideConv:
 
 
 def random_conv(rng: Rng) -> WideConv:
-    """Any window, depthwise or in groups or not, weights from -255 to 255; or a matrix product."""
     op = op_cases.random_matmul(rng) if rng.random() < 0.2 else op_cases.random_conv(rng)
     if rng.random() < 0.2:  # a few large weights, of which the second part is small
         many = np.clip(np.rint(rng.normal(0, 35, op.weight.shape)), -128, 127)
         far = rng.random(op.weight.shape) < 0.02
         op = op.replace(weight=np.where(far, rng.integers(-255, 256, many.shape), many).astype(np.int16))
     x_wide, wide = BOTH[int(rng.integers(2))], BOTH[int(rng.integers(2))]
-    return widened(rng, op, x_wide or not wide, wide)
+    return widen(rng, op, x_wide or not wide, wide)
 
 
 def windows(x: np.ndarray, window: Window, fill: int) -> np.ndarray:
-    """The elements that each output reads: (n, oh, ow, kh, kw, c)."""
-    top, left, bottom, right = window.pad
-    padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)), constant_values=fill)
+    """Elements that each output reads: (n, oh, ow, kh, kw, c)."""
+    top, remaining, bottom, right = window.pad
+    padded = np.pad(x, ((0, 0), (top, bottom), (remaining, right), (0, 0)), constant_values=fill)
     size = window.output(*x.shape[1:3])
     at = [
         np.arange(count)[:, None] * stride + np.arange(kernel) * dilation
@@ -71,12 +70,11 @@ def windows(x: np.ndarray, window: Window, fill: int) -> np.ndarray:
             size, window.stride, window.kernel, window.dilation, strict=True
         )
     ]
-    found = padded[:, at[0][:, :, None, None], at[1]]  # (n, oh, kh, ow, kw, c)
-    return found.transpose(0, 1, 3, 2, 4, 5)
+    actual = padded[:, at[0][:, :, None, None], at[1]]  # (n, oh, kh, ow, kw, c)
+    return actual.transpose(0, 1, 3, 2, 4, 5)
 
 
 def exact(op: WideConv, x: np.ndarray) -> np.ndarray:
-    """In float64."""
     read = windows(x - op.x_zero, op.window, 0).astype(np.float64)
     out, kh, kw, cin = op.weight.shape
     grouped = read.reshape(*read.shape[:5], op.groups, cin)
@@ -89,8 +87,7 @@ def split(x: np.ndarray, op: WideConv) -> list[np.ndarray]:
     return np.split(wide_cases.planes(x, wide=op.x_wide), 1 + op.x_wide)
 
 
-def test_meaning() -> None:
-    """At most one step from the exact result, and that seldom."""
+def test_results_are_near_float64() -> None:
     wrong = total = 0
     for case in range(120):
         rng = np.random.default_rng(case)
@@ -105,11 +102,11 @@ def test_meaning() -> None:
 @pytest.mark.parametrize("count", [1, 500, 4000, 60000])
 @pytest.mark.parametrize("x_wide", BOTH)
 def test_long_sums(x_wide: bool, count: int) -> None:
-    """All inputs and weights at their ends, up to what 32 bits hold."""
+    """All inputs and weights at their ends, up to the limit of 32 bits."""
     for weight, wide in ((-255, True), (255, not x_wide), (1, True)):
         rng = np.random.default_rng(count)
         conv = op_cases.convolution(op_cases.whole("x", (1, 1, 3, count), "input"), 2)
-        op = widened(rng, conv.replace(weight=np.full((2, 1, 1, count), weight, np.int16)), x_wide, wide)
+        op = widen(rng, conv.replace(weight=np.full((2, 1, 1, count), weight, np.int16)), x_wide, wide)
         low, high = wide_cases.LIMITS[x_wide]
         x = np.stack([np.full(count, low), np.full(count, high), np.resize([low, high], count)])
         x = x.reshape(1, 1, 3, count)
@@ -117,7 +114,7 @@ def test_long_sums(x_wide: bool, count: int) -> None:
 
 
 def test_ranges() -> None:
-    """Every expression lies where it says, for sums as large as weights and bytes make them."""
+    """Every expression stays in its range, for the largest possible sums."""
     for case in range(80):
         rng = np.random.default_rng(case)
         op = random_conv(rng)
@@ -129,7 +126,7 @@ def test_ranges() -> None:
 
 
 def geometry(rng: Rng) -> Conv:
-    """One that does not fit small memories: many channels, a large window or image, or groups of many channels."""
+    """Draw a geometry that exceeds small memories: many channels, a large window or image, or large groups."""
     kind = int(rng.integers(5))
     groups = (1, 1, 1, 3, 24)[kind]
     h, w, cin, out = ((2, 3, 60, 14), (9, 12, 5, 6), (3, 4, 12, 40), (4, 5, 12, 6), (6, 9, 1, 2))[kind]
@@ -143,34 +140,33 @@ def geometry(rng: Rng) -> Conv:
 
 
 def any_plan(rng: Rng, seen: set[tuple[str, bool]]) -> Callable[[ConvShape], ConvPlan | None]:
-    """Chooses any of the candidates, and notes how it cuts."""
+    """Choose any candidate, and record how it cuts."""
 
     def choose(shape: ConvShape) -> ConvPlan | None:
         known = candidates(shape)
         if not known:
             return None
-        found = known[int(rng.integers(len(known)))]
-        tiles = len(boxes(shape, found.tile))
+        actual = known[int(rng.integers(len(known)))]
+        tiles = len(boxes(shape, actual.tile))
         parts = {
-            "chunked": found.chunked, "blocked": found.block > 1, "grouped": found.group < len(shape.tiles),
-            "tiles": tiles > 1, "parts": shape.parts > 1, "stored": found.store > 1, "groups": shape.op.groups > 1,
+            "chunked": actual.chunked, "blocked": actual.block > 1, "grouped": actual.group < len(shape.tiles),
+            "tiles": tiles > 1, "parts": shape.parts > 1, "stored": actual.store > 1, "groups": shape.op.groups > 1,
             "16 to 16": len(shape.fills) > 1 and shape.wide, "16 to 8": len(shape.fills) > 1 and not shape.wide,
             "8 to 16": len(shape.fills) == 1,
         }  # fmt: skip
         seen.update(part for part in parts.items())
-        return found
+        return actual
 
     return choose
 
 
-def test_however_it_is_cut() -> None:
-    """On memories that hold little of it."""
+def test_every_tiling() -> None:
     seen: set[tuple[str, bool]] = set()
     for case in range(36):
         rng = np.random.default_rng(case)
         config = CONFIGS[str(rng.choice(["no room", "few sums", "few vectors", "tiny"]))]
         x_wide, wide = ((True, True), (True, False), (False, True))[case % 3]
-        op = widened(rng, geometry(rng), x_wide, wide)
+        op = widen(rng, geometry(rng), x_wide, wide)
         segment = wide_cases.segment(op)
         program = compile_segment(segment, config, choose=any_plan(rng, seen))
         compare(program, segment, wide_cases.buffers(rng, op), config)
@@ -190,12 +186,11 @@ def small_conv(rng: Rng, x_wide: bool, wide: bool) -> WideConv:
     while True:
         op = op_cases.random_conv(rng)
         if math.prod(op.dst.shape) * op.weight[0].size < 8000 and op.pool is None:
-            return widened(rng, op, x_wide, wide)
+            return widen(rng, op, x_wide, wide)
 
 
 @pytest.mark.parametrize(("x_wide", "wide"), [(True, True), (True, False), (False, True)])
 def test_on_rtl(x_wide: bool, wide: bool) -> None:
-    """Random stalls, and cycles as in the cycle model."""
     rng = np.random.default_rng([x_wide, wide])
     for case in range(2):
         segment = wide_cases.segment(small_conv(rng, x_wide, wide))
@@ -210,7 +205,7 @@ def test_many(name: str) -> None:
         op = (
             random_conv(rng)
             if case % 3
-            else widened(rng, geometry(rng), case % 2 == 0, case % 4 < 2 or case % 2 == 1)
+            else widen(rng, geometry(rng), case % 2 == 0, case % 4 < 2 or case % 2 == 1)
         )
         segment = wide_cases.segment(op)
         choose = best if case % 2 else any_plan(rng, set())
@@ -229,7 +224,7 @@ def test_many_on_rtl(name: str) -> None:
 
 def plain(shape: Shape = (1, 1, 2, 5), outputs: int = 3) -> WideConv:
     conv = op_cases.convolution(op_cases.whole("x", shape, "input"), outputs)
-    return widened(np.random.default_rng(0), conv, True, True)
+    return widen(np.random.default_rng(0), conv, True, True)
 
 
 def test_of_an_int8_convolution() -> None:
@@ -256,7 +251,7 @@ def test_scales_that_are_too_large() -> None:
 
 
 def test_scales_next_to_a_power_of_two() -> None:
-    """Mantissas of which rounding would make one bit more."""
+    """Mantissas that rounding would carry to one bit more."""
     op = plain()
     op = op.replace(scale=np.array([1 - 2.0**-20, 1.0, 1 + 2.0**-20]) / 64, y_zero=0, bias=0 * op.bias)
     x = wide_cases.contents(np.random.default_rng(7), op.src.shape, wide=True) // 20
@@ -275,7 +270,7 @@ def test_sums_that_are_too_long() -> None:
 
 
 def test_least_memories() -> None:
-    """What 32 vectors hold is computed, and the rest is refused."""
+    """Operators that fit 32 vectors run; others are refused."""
     config, refused = CONFIGS["no room"].replace(scratchpad_banks=2, scratchpad_depth=16), 0
     compared = 0
     for case in range(12):
@@ -293,7 +288,7 @@ def test_least_memories() -> None:
     assert refused + compared == 12
 
 
-def test_shapes_that_do_not_fit() -> None:
+def test_mismatched_shapes_are_refused() -> None:
     op = plain()
     for wrong in (op.replace(groups=2), op.replace(bias=op.bias[:2]), op.replace(window=Window((1, 2)))):
         with pytest.raises(IrError, match=r"^conv: weight \(3, 1, 1, 5\)"):

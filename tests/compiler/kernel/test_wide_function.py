@@ -1,4 +1,4 @@
-"""Functions of 16 bits: how near lines come to them, ranges of their kernels, and programs on golden and RTL."""
+"""16-bit functions: accuracy of linear interpolation, ranges of kernels, and programs on golden and RTL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.compiler.operators.record import operator_of
 
 X = np.arange(-32768, 32768)
 NEAR = {False: 1, True: 8}
-"""What `lines_near` lets pass: steps of 8 and of 16 bits."""
+"""Error that `lines_near` accepts, in steps of 8 and of 16 bits."""
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -44,12 +44,12 @@ SMOOTH: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float, float, int]] 
     "sign": (np.sign, 1, 3, 0),
     "least at one": (lambda x: np.where(x < 0.99999, x, -1), 1, 100, 4),
 }
-"""Functions with the ranges of values and results, and zero points; in steps of 16 bits."""
+"""Functions with ranges of values and results, and zero points, in steps of 16 bits."""
 SHARP: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "stairs": lambda x: np.floor(7 * x) / 7, "root": lambda x: np.sqrt(np.abs(x)), "waves": lambda x: np.sin(100 * x),
     "inverse": lambda x: 0.01 / x,
 }  # fmt: skip
-"""What lines between 256 places do not come near."""
+"""Functions that lines between 256 points do not approximate."""
 
 
 def values_of(name: str, wide: bool) -> np.ndarray:
@@ -60,26 +60,25 @@ def values_of(name: str, wide: bool) -> np.ndarray:
 
 
 def operator(name: str, wide: bool) -> WideFunction:
-    return made(values_of(name, wide), wide)
+    return compile_function(values_of(name, wide), wide)
 
 
-def made(values: np.ndarray, wide: bool) -> WideFunction:
+def compile_function(values: np.ndarray, wide: bool) -> WideFunction:
     shape = (1, 1, 2, 3)
     src = wide_cases.plain("x", shape, "input", wide=True)
     dst = wide_cases.plain("y", shape, "output", wide=wide)
-    found = fit_lines(values, wide_cases.LIMITS[wide])
-    return WideFunction(name="function", src=src, dst=dst, wide=wide, **found._asdict())
+    actual = fit_lines(values, wide_cases.LIMITS[wide])
+    return WideFunction(name="function", src=src, dst=dst, wide=wide, **actual._asdict())
 
 
-def wanted(values: np.ndarray, wide: bool) -> np.ndarray:
+def expected_of(values: np.ndarray, wide: bool) -> np.ndarray:
     return np.clip(np.rint(values), *wide_cases.LIMITS[wide])
 
 
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_lines_are_near(name: str, wide: bool) -> None:
-    """For every value of 16 bits."""
-    apart = np.abs(operator(name, wide).results - wanted(values_of(name, wide), wide))
+    apart = np.abs(operator(name, wide).results - expected_of(values_of(name, wide), wide))
     if name != "least at one":
         assert apart.max() <= NEAR[wide]
     else:
@@ -90,20 +89,20 @@ def test_lines_are_near(name: str, wide: bool) -> None:
 def test_lines_are_not_near(name: str) -> None:
     with np.errstate(divide="ignore"):
         values = np.nan_to_num(SHARP[name](X / 32768) * 32767)
-    assert np.abs(made(values, True).results - wanted(values, True)).max() > NEAR[True]
+    assert np.abs(compile_function(values, True).results - expected_of(values, True)).max() > NEAR[True]
 
 
 def test_lines_with_ends() -> None:
-    """Entries are where the function changes: none are lost on what is the same everywhere."""
+    """Entries lie where the function changes; constant parts use none."""
     narrow = np.tanh(300 * X / 32768) * 32767
-    found = fit_lines(narrow, wide_cases.LIMITS[True])
-    assert found.spacing < 20
-    assert np.abs(made(narrow, True).results - wanted(narrow, True)).max() <= NEAR[True]
+    actual = fit_lines(narrow, wide_cases.LIMITS[True])
+    assert actual.spacing < 20
+    assert np.abs(compile_function(narrow, True).results - expected_of(narrow, True)).max() <= NEAR[True]
     assert fit_lines(np.full(65536, 12.0), wide_cases.LIMITS[True]).spacing == 1
 
 
 def test_random_lines() -> None:
-    """Of tables whose lines any function of 16 bits may have: results are those of float64, less than a step off."""
+    """Tables have any lines that a 16-bit function can have; results are under a step from float64."""
     for case in range(20):
         rng = np.random.default_rng(case)
         op = random_function(rng, 4)
@@ -111,13 +110,13 @@ def test_random_lines() -> None:
         line = np.interp(place, np.arange(256), op.table.astype(np.float64))
         exact = wide_cases.saturated(line * op.scale, 0, op.clamp, wide=op.wide)
         slope = np.abs(np.diff(op.table.astype(int))).max() * op.scale
-        # A place has 14 binary digits, a spacing 16: so much of a slope, and what rounding an entry makes of a step.
+        # A place has 14 bits and a spacing 16, which bounds the error of slope and entry.
         allowed = 1 + slope * (2.0**-14 + 256 * 2.0**-16) + op.scale / 2
         assert np.abs(op.results - exact).max() <= allowed, case
 
 
 def random_function(rng: Rng, channels: int) -> WideFunction:
-    """Any table, from any place on."""
+    """Draw any table, starting anywhere."""
     shape = (draw(rng, 1, 2), draw(rng, 1, 4), draw(rng, 1, 20), channels)
     wide, spacing = bool(rng.integers(2)), int(rng.choice([1, 2, 3, 100, 257, 300]))
     table = np.clip(np.cumsum(rng.normal(0, 900, 256)), -DIGITS, DIGITS).astype(np.int16)
@@ -133,7 +132,7 @@ def random_function(rng: Rng, channels: int) -> WideFunction:
 
 
 def test_ranges() -> None:
-    """Every expression lies where it says, for every value."""
+    """Every expression stays in its range, for every value."""
     ops = [operator(name, len(name) % 2 == 0) for name in SMOOTH]
     ops += [random_function(np.random.default_rng(case), 4) for case in range(10)]
     for op in ops:
@@ -154,7 +153,7 @@ def test_golden(name: str) -> None:
 
 @pytest.mark.parametrize("tables", [2, 4])
 def test_two_functions_in_a_row(tables: int) -> None:
-    """Tables of the second take the place of the first ones, or lie behind them."""
+    """The second function's tables replace the first's, or follow them."""
     rng, config = np.random.default_rng(1), CONFIGS["tiny"].replace(lookup_tables=tables)
     middle = wide_cases.plain("m", (1, 1, 2, 3), "temp", wide=True)
     first, second = operator("tanh", True).replace(dst=middle), operator("gelu", True).replace(src=middle)
@@ -163,7 +162,6 @@ def test_two_functions_in_a_row(tables: int) -> None:
 
 
 def test_on_rtl() -> None:
-    """Random stalls, and cycles as in the cycle model."""
     rng = np.random.default_rng(4)
     for case in range(2):
         op = random_function(rng, 9)

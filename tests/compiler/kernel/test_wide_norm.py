@@ -1,4 +1,4 @@
-"""Normalisations of 16 bits: what they mean against float64, ranges of their kernels, programs on golden and RTL."""
+"""16-bit normalisations against float64, ranges of their kernels, and programs on golden and RTL."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from weft.compiler.kernel.wide import WideLayerNorm
 
 CONFIGS = {name: config.replace(kernel=128) for name, config in wide_cases.CONFIGS.items()}
 STEPS = {False: 1, True: 8}
-"""How far results of 8 and of 16 bits may be off."""
+"""Allowed error of results of 8 and of 16 bits, in steps."""
 EXTREMES = ("least", "most", "turns", "halves", "one", "one less", "two", "steps", "middle")
 
 
 def random_norm(rng: Rng, channels: int, *, wide: bool | None = None) -> WideLayerNorm:
-    """Of rows of so many channels, with or without their mean, for any epsilon that counts or does not."""
+    """Draw rows with this number of channels, with or without the mean, and any epsilon."""
     shape = (draw(rng, 1, 2), draw(rng, 1, 3), draw(rng, 1, 12), channels)
     wide = bool(rng.integers(2)) if wide is None else wide
     scale = float(rng.uniform(5, 40)) * (256 * float(rng.uniform(0.3, 1)) if wide else 1)
@@ -45,7 +45,7 @@ def extreme(kind: str, channels: int) -> np.ndarray:
 
 
 def rows_of(rng: Rng, shape: Shape) -> np.ndarray:
-    """Rows of any spread about any mean, some with an outlier or at the ends."""
+    """Draw rows of any spread about any mean, some with an outlier or at the ends."""
     std, mean = 10 ** rng.uniform(-1, 4.2, (*shape[:3], 1)), rng.uniform(-25000, 25000, (*shape[:3], 1))
     x = rng.normal(0, 1, shape) * std + mean
     outlier = rng.random(shape) < 0.3 / shape[3] * (shape[3] < 5000)
@@ -58,9 +58,8 @@ def rows_of(rng: Rng, shape: Shape) -> np.ndarray:
 
 
 def exact(op: WideLayerNorm, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """In float64, and how far results may be off: more beyond 15 bits, which only zero points at an end bring back,
-    beside far larger elements of a row, which has 15 bits, and where it varies so little that its mean, which has 12
-    places, counts."""
+    """Results in float64, and their allowed error: larger beyond 15 bits, beside far larger elements, and for tiny
+    variation."""
     distance = x - (x.mean(axis=-1, keepdims=True) if op.centre else op.x_zero)
     root = np.sqrt(np.square(distance).mean(axis=-1, keepdims=True) + op.epsilon)
     normal, unit = distance / root * op.weight * op.scale, np.abs(op.weight * op.scale) / root
@@ -76,16 +75,16 @@ def split(x: np.ndarray) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_meaning(wide: bool) -> None:
-    """Close to the exact result, from rows of one element to 20000."""
+def test_results_are_near_float64(wide: bool) -> None:
+    """Rows of one element to 20000."""
     wrong = total = 0
     for case in range(160):
         rng = np.random.default_rng(case)
         channels = int(rng.choice([1, 2, 3, 5, 17, 64, 100, 300, 768, 1000])) if case % 40 else 20000
         op = random_norm(rng, channels, wide=wide)
         x = rows_of(rng, op.src.shape)
-        wanted, allowed = exact(op, x)
-        difference = np.abs(wide_cases.run(op, split(x), wide=wide) - wanted)
+        expected, allowed = exact(op, x)
+        difference = np.abs(wide_cases.run(op, split(x), wide=wide) - expected)
         assert (difference <= allowed).all(), (case, channels, op.centre, op.epsilon, difference.max())
         wrong, total = wrong + int((difference > STEPS[wide] / 4).sum()), total + difference.size
     assert wrong < 0.05 * total
@@ -93,7 +92,7 @@ def test_meaning(wide: bool) -> None:
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 64, 1000, 20000])
 def test_ranges(channels: int) -> None:
-    """Every expression lies where it says, for rows at the ends and of any spread."""
+    """Every expression stays in its range, for rows at the ends and of any spread."""
     for case in range(24):
         rng = np.random.default_rng([case, channels])
         op = random_norm(rng, channels)
@@ -126,7 +125,7 @@ def test_golden(name: str) -> None:
 
 
 def test_on_rtl() -> None:
-    """Random stalls, and cycles as in the cycle model: of kernels that fit the engine that other tests have."""
+    """Kernels fit the engine of other tests."""
     rng, config = np.random.default_rng(2), wide_cases.CONFIGS["tiny"]
     for case, channels in enumerate((7, 16)):
         ops = (random_norm(rng, channels, wide=bool(case)) for _ in range(100))
@@ -136,14 +135,14 @@ def test_on_rtl() -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_kernels_fit_the_largest_that_is_asked_for(name: str) -> None:
-    """Of 128 micro-operations."""
+    """The limit is 128 micro-operations."""
     for channels in (1, 5, 768, 8000):
         for case in range(4):
             op = random_norm(np.random.default_rng(case), channels).replace(clamp=(-100, 100))
             assert len(generate(op.rows(), CONFIGS[name].n)) <= 128
 
 
-def test_rows_past_what_fits() -> None:
+def test_rows_larger_than_the_scratchpad_are_refused() -> None:
     op = random_norm(np.random.default_rng(0), 1000)
     with pytest.raises(CompileError, match=r"^norm: not even one output of this widelayernorm fits on chip"):
         compile_segment(wide_cases.segment(op), CONFIGS["no room"])

@@ -1,4 +1,4 @@
-"""Convolutions of one weight for each channel in the vector unit: the bytes that the array makes."""
+"""Convolutions of one weight per channel in the vector unit: bytes equal the array's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def random_channels(rng: np.random.Generator, config: Config) -> Conv:
 
 
 def in_vector_unit(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """All operators as they run beside others, in a quarter of the scratchpad."""
+    """Lower all operators as they run beside others, in a quarter of the scratchpad."""
     size = planner.config.scratchpad_size
     region = (size // 2, size - size // 4)
     ops = []
@@ -55,7 +55,6 @@ def test_results(name: str) -> None:
 
 
 def test_parts_of_channels() -> None:
-    """More than fit a region at a time."""
     config, rng = PRESETS["tiny"], np.random.default_rng(3)
     shape = (1, 4, 5, 90)
     op = channels(rng, "y", whole("x", shape, "input"), whole("y", shape, "output"))

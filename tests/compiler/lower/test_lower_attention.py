@@ -1,4 +1,4 @@
-"""Fused attention and softmax on the golden interpreter against float64, and the steps that make them up."""
+"""Fused attention and softmax on the golden interpreter against float64, and the steps of their programs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(op: Attention | Softmax, inputs: dict[str, np.ndarray], config: Config) 
 
 
 def error_within_bounds(op: Attention | Softmax, rng: np.random.Generator, config: Config) -> float | None:
-    """The largest error as a part of what the documentation allows, None if scores may saturate."""
+    """Largest error as a share of the documented bound, or None if scores may saturate."""
     inputs = random_inputs(rng, op)
     if isinstance(op, Attention):
         got = run(op, inputs, config)
@@ -69,22 +69,22 @@ def error_within_bounds(op: Attention | Softmax, rng: np.random.Generator, confi
 def errors(kind: str, name: str, seed: int, cases: int) -> list[float]:
     config = CONFIGS[name]
     rng = np.random.default_rng([seed, config.n, config.probability_bits])
-    found = []
+    result = []
     for case in range(cases):
         op = random_attention(rng, config) if kind == "attention" else random_softmax(rng)
         error = error_within_bounds(op, rng, config)
         assert error is None or error <= 1, f"seed {seed}, case {case}: {error:.2f} times the bound of {op}"
-        found += [] if error is None else [error]
-    return found
+        result += [] if error is None else [error]
+    return result
 
 
 @pytest.mark.parametrize("kind", ["attention", "softmax"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_close_to_float64(name: str, kind: str) -> None:
-    """On every configuration; scores that saturate have no float64 equal, they are only run."""
-    found = errors(kind, name, 0, 12)
-    assert len(found) >= 4
-    assert max(found) > 0.4  # the bound is no more than it has to be
+    """Every configuration; saturated scores have no float64 reference and are only run."""
+    actual = errors(kind, name, 0, 12)
+    assert len(actual) >= 4
+    assert max(actual) > 0.4  # the bound is tight
 
 
 @pytest.mark.long
@@ -97,7 +97,7 @@ def test_close_to_float64_more(name: str, kind: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_zero_points_with_large_scales(name: str) -> None:
-    """Scores of 20 nats and more, some far beyond the clamp if a product of zero points were missing."""
+    """Scores of 20 nats and more, some far beyond the clamp without the product of zero points."""
     config, rng = CONFIGS[name], np.random.default_rng(0)
     for q_zero, k_zero in ((20, 110), (-128, -128), (-128, 127), (127, -128)):
         op = attention(6, 8, 16, score_scale=0.15 * 0.15 / 4, q_zero=q_zero, k_zero=k_zero)
@@ -114,7 +114,7 @@ def test_zero_points_with_large_scales(name: str) -> None:
 @pytest.mark.parametrize("k_zero", [1, -1])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rounded_scores_see_the_zero_point_of_keys(name: str, k_zero: int) -> None:
-    """However little it is: what moves all scores of a row moves them against the range they are clamped to."""
+    """A shift of all scores of a row moves them relative to the clamp."""
     config, rng = CONFIGS[name], np.random.default_rng(0)
     rounding = Rounding(0.02, 3, -70, 90)
     op = attention(5, 9, 16, q_zero=-100, k_zero=k_zero, score_scale=0.01, rounding=rounding, scale=4.0)
@@ -131,7 +131,7 @@ def test_rounded_scores_see_the_zero_point_of_keys(name: str, k_zero: int) -> No
 @pytest.mark.parametrize("length", [32768, 65535])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_long_softmax(name: str, length: int) -> None:
-    """More columns than an instruction counts: the last elements are seen, in one row and in several."""
+    """More columns than an instruction counts, in one row and in several; the last elements count."""
     x = np.zeros((1, 1, 2, length), np.int8)
     x[..., -5:] = 50
     op = Softmax("s", view("x", x.shape), view("y", x.shape, "output"), 0.05, 2.0 * length)
@@ -145,8 +145,8 @@ def test_without_any_key_the_result_is_zero() -> None:
 
 
 @repeated("seed", range(40))
-def test_steps_cover_what_the_mask_leaves_once(seed: int) -> None:
-    """Every pair of query and key that sees each other is in exactly one step, and fully masked blocks are in none."""
+def test_steps_cover_visible_scores_once(seed: int) -> None:
+    """Each visible pair of query and key is in exactly one step; fully masked blocks are in none."""
     rng = np.random.default_rng(seed)
     config = PRESETS[str(rng.choice(["tiny", "small", "default"]))]
     op = random_attention(rng, config)
@@ -154,17 +154,17 @@ def test_steps_cover_what_the_mask_leaves_once(seed: int) -> None:
     assert chosen is not None
     for index, tile in enumerate(tiles(op, chosen)):
         seen = np.zeros((op.q.shape[2], op.keys + config.n * chosen.block), int)
-        found = steps(op, chosen, config, tile, index)
-        assert [step.start for step in found] == [True] + [False] * (len(found) - 1)
-        assert [step.end for step in found] == [False] * (len(found) - 1) + [True]
-        assert found[0].position == tile.position
+        actual = steps(op, chosen, config, tile, index)
+        assert [step.start for step in actual] == [True] + [False] * (len(actual) - 1)
+        assert [step.end for step in actual] == [False] * (len(actual) - 1) + [True]
+        assert actual[0].position == tile.position
         mask = valid(op, tile.image)
         end = tile.position + tile.positions
-        for step in found:
+        for step in actual:
             assert step.first // chosen.block == (step.first + step.columns - 1) // chosen.block
             seen[step.position : end, step.first : step.first + step.columns] += 1
             useful = mask[step.position : end, step.first : step.first + step.columns]
-            assert useful.any() or len(found) == 1 or step.start
+            assert useful.any() or len(actual) == 1 or step.start
         inside = seen[tile.position : end, : op.keys]
         assert (inside[mask[tile.position : end]] == 1).all()
         assert inside.max() <= 1
@@ -172,7 +172,7 @@ def test_steps_cover_what_the_mask_leaves_once(seed: int) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_zones_of_the_scratchpad_are_apart(name: str) -> None:
-    """The table, which only passes, aside; with parameters for softmax, and for rounding where there is some."""
+    """Zones include parameters for softmax and rounding, but not the transient table."""
     config, rng = CONFIGS[name], np.random.default_rng(3)
     for _ in range(40):
         op = random_attention(rng, config)
@@ -196,7 +196,6 @@ def test_heads_of_a_group_share_a_tile() -> None:
 
 @pytest.mark.parametrize("keys", [64, 512, 4096, 16384])
 def test_memory_does_not_grow_with_the_sequence(keys: int) -> None:
-    """Any number of keys in the same scratchpad, tile by tile of at most 128 rows, and close to float64."""
     config = PRESETS["default"]
     op = attention(128, keys, 64, score_scale=2 / (1600 * 8))
     chosen = plan(op, Target(config))
@@ -214,7 +213,7 @@ def test_memory_does_not_grow_with_the_sequence(keys: int) -> None:
 
 
 def test_more_keys_than_fit_are_loaded_again() -> None:
-    """On a small scratchpad, keys that do not stay come once for every tile; the result is the same."""
+    """A small scratchpad loads keys once per tile; results are equal."""
     small = PRESETS["default"].replace(scratchpad_depth=256)
     op = attention(256, 600, 64, score_scale=1e-4)
     inputs = random_inputs(np.random.default_rng(4), op)
@@ -222,8 +221,8 @@ def test_more_keys_than_fit_are_loaded_again() -> None:
 
 
 @pytest.mark.parametrize("preset", ["small", "default"])
-def test_orders_and_parts_give_the_same(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps in pairs, across tiles too, and the last block's values in parts: only an order of the same sums."""
+def test_order_of_steps_does_not_change_results(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs of steps, across tiles too, and the last block's values in parts only reorder sums."""
     rng, config = np.random.default_rng(8), PRESETS[preset]
     for heads, keys, size, images in ((4, 150, 16, 1), (1, 90, 20, 3), (2, 61, 16, 2)):
         op = attention(1, keys, size, heads=heads, images=images, v_zero=3, score_scale=1e-3)
@@ -241,15 +240,15 @@ def test_orders_and_parts_give_the_same(preset: str, monkeypatch: pytest.MonkeyP
         assert (np.abs(results[0] - np.clip(exact, op.low, op.high)) <= bound + 0.5).all()
 
 
-def test_one_query_takes_keys_in_pairs_where_sums_do_not_wait() -> None:
+def test_one_query_pairs_keys_unless_sums_wait() -> None:
     op, target = attention(1, 1024, 64, heads=8, kv_heads=2), Target(PRESETS["default"])
     chosen = plan(op, target)
     assert chosen is not None
     assert (chosen.pairs, chosen.last_parts, chosen.sums[2]) == (True, 4, 2)
 
 
-def test_steps_of_two_tiles_are_no_pair_where_there_is_room_for_the_sums_of_one() -> None:
-    """25 steps a tile: a pair would begin the next tile's sums ahead of the division by those before."""
+def test_steps_of_two_tiles_do_not_pair_without_room_for_sums() -> None:
+    """25 steps a tile: a pair would start the next tile's sums before the division of the previous tile's."""
     short = PRESETS["small"].replace(accumulator_banks=2, accumulator_depth=16)
     op = attention(1, 200, 64, heads=4, kv_heads=2)
     chosen = plan(op, Target(short))
@@ -259,8 +258,8 @@ def test_steps_of_two_tiles_are_no_pair_where_there_is_room_for_the_sums_of_one(
     assert np.array_equal(run(op, inputs, short), run(op, inputs, PRESETS["small"]))
 
 
-def test_layouts_of_heads_give_the_same() -> None:
-    """Heads as channels or as images are the same numbers in another order."""
+def test_layout_of_heads_does_not_change_results() -> None:
+    """Heads as channels or as images hold equal numbers in another order."""
     rng = np.random.default_rng(6)
     beside = attention(20, 30, 16, images=2, heads=4, kv_heads=2, causal=True, offset=3)
     apart = attention(20, 30, 16, images=2, heads=4, kv_heads=2, causal=True, offset=3, beside=False)
@@ -290,7 +289,7 @@ def test_no_softmax_unit() -> None:
 
 
 def test_zero_points_of_keys_cost_only_where_they_matter() -> None:
-    """Where moving all scores of a row cannot bring them to their clamp, the zero point of K is left out."""
+    """K's zero point is dropped where shifted scores cannot reach their clamp."""
 
     def products(k_zero: int, score_scale: float) -> int:
         op = attention(16, 16, 16, k_zero=k_zero, score_scale=score_scale)
@@ -298,4 +297,4 @@ def test_zero_points_of_keys_cost_only_where_they_matter() -> None:
         return sum(isinstance(instruction, Mm) for instruction in program.instructions)
 
     assert products(-3, 1e-3) == products(0, 1e-3)
-    assert products(-128, 1e-2) == 2 * products(0, 1e-2)  # two more for each one of scores
+    assert products(-128, 1e-2) == 2 * products(0, 1e-2)  # two more products for each score

@@ -1,4 +1,4 @@
-"""Convolutions with weights beyond the array's, of which a second part multiplies no more than there is."""
+"""Convolutions with weights wider than the array's: the second part multiplies no more than necessary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from weft.sim.timing import TimingDevice
 
 
 def with_few_wide(rng: np.random.Generator, op: Conv, share: float) -> Conv:
-    """The same with weights around 0, and a share of them anywhere from -255 to 255."""
+    """Replace weights by small ones, with a share anywhere from -255 to 255."""
     weight = np.clip(np.rint(rng.normal(0, 35, op.weight.shape)), *WEIGHTS)
     wide = rng.random(op.weight.shape) < share
     weight = np.where(wide, rng.integers(-255, 256, op.weight.shape), weight)
@@ -48,15 +48,15 @@ def test_few_wide_weights(name: str) -> None:
 
 
 def products(op: Conv, name: str) -> int:
-    """Vectors of weights that a program multiplies with, times the pixels that it multiplies each with."""
+    """Count vectors of weights times the pixels that each multiplies."""
     instructions = compile_segment(segment_of(op), PRESETS[name]).instructions
-    found = [item for item in instructions if isinstance(item, Mm)]
-    return sum(item.nt * item.ky * item.kx * item.kc * item.oy * item.ox for item in found)
+    actual = [item for item in instructions if isinstance(item, Mm)]
+    return sum(item.nt * item.ky * item.kx * item.kc * item.oy * item.ox for item in actual)
 
 
 @pytest.mark.parametrize(("h", "channels"), [(6, 64), (12, 200)])
-def test_second_part_is_what_there_is(h: int, channels: int) -> None:
-    """One wide weight takes one vector more; if all are wide, the work is twice as much."""
+def test_second_part_covers_wide_weights_only(h: int, channels: int) -> None:
+    """One wide weight adds one vector; if all are wide, the work doubles."""
     op = convolution(whole("x", (1, h, h, channels), "input"), 48, Window((3, 3), pad=(1, 1, 1, 1)))
     plain = 9 * 3 * -(-channels // 16) * h**2
     assert products(op, "default") == plain
@@ -71,15 +71,15 @@ def test_second_part_is_what_there_is(h: int, channels: int) -> None:
 
 
 def cycles(op: Conv, config: Config) -> int:
-    """What an operator takes on the cycle model."""
+    """Cycles of an operator on the cycle model."""
     image = Image(compile_segment(segment_of(op), config))
     model = TimingDevice(config, image.memory_bytes, bandwidth=config.bus_bytes)
     image.run(model, random_inputs(np.random.default_rng(0), op))
     return model.counters()[Counter.CYCLES]
 
 
-def test_what_is_added_keeps_no_inputs_waiting() -> None:
-    """Its LOAD waits for a slot of outputs to leave; those of the next inputs come before it."""
+def test_addends_do_not_delay_inputs() -> None:
+    """The addend's LOAD waits for a slot of outputs, so the next inputs' LOADs come first."""
     x, y = whole("x", (1, 8, 8, 64), "input"), whole("y", (1, 8, 8, 32), "output")
     conv = convolution(x, 32, name="m", kind="temp")
     fused = conv.replace(dst=y, epilogue=Add("add", conv.dst, whole("r", y.shape, "input"), y, 0.7, 0.6))
@@ -87,9 +87,8 @@ def test_what_is_added_keeps_no_inputs_waiting() -> None:
     assert fused.macs / config.n**2 >= 0.65 * cycles(fused, config)
 
 
-def test_small_second_part_hides_behind_the_first() -> None:
-    """A slot for a small second part is none for the first: where weights are loaded while others are used, there have
-    to be more than two."""
+def test_small_second_part_overlaps_the_first() -> None:
+    """Weights that load during use need more than two slots; a small second part takes none from the first."""
     config = BOARDS["ulx3s-85f"].config
     op = convolution(whole("x", (1, 1, 2, 200), "input"), 1047)
     weight = op.weight.copy()
@@ -98,7 +97,7 @@ def test_small_second_part_hides_behind_the_first() -> None:
 
 
 def test_inputs_in_chunks() -> None:
-    """The second part of weights whose inputs come chunk by chunk, of one tile or of several side by side."""
+    """The second part's inputs come chunk by chunk, for one tile or several side by side."""
     config, rng, used = PRESETS["tiny"], np.random.default_rng(6), set()
     for case in range(120):
         grouped = [op for op in (random_conv(rng) for _ in range(9)) if op.groups > 1]
@@ -118,7 +117,7 @@ def test_inputs_in_chunks() -> None:
 
 @pytest.mark.parametrize("name", ["tiny", "small", "default"])
 def test_images_of_one_column(name: str) -> None:
-    """Convolutions of one dimension with pixels one below the other, and one behind them that reads them on chip."""
+    """Convolutions of one dimension with pixels in a column, and a second that reads them on chip."""
     config, rng = PRESETS[name], np.random.default_rng(13)
     for _ in range(12):
         kernel, stride = draw(rng, 1, 9), draw(rng, 1, 3)
@@ -126,13 +125,13 @@ def test_images_of_one_column(name: str) -> None:
             (kernel, 1), (stride, draw(rng, 1, 2)), (draw(rng, 1, 2), 1), (draw(rng, 0, kernel), 0, 0, 0)
         )
         height, groups = draw(rng, 1, 70), draw(rng, 1, 3)
-        made = window.output(height, 1)[0]
-        if made < 1:
+        result = window.output(height, 1)[0]
+        if result < 1:
             continue
         cin, out, images = groups * draw(rng, 1, 12), groups * draw(rng, 1, 12), draw(rng, 1, 2)
         src, dst = (random_view(rng, name, (images, size, 1, count), kind) for name, size, count, kind in
-                    (("x", height, cin, "input"), ("y", made, out, "output")))  # fmt: skip
-        between = Buffer("t", (images, made, 1, out))
+                    (("x", height, cin, "input"), ("y", result, out, "output")))  # fmt: skip
+        between = Buffer("t", (images, result, 1, out))
         middle = View(between, between.shape)
         scale = rng.uniform(0.5, 2, out) / (60 * np.sqrt(kernel * cin))
         first = Conv(

@@ -1,5 +1,4 @@
-"""Depthwise convolutions by sums along rows: compiled programs on the golden interpreter and on the RTL, against their
-meaning."""
+"""Depthwise convolutions by sums along rows: programs on golden and RTL against their micro-ops."""
 
 from __future__ import annotations
 
@@ -24,22 +23,22 @@ CONFIGS = {
 
 
 def random_conv(rng: np.random.Generator, config: Config, most: int) -> Conv:
-    """Any window, stride and padding, few channels and many; parts of larger buffers."""
+    """Draw any window, stride and padding, few channels and many; views of larger buffers."""
     while True:
         kernel = draw(rng, 1, 7), draw(rng, 2, 7)
         stride = draw(rng, 1, 2), int(rng.choice([1, 1, 2, 3]))
         pad = tuple(draw(rng, 0, size) for size in (*kernel, *kernel))
         window = Window(kernel, stride, (int(rng.choice([1, 1, 2])), 1), (pad[0], pad[1], pad[2], pad[3]))
         n, shape = config.n, (draw(rng, 1, most), draw(rng, 1, most))
-        if rng.random() < 0.2:  # of one dimension, one below the other
+        if rng.random() < 0.2:  # one dimension, pixels in a column
             shape, window = (3 * shape[0], 1), Window((kernel[1], 1), stride, (1, 1), (pad[1], 0, pad[3], 0))
             kernel = window.kernel
         channels = int(rng.choice([2, 3, n - 1, n, n + 1, 2 * n, 3 * n + 2]))
-        images, made = draw(rng, 1, 2), window.output(*shape)
-        if min(made) > 0:
+        images, result = draw(rng, 1, 2), window.output(*shape)
+        if min(result) > 0:
             break
     src = random_view(rng, "x", (images, *shape, channels), "input")
-    dst = random_view(rng, "y", (images, *made, channels), "output")
+    dst = random_view(rng, "y", (images, *result, channels), "output")
     taps = kernel[0] * kernel[1]
     op = Conv(
         "depthwise", src, dst, rng.integers(-127, 128, (channels, *kernel, 1)).astype(np.int16),
@@ -51,7 +50,7 @@ def random_conv(rng: np.random.Generator, config: Config, most: int) -> Conv:
 
 
 def along(segment: DeviceSegment, config: Config) -> int:
-    """Instructions that add up rows."""
+    """Count instructions that sum along rows."""
     return sum(int(getattr(item, "depthwise", 0)) for item in compile_segment(segment, config).instructions)
 
 
@@ -68,7 +67,6 @@ def test_golden(name: str) -> None:
 
 @pytest.mark.parametrize("name", mostly_long(["tiny", "one lane", "default"], 0))
 def test_rtl(name: str) -> None:
-    """And the cycle model is exact."""
     config, rng = CONFIGS[name], np.random.default_rng(7)
     for case in range(4):
         op = random_conv(rng, config, 12)
@@ -86,7 +84,7 @@ def test_many(name: str) -> None:
 
 
 def test_images_larger_than_the_accumulator() -> None:
-    """Lines in parts, each with rows of its own in front."""
+    """Lines in parts, each with its own leading rows."""
     config, rng = CONFIGS["tiny"], np.random.default_rng(11)
     window = Window((3, 3), (1, 1), (1, 1), (1, 1, 1, 1))
     for shape in ((3, 300), (120, 40)):

@@ -1,4 +1,4 @@
-"""Rows of constant tables: compiled programs on the golden interpreter and on the RTL, against their meaning."""
+"""Rows of constant tables: programs on golden and RTL against their micro-ops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIGS = {name: config for name, config in every().items() if config.softmax}
 def embedding(
     rng: np.random.Generator, rows: int, columns: int, count: int, *, whole: bool = False
 ) -> Embedding:
-    """Any table and range; the result is a buffer, or a part of one."""
+    """Draw any table and range; the result is a buffer or a part of one."""
     table = Buffer("table", (1, 1, count, 4), "table")
     shape = (1, 1, count, columns)
     dst = View(Buffer("y", shape, "output"), shape) if whole else random_view(rng, "y", shape, "output")
@@ -40,7 +40,7 @@ def embedding(
     return op
 
 
-def given(rng: np.random.Generator, op: Embedding) -> dict[str, np.ndarray]:
+def inputs_of(rng: np.random.Generator, op: Embedding) -> dict[str, np.ndarray]:
     rows, columns = op.values.shape
     indices = rng.integers(-rows, rows, op.dst.shape[2])
     return {"table": RowIndices("int64", rows, columns).offsets("indices", indices)}
@@ -58,7 +58,7 @@ def test_golden(name: str) -> None:
     for _ in range(8):
         op = random_embedding(rng, 300)
         segment = segment_of(op)
-        compare(compile_segment(segment, config), segment, given(rng, op), config)
+        compare(compile_segment(segment, config), segment, inputs_of(rng, op), config)
 
 
 def test_rows_larger_than_the_scratchpad() -> None:
@@ -66,7 +66,7 @@ def test_rows_larger_than_the_scratchpad() -> None:
     for columns in (config.n * config.scratchpad_size, 70000):
         op = embedding(rng, 3, columns, 5, whole=True)
         segment = segment_of(op)
-        compare(compile_segment(segment, config), segment, given(rng, op), config)
+        compare(compile_segment(segment, config), segment, inputs_of(rng, op), config)
 
 
 @pytest.mark.parametrize("name", mostly_long(["tiny", "default", "ulx3s-12f"], 0))
@@ -75,24 +75,24 @@ def test_rtl(name: str) -> None:
     for seed in range(3):
         op = random_embedding(rng, 100)
         segment = segment_of(op)
-        compare_on_rtl(segment, given(rng, op), config, seed)
+        compare_on_rtl(segment, inputs_of(rng, op), config, seed)
 
 
 def test_plans() -> None:
-    """What is on chip at a time never takes more than half of what is free."""
+    """Contents on chip never exceed half of the free memory."""
     config, rng = PRESETS["tiny"], np.random.default_rng(6)
     for _ in range(200):
         columns, count, room = draw(rng, 1, 1 << 17), draw(rng, 1, 5000), draw(rng, 0, 900)
         dst = TensorRef(1, 0, 1, 1, count, columns, count * columns, count * columns, columns)
-        found = plan(Site((), dst, Target(config), (100, 100 + room)))
-        assert (found is None) == (room < 2)
-        if found is not None:
-            assert 1 <= found.rows <= count
-            assert 2 * found.rows * -(-found.columns // config.n) <= room
+        actual = plan(Site((), dst, Target(config), (100, 100 + room)))
+        assert (actual is None) == (room < 2)
+        if actual is not None:
+            assert 1 <= actual.rows <= count
+            assert 2 * actual.rows * -(-actual.columns // config.n) <= room
 
 
 def test_too_many_indices() -> None:
-    """One program tells so many apart."""
+    """A program distinguishes a limited number of indices."""
     rng, config = np.random.default_rng(7), PRESETS["tiny"]
     first = embedding(rng, 2, 1, 100, whole=True)
     count = MAX_OFFSETS - 20

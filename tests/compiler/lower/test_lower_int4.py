@@ -1,4 +1,4 @@
-"""Weights in 4 bits: compiled programs on the golden interpreter and on the RTL, against their meaning."""
+"""4-bit weights: programs on golden and RTL against their micro-ops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ CONFIGS = {
 
 
 def random_op(rng: np.random.Generator) -> Conv:
-    """A convolution or product whose weights have 4 bits."""
     op = random_conv(rng) if rng.random() < 0.6 else random_matmul(rng)
     limit = np.abs(op.weight).max()
     weight = rng.integers(-8, 8, op.weight.shape).astype(np.int16)
@@ -48,7 +47,6 @@ def test_golden(name: str) -> None:
 
 @pytest.mark.parametrize("name", mostly_long(["small", "default"], 0))
 def test_rtl(name: str) -> None:
-    """And the cycle model is exact."""
     config, rng = CONFIGS[name], np.random.default_rng(43)
     for case in range(4):
         op = random_op(rng)
@@ -66,7 +64,7 @@ def test_many(name: str) -> None:
         compare(program, segment, random_inputs(rng, op), config)
 
 
-def test_only_what_fits() -> None:
+def test_operators_with_wider_weights_stay_in_8_bits() -> None:
     """One value beyond 4 bits leaves all weights of its operator in 8."""
     rng = np.random.default_rng(47)
     for value, narrow in ((7, True), (8, False), (-8, True), (-9, False)):
@@ -79,7 +77,7 @@ def test_only_what_fits() -> None:
 
 @pytest.mark.parametrize("bandwidth", [None, 2.0])
 def test_half_the_bytes(bandwidth: float | None) -> None:
-    """A product of one row reads its weights once: half of them, and the plan is never slower for it."""
+    """A product of one row reads half as many bytes, and its plan is never slower."""
     rng, config = np.random.default_rng(49), PRESETS["small"]
     op = random_matmul(rng)
     weight = rng.integers(-8, 8, (256, 1, 1, 512)).astype(np.int16)

@@ -1,4 +1,4 @@
-"""Products of two activations: compiled programs on the golden interpreter and on the RTL, against their meaning."""
+"""Products of two activations: programs on golden and RTL against their micro-ops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIGS = every()
 
 
 def matrices(rng: np.random.Generator, name: str, counts: Counts, rows: int, size: int, kind: str) -> View:
-    """Matrices as images or as channels, in a buffer of their own or in a larger one."""
+    """Matrices as images or as channels, in their own buffer or in a larger one."""
     images, heads = counts
     beside = rng.random() < 0.5
     shape = (images, 1, rows, heads * size) if beside else (images * heads, 1, rows, size)
@@ -51,8 +51,8 @@ def random_product(rng: np.random.Generator, most: int, *, transposed: bool | No
     return op
 
 
-def plainly(op: Product, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """In float64, with numpy's product."""
+def reference(op: Product, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """Compute in float64 with numpy's product."""
 
     def operand(view: View, counts: Counts, zero: int) -> np.ndarray:
         n, _, w, c = view.shape
@@ -60,10 +60,10 @@ def plainly(op: Product, inputs: dict[str, np.ndarray]) -> np.ndarray:
                          ((view.y, 1, view.step[0]), (view.x, w, view.step[1])))  # fmt: skip
         given = inputs[view.buffer.name][:, rows, columns, view.c : view.c + c].astype(np.float64) - zero
         split = (counts[0], w, counts[1], -1) if n == counts[0] else (*counts, w, -1)
-        found = given.reshape(split)
-        found = found.swapaxes(1, 2) if n == counts[0] else found
-        found = np.repeat(found, op.counts[1] // counts[1], axis=1)
-        return np.broadcast_to(found, (op.counts[0], *found.shape[1:]))
+        actual = given.reshape(split)
+        actual = actual.swapaxes(1, 2) if n == counts[0] else actual
+        actual = np.repeat(actual, op.counts[1] // counts[1], axis=1)
+        return np.broadcast_to(actual, (op.counts[0], *actual.shape[1:]))
 
     a, b = operand(op.a, op.a_counts, op.a_zero), operand(op.b, op.b_counts, op.b_zero)
     exact = (
@@ -82,8 +82,8 @@ def test_golden(name: str) -> None:
         compare(compile_segment(segment, config), segment, inputs, config)
 
 
-def test_meaning() -> None:
-    """Against numpy, at most one step off: the scale is rounded to a mantissa."""
+def test_results_are_near_numpy() -> None:
+    """At most one step off numpy: the scale is rounded to a mantissa."""
     rng = np.random.default_rng(12)
     for _ in range(60):
         op = random_product(rng, 60)
@@ -93,9 +93,9 @@ def test_meaning() -> None:
         inner = got[
             :, view.y, view.x : view.x + (w - 1) * view.step[1] + 1 : view.step[1], view.c : view.c + c
         ]
-        wanted = plainly(op, inputs).reshape(inner.shape)
-        assert np.abs(inner - wanted).max() <= 1
-        assert (inner != wanted).mean() < 0.02
+        expected = reference(op, inputs).reshape(inner.shape)
+        assert np.abs(inner - expected).max() <= 1
+        assert (inner != expected).mean() < 0.02
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_meaning() -> None:
     ("first", "transposed"), [(False, False), (False, True), (True, False), (True, True)]
 )
 def test_large(config: Config, rows: int, depth: int, columns: int, first: bool, transposed: bool) -> None:
-    """Products of which not all fits on chip."""
+    """Products that do not fit on chip."""
     rng = np.random.default_rng(13)
     a = (1, 1, depth, rows) if first else (1, 1, rows, depth)
     b = (1, 1, columns, depth) if transposed else (1, 1, depth, columns)
@@ -133,7 +133,7 @@ def test_large(config: Config, rows: int, depth: int, columns: int, first: bool,
 
 
 def test_no_transposing() -> None:
-    """A configuration without softmax transposes nothing, and says so."""
+    """A configuration without softmax has no transposition, and the message says so."""
     config = PRESETS["tiny"].replace(probability_bits=0)
     for first, transposed in ((False, False), (True, True)):
         views = [
@@ -149,7 +149,7 @@ def test_no_transposing() -> None:
 
 @pytest.mark.parametrize("name", ["tiny", pytest.param("default", marks=pytest.mark.long)])
 def test_rtl(name: str) -> None:
-    """The RTL's memory is the golden interpreter's under stalls."""
+    """Memories agree under stalls."""
     config, rng = PRESETS[name], np.random.default_rng(14)
     for case in range(6):
         op = random_product(rng, 50)

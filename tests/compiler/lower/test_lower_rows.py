@@ -1,4 +1,4 @@
-"""Operators of the kernel engine: compiled programs on the golden interpreter and on the RTL, against their meaning."""
+"""Operators of the kernel engine: programs on golden and RTL against their micro-ops."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ def random_group_norm(rng: np.random.Generator, n: int) -> GroupNorm:
 
 
 def exact(op: LayerNorm, x: np.ndarray) -> np.ndarray:
-    """In float64."""
     values = x.astype(np.float64) - (0 if op.centre else op.x_zero)
     if op.centre:
         values -= values.mean(-1, keepdims=True)
@@ -72,38 +71,38 @@ def test_layer_norm(name: str) -> None:
 
 
 def whole(shape: tuple[int, int, int, int], **fields: float) -> LayerNorm:
-    """Of whole buffers, with weights around 1 and results around 30."""
+    """Whole buffers, with weights around 1 and results around 30."""
     rng = np.random.default_rng(shape)
     views = [View(Buffer(name, shape, kind), shape) for name, kind in (("x", "input"), ("y", "output"))]
     weight, bias = rng.normal(1, 0.3, shape[3]), rng.normal(0, 0.3, shape[3])
-    given = {"epsilon": 1e-2, "scale": 30.0, "x_zero": 3, "y_zero": -8} | fields
-    return LayerNorm("norm", *views, weight, bias, **given)  # type: ignore[arg-type]
+    arguments = {"epsilon": 1e-2, "scale": 30.0, "x_zero": 3, "y_zero": -8} | fields
+    return LayerNorm("norm", *views, weight, bias, **arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 16, 100, 768, 3072, 20000])
 @pytest.mark.parametrize("centre", [True, False])
 def test_accuracy(channels: int, centre: bool) -> None:
-    """At most one step from the exact result, whatever the spread of the input."""
+    """At most one step from the exact result, for any spread of the input."""
     rng = np.random.default_rng(channels)
     op = whole((1, 1, 60, channels), centre=centre)
     spread = rng.choice([0.3, 1, 5, 40, 200], (1, 1, 60, 1))
     x = np.clip(np.rint(rng.normal(rng.uniform(-60, 60, (1, 1, 60, 1)), spread, op.src.shape)), -128, 127)
-    found = operator_of(op).evaluate(op, (x.astype(np.int8),), 24).astype(int)
-    assert np.abs(found - exact(op, x)).max() <= 1
-    assert (found != exact(op, x)).mean() < 0.1
+    actual = operator_of(op).evaluate(op, (x.astype(np.int8),), 24).astype(int)
+    assert np.abs(actual - exact(op, x)).max() <= 1
+    assert (actual != exact(op, x)).mean() < 0.1
 
 
 def test_clamped() -> None:
-    """Both ends are reached, and not passed."""
+    """Results reach both ends of the clamp."""
     op = whole((1, 1, 20, 40), low=-20, high=30)
     x = np.random.default_rng(3).integers(-128, 128, op.src.shape).astype(np.int8)
-    found = operator_of(op).evaluate(op, (x,), 24).astype(int)
-    assert (found.min(), found.max()) == (-20, 30)
-    assert np.abs(found - exact(op, x)).max() <= 1
+    actual = operator_of(op).evaluate(op, (x,), 24).astype(int)
+    assert (actual.min(), actual.max()) == (-20, 30)
+    assert np.abs(actual - exact(op, x)).max() <= 1
 
 
 def test_images_in_parts_of_channels() -> None:
-    """Not all channels fit with all pixels, and each part has weights of its own."""
+    """Channels do not all fit with all pixels; each part has its own weights."""
     config, rng, shape = CONFIGS["tiny"], np.random.default_rng(4), (2, 16, 16, 40)
     views = [View(Buffer(name, shape, kind), shape) for name, kind in (("x", "input"), ("y", "output"))]
     op = GroupNorm("norm", *views, rng.normal(1, 0.4, 40), rng.normal(0, 1, 40), 1e-2, 30.0, group=2)
@@ -115,14 +114,13 @@ def test_images_in_parts_of_channels() -> None:
 
 
 def test_rows_of_one_number() -> None:
-    """No spread at all: the bias is left."""
+    """Without spread the result is the bias."""
     op = whole((1, 1, 4, 40), epsilon=0.0)
     x = np.broadcast_to(np.array([-128, 0, 3, 127]).reshape(1, 1, 4, 1), op.src.shape).astype(np.int8)
     assert (operator_of(op).evaluate(op, (x,), 24) == exact(op, x)).all()
 
 
 def test_on_rtl() -> None:
-    """Random stalls and memories; the cycle model agrees in every counter."""
     config, rng = CONFIGS["tiny"], np.random.default_rng(9)
     for case in range(8):
         op = random_group_norm(rng, config.n) if case % 4 > 1 else random_layer_norm(rng, 30)
@@ -134,7 +132,7 @@ def test_on_rtl() -> None:
 def with_tables(
     rng: np.random.Generator, src: View, dst: View, pool: list[np.ndarray], count: int
 ) -> RowFunction:
-    """A kernel that reads `count` tables of a pool, one behind the other."""
+    """Kernel that reads `count` consecutive tables of a pool."""
     chosen = [pool[index] for index in rng.permutation(len(pool))[:count]]
 
     def function(rows: Rows) -> None:
@@ -147,7 +145,7 @@ def with_tables(
 
 
 def random_tables(rng: np.random.Generator, config: Config) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
-    """Kernels, convolutions and requantisations in turn, all with look-up tables of few contents."""
+    """Kernels, convolutions and requantisations in turn, with look-up tables of few contents."""
     pool = [random_lookup(rng) for _ in range(config.lookup_tables + 2)]
     shape = draw(rng, 1, 2), draw(rng, 1, 4), draw(rng, 1, 40), draw(rng, 1, 40)
     value, ops, count = tensor("x", shape, "input"), list[DeviceOp](), draw(rng, 2, 7)
@@ -159,9 +157,9 @@ def random_tables(rng: np.random.Generator, config: Config) -> tuple[DeviceSegme
         elif kind < 0.8:
             ops.append(Rescale(f"r{index}", value, dst, lookup=pool[draw(rng, 0, len(pool) - 1)]))
         else:
-            made = convolution(value, shape[3], name=dst.buffer.name, kind=dst.buffer.kind)
+            result = convolution(value, shape[3], name=dst.buffer.name, kind=dst.buffer.kind)
             scale = np.full(shape[3], 0.01 / shape[3] ** 0.5)
-            ops.append(made.replace(scale=scale, lookup=pool[draw(rng, 0, len(pool) - 1)]))
+            ops.append(result.replace(scale=scale, lookup=pool[draw(rng, 0, len(pool) - 1)]))
         value = ops[-1].dst
     return DeviceSegment("tables", tuple(ops)), {"x": rng.integers(-128, 128, shape).astype(np.int8)}
 
@@ -169,7 +167,7 @@ def random_tables(rng: np.random.Generator, config: Config) -> tuple[DeviceSegme
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("tables", [1, 2, 4])
 def test_tables(name: str, tables: int) -> None:
-    """Kernels, convolutions and others share the look-up tables, and each finds what it reads."""
+    """Kernels, convolutions and others share the look-up tables; each finds its contents."""
     config, rng = CONFIGS[name].replace(lookup_tables=tables), np.random.default_rng(tables)
     for _ in range(15):
         segment, inputs = random_tables(rng, config)
@@ -196,7 +194,7 @@ def test_tables_pass_where_rows_are_loaded() -> None:
     compare(compile_segment(segment, config), segment, {"x": x}, config)
 
 
-def test_too_few_tables() -> None:
+def test_too_few_tables_are_refused() -> None:
     """The configuration has to have as many as the kernel reads."""
     rng, config = np.random.default_rng(8), CONFIGS["tiny"].replace(lookup_tables=1)
     views = tensor("x", (1, 1, 3, 4), "input"), tensor("y", (1, 1, 3, 4), "output")
@@ -207,7 +205,7 @@ def test_too_few_tables() -> None:
 
 
 def test_cycles() -> None:
-    """Within 1.3 times a cycle for each micro-operation and lane group, for rows that are as long as those of BERT."""
+    """Within 1.3 times a cycle per micro-operation and lane group, for rows as long as BERT's."""
     config = CONFIGS["default"]
     op = whole((1, 1, 128, 768))
     program = compile_segment(DeviceSegment("norm", (op,)), config)
@@ -226,7 +224,7 @@ def test_cycles() -> None:
     assert abs(estimate - device.counters()[Counter.VEC_BUSY]) < 0.01 * estimate
 
 
-def test_without_room() -> None:
+def test_rows_that_do_not_fit_are_refused() -> None:
     config = Config(n=2, lanes=1, scratchpad_banks=2, scratchpad_depth=16, bus_bytes=4, kernel=32)
     with pytest.raises(CompileError):
         compile_segment(DeviceSegment("norm", (whole((1, 1, 3, 400)),)), config)
@@ -237,7 +235,7 @@ def test_without_room() -> None:
 
 
 def plain_kernel(rows: Rows) -> None:
-    """Each result of the elements in its place: of two tensors, and a constant for each channel."""
+    """Store each result in place, from two tensors and a constant per channel."""
     rows.store((rows.read(0).times(rows.read(1), 6) + rows.wide(2)).maximum(-100))
 
 
@@ -248,13 +246,13 @@ SHAPES: dict[str, tuple[tuple[int, int, int, int], tuple[int, int, int, int], tu
     "rows enough": ((1, 1, 8, 300), (1, 1, 8, 300), (1, 8, 38)),
     "short rows": ((1, 1, 5, 7), (1, 1, 5, 7), (1, 5, 1)),
 }
-"""Shapes of two operands, and the loops of the instruction on N = 8: rows are short of eight, or are not."""
+"""Shapes of two operands, and loops of the instruction on N = 8, with rows shorter than eight or not."""
 
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("constant", [True, False])
 def test_few_rows_of_elements(name: str, constant: bool) -> None:
-    """Vectors of a row are worked on side by side where rows are few; without constants those of all rows."""
+    """Few rows are processed by vectors of a row side by side, of all rows without constants."""
     config, rng = CONFIGS["small"], np.random.default_rng(11)
     first, second, loops = SHAPES[name]
     views = [View(Buffer(at, shape, "input"), shape) for at, shape in (("a", first), ("b", second))]
@@ -271,15 +269,15 @@ def test_few_rows_of_elements(name: str, constant: bool) -> None:
     inputs = {view.buffer.name: rng.integers(-128, 128, view.shape).astype(np.int8) for view in views}
     program = compile_segment(segment, config)
     compare(program, segment, inputs, config)
-    (found,) = {(item.ob, item.oy, item.ox) for item in program.instructions if isinstance(item, Kernel)}
+    (actual,) = {(item.ob, item.oy, item.ox) for item in program.instructions if isinstance(item, Kernel)}
     if not constant and first == second and loops[2] == 1 and loops[0] > 1:
         loops = (1, loops[0] * loops[1], 1)
-    assert found == loops
+    assert actual == loops
     compare_on_rtl(segment, inputs, config, int(constant))
 
 
 def test_totals_of_few_rows_stay_rows() -> None:
     op = whole((1, 1, 2, 300))
     program = compile_segment(DeviceSegment("norm", (op,)), CONFIGS["small"])
-    (found,) = (item for item in program.instructions if isinstance(item, Kernel))
-    assert (found.ob, found.oy, found.ox, found.tail) == (1, 2, 38, 300 % 8)
+    (actual,) = (item for item in program.instructions if isinstance(item, Kernel))
+    assert (actual.ob, actual.oy, actual.ox, actual.tail) == (1, 2, 38, 300 % 8)

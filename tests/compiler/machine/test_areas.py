@@ -1,4 +1,4 @@
-"""Where device programs lie in memory: areas against an account of every byte, and what is loaded against areas."""
+"""Memory layout of device programs: areas against an account of every byte, and loaded contents against areas."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_constants_and_code_elsewhere() -> None:
         assert all(areas.address(name, bases) == areas.address(name) - moved for name in areas.buffers)
 
 
-def test_what_instructions_may_do() -> None:
+def test_areas_limit_instructions() -> None:
     buffers = {kind: Buffer(kind, (1, 1, 1, 64), kind) for kind in KINDS}
     extents = Areas(64, 64, buffers, dict.fromkeys(buffers, 0)).extents
     may = {extent.name: (extent.read, extent.write, extent.shared) for extent in extents.pieces}
@@ -84,8 +84,7 @@ def test_what_instructions_may_do() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_program_is_where_its_areas_say(preset: str) -> None:
-    """What is on a device after a run: constants and code as they were, inputs and outputs in their places."""
+def test_contents_lie_in_their_areas(preset: str) -> None:
     config = PRESETS[preset]
     program = weft.compile(digits.model(), preset)
     (segment,) = (item for item in program.segments if isinstance(item, DeviceProgram))

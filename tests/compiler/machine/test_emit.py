@@ -1,4 +1,4 @@
-"""LOADs of boxes of pixels against the bytes and vectors that they are for."""
+"""LOADs of boxes of pixels against the bytes and vectors that they move."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from weft.hdl.isa import Load
 from weft.hdl.isa.config import PRESETS, Config
 
 
-def drawn(rng: random.Random) -> tuple[Config, TensorRef, Box, tuple[int, int]]:
-    """A configuration, a view, a box of it, and some channels of a pixel."""
+def draw_box(rng: random.Random) -> tuple[Config, TensorRef, Box, tuple[int, int]]:
+    """Draw a configuration, a view, a box of it, and some channels of a pixel."""
     config = rng.choice(list(PRESETS.values()))
     c = rng.choice([1, 3, config.n, rng.randint(1, 300)])
     pitch = rng.choice([c, c, 2 * c, c + rng.randint(1, 100), 70_000])
@@ -32,18 +32,18 @@ def drawn(rng: random.Random) -> tuple[Config, TensorRef, Box, tuple[int, int]]:
 
 
 def moves(load: Load, offset: int, dst: int, config: Config) -> dict[int, tuple[int, int]]:
-    """For each vector at the start of a pixel, the DRAM byte and how many of the pixel's bytes go there."""
+    """Map each vector at the start of a pixel to its DRAM byte and the number of the pixel's bytes moved."""
     load.check()
     (reads,) = dram_accesses(load, config)
-    found = {}
+    result = {}
     for row in range(load.rows):
         start = offset + row * load.row_pitch + row // load.line * load.skip
         for pixel in range(load.pixels):
             at = (dst + row * load.dst_row + pixel * load.dst_pixel) % (1 << 16)
-            assert at not in found
-            found[at] = (start + pixel * load.pitch, load.length)
+            assert at not in result
+            result[at] = (start + pixel * load.pitch, load.length)
             assert _contains(reads, start - offset + pixel * load.pitch, load.length)
-    return found
+    return result
 
 
 def _contains(reads: DramAccess, first: int, length: int) -> bool:
@@ -53,19 +53,19 @@ def _contains(reads: DramAccess, first: int, length: int) -> bool:
 @repeated("seed", range(150))
 def test_boxes(seed: int) -> None:
     rng = random.Random(seed)
-    config, source, box, (first, count) = drawn(rng)
+    config, source, box, (first, count) = draw_box(rng)
     vectors, image = -(-count // config.n), rng.randrange(2)
     while box.h * box.w * vectors > 1 << 15:
         box = box._replace(h=(box.h + 1) // 2) if box.h > 1 else box._replace(w=box.w // 2)
-    found: dict[int, tuple[int, int]] = {}
+    result: dict[int, tuple[int, int]] = {}
     tasks = list(
         Emitter(Target(config), Constants(), 0).load_box(source, image, box, (first, count), 5, vectors, 0)
     )
     for task in tasks:
         assert isinstance(task.instruction, Load)
-        found |= moves(task.instruction, *task.addresses, config)
+        result |= moves(task.instruction, *task.addresses, config)
     assert len(tasks) <= 2 * box.h * box.w / COUNT_MAX + 1
-    wanted = {
+    expected = {
         (5 + (y * box.w + x) * vectors) % (1 << 16): (
             source.address(image, box.y + y, box.x + x) + first,
             count,
@@ -73,10 +73,10 @@ def test_boxes(seed: int) -> None:
         for y in range(box.h)
         for x in range(box.w)
     }
-    assert found == wanted, f"seed {seed}"
+    assert result == expected, f"seed {seed}"
 
 
-def test_a_table_that_the_configuration_has_not() -> None:
+def test_table_beyond_the_configuration_is_refused() -> None:
     emitter, blocks = (
         Emitter(Target(PRESETS["small"].replace(lookup_tables=0)), Constants(), 0),
         Ring(0, 8, 2),

@@ -22,7 +22,7 @@ from weft.sim.golden.interpreter import GoldenDevice
 
 CONFIG = PRESETS["tiny"]
 IN_MEMORY = tuple(item for item in PIPELINE if item.run is not keep_resident)
-"""Passes that leave results in memory, as many as there are."""
+"""Passes that leave all results in memory."""
 SHAPE = (1, 4, 4, 8)
 
 
@@ -35,21 +35,21 @@ def outputs(program: DeviceProgram, inputs: dict[str, np.ndarray]) -> dict[str, 
     return {name: image.read(device, name).reshape(-1) for name, kind in kinds.items() if kind == "output"}
 
 
-def meeting(program: DeviceProgram) -> Counter[str]:
-    """How many pairs of buffers share memory, by their kinds."""
-    found: Counter[str] = Counter()
+def count_shared_memory(program: DeviceProgram) -> Counter[str]:
+    """Count pairs of buffers that share memory, by their kinds."""
+    counts: Counter[str] = Counter()
     spans = [(program.areas.address(name), buffer) for name, buffer in program.buffers.items()]
     for index, (a, first) in enumerate(spans):
         for b, second in spans[:index]:
             if a < b + second.size and b < a + first.size:
-                found["-".join(sorted((first.kind, second.kind)))] += 1
-                found["same"] += a == b and first.shape == second.shape
-    return found
+                counts["-".join(sorted((first.kind, second.kind)))] += 1
+                counts["same"] += a == b and first.shape == second.shape
+    return counts
 
 
 @pytest.mark.parametrize("draw", [random_chain, random_convolutions])
-def test_the_same_in_less_memory(draw) -> None:
-    """Against the micro-ops, with room and without."""
+def test_reuse_keeps_outputs(draw) -> None:
+    """Outputs equal the micro-ops', with reuse and without."""
     met: Counter[str] = Counter()
     less = 0
     for seed in range(9):
@@ -58,11 +58,11 @@ def test_the_same_in_less_memory(draw) -> None:
         plain = compile_segment(segment, CONFIG, passes=IN_MEMORY)
         for room in (1 << 20, 1):
             program = compile_segment(segment, CONFIG, passes=IN_MEMORY, room=room)
-            for name, found in outputs(program, inputs).items():
-                assert np.array_equal(found, expected[name]), (seed, room, name)
+            for name, shared in outputs(program, inputs).items():
+                assert np.array_equal(shared, expected[name]), (seed, room, name)
             assert program.areas.values_bytes <= plain.areas.values_bytes
             less += program.areas.values_bytes < plain.areas.values_bytes
-            met += meeting(program)
+            met += count_shared_memory(program)
     assert less > 12
     assert met["input-temp"] > 3
     assert met["output-temp"] > 3
@@ -73,15 +73,17 @@ def test_without_reuse_every_value_stays() -> None:
     segment, _ = random_chain(np.random.default_rng(1))
     program = compile_segment(segment, CONFIG, passes=IN_MEMORY, reuse=False, room=1)
     assert not program.compact
-    assert not meeting(program)
+    assert not count_shared_memory(program)
 
 
-def added(*names: str, dst: str = "y", kind: str = "temp") -> Add:
+def add_values(*names: str, dst: str = "y", kind: str = "temp") -> Add:
     a, b = (whole(name, SHAPE, kind) for name in names)
     return Add("add", a, b, whole(dst, SHAPE, "temp"), 0.5, 0.5)
 
 
-def found(*ops: DeviceOp, resident: tuple[str, ...] = (), overlapped: tuple[int, ...] = ()) -> dict[str, str]:
+def replaced_operands(
+    *ops: DeviceOp, resident: tuple[str, ...] = (), overlapped: tuple[int, ...] = ()
+) -> dict[str, str]:
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for index, op in enumerate(ops):
@@ -92,53 +94,53 @@ def found(*ops: DeviceOp, resident: tuple[str, ...] = (), overlapped: tuple[int,
 
 
 def test_which_operands_are_replaced() -> None:
-    """The last reader takes the place of a whole buffer of the same shape, and of nothing else."""
+    """The last reader replaces a whole buffer of equal shape, and nothing else."""
     value = whole("y", SHAPE, "temp")
     behind = convolution(value, 8).replace(dst=whole("z", SHAPE, "temp"))
-    assert found(added("a", "b")) == {"y": "a"}
-    assert found(added("a", "a")) == {}  # as an operand is read twice
+    assert replaced_operands(add_values("a", "b")) == {"y": "a"}
+    assert replaced_operands(add_values("a", "a")) == {}  # because an operand is read twice
     again = convolution(whole("a", SHAPE, "temp"), 8).replace(dst=whole("z", SHAPE, "temp"))
-    assert found(added("a", "b"), again) == {"y": "b"}
-    assert found(added("a", "b", kind="input")) == {}
-    assert found(added("a", "b"), resident=("a",)) == {"y": "b"}
-    assert found(added("a", "b"), behind, overlapped=(0,)) == {}
-    assert found(behind, added("z", "b", dst="w"), overlapped=(0,)) == {}
-    assert found(behind) == {}
+    assert replaced_operands(add_values("a", "b"), again) == {"y": "b"}
+    assert replaced_operands(add_values("a", "b", kind="input")) == {}
+    assert replaced_operands(add_values("a", "b"), resident=("a",)) == {"y": "b"}
+    assert replaced_operands(add_values("a", "b"), behind, overlapped=(0,)) == {}
+    assert replaced_operands(behind, add_values("z", "b", dst="w"), overlapped=(0,)) == {}
+    assert replaced_operands(behind) == {}
     part = View(Buffer("a", (1, 4, 4, 16), "temp"), SHAPE)
-    assert found(added("a", "b").replace(a=part)) == {"y": "b"}
+    assert replaced_operands(add_values("a", "b").replace(a=part)) == {"y": "b"}
     fused = behind.replace(
         epilogue=Add("sum", whole("m", SHAPE, "temp"), whole("c", SHAPE, "temp"), behind.dst, 0.5, 0.5)
     )
-    assert found(fused) == {"z": "c"}
+    assert replaced_operands(fused) == {"z": "c"}
     own = fused.replace(epilogue=fused.epilogue.replace(b=value))
-    assert found(own) == {}  # what the convolution reads is read again and again
+    assert replaced_operands(own) == {}  # the convolution reads its input repeatedly
 
 
 def test_places_of_sums_in_turn() -> None:
-    """A sum of a sum is where the first operand was, as long as any of them is in use."""
+    """A sum of a sum takes its first operand's place while any of them is in use."""
     ops = [
-        added("a", "b", dst="s0"),
-        added("s0", "c", dst="s1"),
+        add_values("a", "b", dst="s0"),
+        add_values("s0", "c", dst="s1"),
         convolution(whole("s1", SHAPE, "temp"), 8).replace(dst=whole("d", SHAPE, "temp")),
         convolution(whole("d", SHAPE, "temp"), 8).replace(dst=whole("e", SHAPE, "output")),
     ]
-    made = Allocation(ops, compact=True)
-    assert made.offsets["a"] == made.offsets["s0"] == made.offsets["s1"]
+    result = Allocation(ops, compact=True)
+    assert result.offsets["a"] == result.offsets["s0"] == result.offsets["s1"]
     size = ops[0].dst.buffer.size
-    assert abs(made.offsets["d"] - made.offsets["s1"]) >= size
-    assert abs(made.offsets["c"] - made.offsets["s0"]) >= size
-    assert max(made.offsets.values()) == size
+    assert abs(result.offsets["d"] - result.offsets["s1"]) >= size
+    assert abs(result.offsets["c"] - result.offsets["s0"]) >= size
+    assert max(result.offsets.values()) == size
 
 
 def test_orders_of_packing() -> None:
-    """By size alone, the second result would lie between two that are larger."""
+    """By size alone the second result would lie between two larger ones."""
     sizes = (27, 18, 18, 36, 9)
     views = [
         whole(f"v{index}", (1, 1, size, 64), "temp" if index else "input") for index, size in enumerate(sizes)
     ]
     ops = [convolution(views[index], 64).replace(dst=views[index + 1]) for index in range(len(views) - 1)]
-    made = Allocation(ops, compact=True)
-    assert max(at + made.buffers[name].size for name, at in made.offsets.items()) == 64 * (18 + 36)
+    result = Allocation(ops, compact=True)
+    assert max(at + result.buffers[name].size for name, at in result.offsets.items()) == 64 * (18 + 36)
 
 
 def test_saved_programs_stay_compact(tmp_path) -> None:
@@ -161,8 +163,8 @@ def test_saved_programs_stay_compact(tmp_path) -> None:
     )
 
 
-def test_inputs_are_there_from_the_start() -> None:
-    """Until they are read, however late that is; and outputs until the end, however early they are written."""
+def test_inputs_and_outputs_are_not_overwritten() -> None:
+    """Inputs live from the start until their last read; outputs live until the end."""
     x, late = whole("x", SHAPE, "input"), whole("late", SHAPE, "input")
     t0, t1, t2 = (whole(f"t{index}", SHAPE, "temp") for index in range(3))
     early, y = whole("early", SHAPE, "output"), whole("y", SHAPE, "output")
@@ -173,17 +175,17 @@ def test_inputs_are_there_from_the_start() -> None:
         Add("add", t1, late, t2, 0.5, 0.5),
         convolution(t2, 8).replace(dst=y),
     ]
-    made = Allocation(ops, compact=True).offsets
+    result = Allocation(ops, compact=True).offsets
     size = t0.buffer.size
     for name, others in {
         "late": ("x", "t0", "t1", "early"),
         "early": ("t0", "t1", "t2", "late", "y"),
     }.items():
-        assert all(abs(made[name] - made[other]) >= size for other in others), name
+        assert all(abs(result[name] - result[other]) >= size for other in others), name
 
 
 def lowest(size: int, first: int, last: int, placed: list[tuple[int, int, int, int]]) -> int:
-    """By a look at all that was placed: (start, size, first, last) each."""
+    """Lowest free address by a full search of placed (start, size, first, last)."""
     start = 0
     for other, length, since, until in sorted(placed):
         if since <= last and first <= until and start < other + length and other < start + size:
@@ -192,7 +194,7 @@ def lowest(size: int, first: int, last: int, placed: list[tuple[int, int, int, i
 
 
 def test_first_fit() -> None:
-    """Of ranges of many sizes and lifetimes, most of them short."""
+    """Ranges of many sizes and lifetimes, most of them short."""
     for seed in range(40):
         rng = np.random.default_rng(seed)
         times = int(rng.integers(1, 60))
@@ -205,7 +207,7 @@ def test_first_fit() -> None:
             placed.append((start, size, first, last))
 
 
-def test_one_after_the_other_share_addresses() -> None:
+def test_consecutive_ranges_share_addresses() -> None:
     packing = Packing(4)
     assert [packing.place(3, time, time) for time in range(4)] == [0] * 4
     assert packing.place(2, 0, 3) == 3

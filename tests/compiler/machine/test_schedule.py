@@ -29,11 +29,11 @@ QUEUES = len(Queue)
 
 TINY = PRESETS["tiny"]
 FAST, SLOW = Target(TINY), Target(dataclasses.replace(TINY, queue_depth=1), 0.5)
-"""Programs for slow memories are in another order; short queues make its rules matter."""
+"""Slow memories change the order of programs; short queues exercise its rules."""
 
 
-def drawn(rng: random.Random) -> Tasks:
-    """Tasks on few addresses; `layer` tells them apart."""
+def draw_tasks(rng: random.Random) -> Tasks:
+    """Draw tasks on few addresses; `layer` tells them apart."""
     tasks = []
     for index in range(rng.randint(1, 60)):
         count = rng.randint(1, 4)
@@ -49,13 +49,13 @@ def drawn(rng: random.Random) -> Tasks:
     return Tasks.of(tasks, TINY)
 
 
-def happened(code: Code) -> list[set[int]]:
-    """For each instruction those that are done when it starts, from semaphores alone: the k-th wait takes the k-th
-    signal, and what was done when an earlier one of the queue started still is."""
-    given: dict[int, list[set[int]]] = {}
+def completed_before(code: Code) -> list[set[int]]:
+    """Return the instructions done at each instruction's start, from semaphores alone: the k-th wait takes the k-th
+    signal, and earlier instructions of a queue count."""
+    arguments: dict[int, list[set[int]]] = {}
     taken: dict[int, int] = {}
     started: list[set[int]] = [set() for _ in range(QUEUES)]
-    found = []
+    result = []
     for index, instruction in enumerate(code):
         assert instruction.QUEUE is not None
         known = set(started[instruction.QUEUE])
@@ -63,33 +63,33 @@ def happened(code: Code) -> list[set[int]]:
             if instruction.wait >> semaphore & 1:
                 at = taken.get(semaphore, 0)
                 taken[semaphore] = at + 1
-                known |= given[semaphore][at]
+                known |= arguments[semaphore][at]
         started[instruction.QUEUE] = known
-        found.append(known)
+        result.append(known)
         before = {other for other in range(index) if code[other].QUEUE == instruction.QUEUE}
         for semaphore in range(16):
             if instruction.signal >> semaphore & 1:
-                given.setdefault(semaphore, []).append(known | before | {index})
-    return found
+                arguments.setdefault(semaphore, []).append(known | before | {index})
+    return result
 
 
 @pytest.mark.parametrize("target", [FAST, SLOW], ids=["fast", "slow"])
 @repeated("seed", range(150))
 def test_random_tasks(seed: int, target: Target) -> None:
-    tasks = drawn(random.Random(seed))
+    tasks = draw_tasks(random.Random(seed))
     before = conflicts(len(tasks), tasks.uses)
     ordered, code, _ = schedule(tasks, target)
     assert code[-1] == End()
     place = np.empty(len(tasks), np.int64)
     place[ordered.layer] = np.arange(len(tasks))
-    # LOADs and products only move up, past nothing that they conflict with; each queue keeps its order, and so do
-    # those that the vector unit and STORE have in common.
+    # LOADs and products only move up, past no conflict; each queue keeps its order, and so do
+    # tasks shared by the vector unit and STORE.
     for queues in ({Queue.LOAD}, {Queue.MM}, {Queue.VEC, Queue.STORE}):
         kept = [layer for layer, queue in zip(ordered.layer, ordered.queue, strict=True) if queue in queues]
         assert kept == sorted(kept)
     after = conflicts(len(tasks), ordered.uses)
     assert np.array_equal(after[place], np.where(before < 0, -1, place[before]))
-    done = happened(code[:-1])
+    done = completed_before(code[:-1])
     for index, causes in enumerate(after.tolist()):
         assert {cause for cause in causes if cause >= 0} <= done[index]
 
@@ -102,7 +102,7 @@ def test_no_semaphores_without_need() -> None:
         Task(Store(src=20), 0, 9),
     ]
     code = schedule(Tasks.of(chain, TINY), FAST).code
-    # VEC reads what LOAD wrote, too: it waits for MM, which waited for LOAD.
+    # VEC reads LOAD's data too: it waits for MM, which waited for LOAD.
     assert [bin(item.wait).count("1") for item in code] == [0, 1, 1, 1, 0]
     assert [bin(item.signal).count("1") for item in code] == [1, 1, 1, 0, 0]
 
@@ -114,7 +114,7 @@ def test_loads_run_ahead_of_compute(cycles: int) -> None:
         tasks.append(Task(Load(rows=4, dst=4 * slot, dst_row=1), 2 * slot, 9))
         tasks.append(Task(Mm(a=4 * slot, b=4 * slot, b_row=1, c=slot), 2 * slot + 1, cycles, paces=True))
     order = schedule(Tasks.of(tasks, TINY), FAST)[0].layer.tolist()
-    # Each LOAD stands right behind an MM: of long ones that of two slots before, of short ones the first of all.
+    # Each LOAD follows an MM: long ones the MM two slots before, short ones the first.
     assert order[:4] == [0, 1, 2, 4]
     for slot in range(3, 8):
         before = [layer for layer in order[: order.index(2 * slot)] if layer % 2]
@@ -122,9 +122,9 @@ def test_loads_run_ahead_of_compute(cycles: int) -> None:
 
 
 @pytest.mark.parametrize(("depth", "slots"), [(1, 2), (4, 2), (4, 4), (8, 2), (16, 3)])
-def test_products_come_before_the_queue_of_the_vector_unit_is_full(depth: int, slots: int) -> None:
-    """Blocks of 12 VECs with sums in so many slots: the array gets the next product when a slot is free and its queue
-    has room, not when all VECs of the block before have left theirs."""
+def test_products_precede_a_full_vector_queue(depth: int, slots: int) -> None:
+    """Blocks of 12 VECs: the array gets its next product when a slot is free and its queue has room, not after all
+    VECs of the previous block."""
     config = dataclasses.replace(TINY, queue_depth=depth)
     tasks = []
     for block in range(8):
@@ -143,7 +143,7 @@ LOAD, MM, VEC, STORE = (int(queue) for queue in (Queue.LOAD, Queue.MM, Queue.VEC
 
 
 def tasks_of(rows: list[tuple[int, int, int, list[tuple[bool, int]]]]) -> Tasks:
-    """Of (layer, queue, cycles, what it touches: whether it writes, and the address)."""
+    """Build tasks from (layer, queue, cycles, accesses as (writes, address))."""
     layer, queue, cycles, touched = zip(*rows, strict=True)
     uses = [
         (task, 2 * queue[task] + write, SCRATCHPAD, at, at + 1, 1)
@@ -163,7 +163,7 @@ def order_of(tasks: Tasks, firsts: tuple[int, ...]) -> list[int]:
 
 
 def random_rows(rng: np.random.Generator) -> list[tuple[int, int, int, list[tuple[bool, int]]]]:
-    """A layer of its own, two to merge, one of which the array computes, and one behind them."""
+    """A layer alone, two to merge, one of them on the array, and one after them."""
     rows, paced = [], int(rng.integers(1, 3))
     for layer in range(4):
         for _ in range(rng.integers(1, 30)):
@@ -176,7 +176,7 @@ def random_rows(rng: np.random.Generator) -> list[tuple[int, int, int, list[tupl
 
 
 @repeated("seed", range(60))
-def test_what_conflicts_keeps_its_order(seed: int) -> None:
+def test_conflicting_tasks_keep_their_order(seed: int) -> None:
     rows = random_rows(np.random.default_rng(seed))
     order = order_of(tasks_of(rows), (1,))
     assert sorted(order) == list(range(len(rows)))
@@ -191,8 +191,8 @@ def test_what_conflicts_keeps_its_order(seed: int) -> None:
 
 
 def pair(kernels: int, products: int, *, first: bool, loads: int = 0) -> Tasks:
-    """Products with a result each, and kernels that need nothing of them, ahead of them or behind. `loads` are the
-    cycles of a LOAD for each product, if it has one."""
+    """Products with a result each, and independent kernels before or after them. `loads` are cycles of a LOAD for
+    each product, if any."""
     own = [(1 - int(not first), queue, cycles, [(write, place)])
            for index in range(products) for queue, cycles, write, place in (
                (LOAD, loads, True, 50 + index % 4), (MM, 100, True, 10 + index % 2), (VEC, 5, False, 10 + index % 2))
@@ -204,28 +204,27 @@ def pair(kernels: int, products: int, *, first: bool, loads: int = 0) -> Tasks:
 @pytest.mark.parametrize("loads", [0, 90])
 @pytest.mark.parametrize("first", [True, False])
 def test_kernels_are_spread(first: bool, loads: int) -> None:
-    """Between the results of products, about as many ahead of each as there are: one for every four. What is loaded
-    for products takes no time of the array."""
+    """One kernel for every four products, between their results; LOADs take no time of the array."""
     tasks = pair(10, 40, first=first, loads=loads)
-    made = merge_overlapped(tasks, (0,))
-    kernels = np.flatnonzero(made.cycles == 150)
+    result = merge_overlapped(tasks, (0,))
+    kernels = np.flatnonzero(result.cycles == 150)
     assert np.diff(kernels).max() < 2 * len(tasks) / 10
     assert kernels[0] < 12
     assert kernels[-1] > len(tasks) - 16
-    assert made.paces.sum() == 40
-    assert np.diff(np.cumsum(made.queue == MM)[kernels])[1:].tolist() == [4] * 8
+    assert result.paces.sum() == 40
+    assert np.diff(np.cumsum(result.queue == MM)[kernels])[1:].tolist() == [4] * 8
 
 
-def test_kernels_that_all_wait_for_count_for_nothing() -> None:
-    """The array waits for the first four of ten kernels. The next one comes with the first product nevertheless, and
-    all others behind four products each, as if there had been none before."""
+def test_kernels_needed_by_all_are_not_spread() -> None:
+    """The array waits for the first four of ten kernels. The next comes with the first product, the others after
+    four products each."""
     kernels = [(0, VEC, 150, [(True, 90 + index)]) for index in range(10)]
     products = [
         (1, MM, 100, [(False, 93), (True, 10)]),
         *((1, MM, 100, [(True, 10 + at % 2)]) for at in range(39)),
     ]
-    made = merge_overlapped(tasks_of(kernels + products), (0,))
-    before = np.cumsum(made.queue == MM)[made.cycles == 150]
+    result = merge_overlapped(tasks_of(kernels + products), (0,))
+    before = np.cumsum(result.queue == MM)[result.cycles == 150]
     assert before.tolist() == [0, 0, 0, 0, 1, 5, 9, 13, 17, 21]
 
 
@@ -234,8 +233,8 @@ def test_nothing_to_merge() -> None:
     assert merge_overlapped(tasks, ()) is tasks
 
 
-def test_memory_of_what_runs_together() -> None:
-    """A result is not written over what the operator beside it still reads."""
+def test_concurrent_operators_do_not_share_memory() -> None:
+    """A result does not overwrite an operand of the operator beside it."""
     values = [whole(f"v{index}", (1, 4, 4, 8), "input" if not index else "temp") for index in range(4)]
     ops = [convolution(src, 8).replace(dst=dst) for src, dst in itertools.pairwise(values)]
     plain, beside = Allocation(ops), Allocation(ops, overlapped=(1,))
@@ -244,7 +243,7 @@ def test_memory_of_what_runs_together() -> None:
 
 
 def tables_of(rng: np.random.Generator) -> tuple[Tasks, list[tuple[str, int]]]:
-    """Products with results, and others around, that fill look-up tables and use them; what is done with which."""
+    """Products with results, and other tasks that fill and use look-up tables, with their actions."""
     rows, done, words = [], list[tuple[str, int]](), list[bytes]()
     for layer in range(3):
         for _ in range(int(rng.integers(4, 20))):
@@ -263,19 +262,19 @@ def tables_of(rng: np.random.Generator) -> tuple[Tasks, list[tuple[str, int]]]:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_tables_hold_what_they_did(seed: int) -> None:
-    """Each instruction finds the table that was filled last before it one after the other."""
+def test_tables_keep_their_contents(seed: int) -> None:
+    """Each instruction finds the table that was filled last before it in program order."""
     tasks, done = tables_of(np.random.default_rng(seed))
 
     def seen(order: list[int]) -> dict[int, int]:
-        held, found = dict[int, int](), dict[int, int]()
+        held, actual = dict[int, int](), dict[int, int]()
         for task in order:
             kind, table = done[task]
             if kind == "fill":
                 held[table] = task
             elif kind == "use":
-                found[task] = held.get(table, -1)
-        return found
+                actual[task] = held.get(table, -1)
+        return actual
 
     order = merge_overlapped(tasks, (0, 1)).dram_bytes.tolist()
     assert seen(order) == seen(sorted(order))
@@ -293,9 +292,8 @@ def in_memory(rows: list[tuple[int, int, int, list[tuple[bool, int]]]]) -> Tasks
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_what_is_read_is_not_written_before(reads: bool) -> None:
-    """A result waits for what reads the same memory ahead of it, but not for another result: of the same rows, these
-    are other bytes."""
+def test_results_wait_for_readers_of_their_memory(reads: bool) -> None:
+    """A result waits for earlier readers of its memory, but not for other bytes of equal rows."""
     rows = [
         (0, LOAD, 900, [(False, 300 + int(reads)), (True, 60)]),
         (0, VEC, 900, [(False, 60), (True, 70)]),
@@ -304,21 +302,21 @@ def test_what_is_read_is_not_written_before(reads: bool) -> None:
         (1, MM, 100, [(True, 10)]),
         (1, STORE, 5, [(False, 10), (True, 300 + int(reads)), (True, 500)]),
     ]
-    made = order_of(in_memory(rows), (0,))
-    assert made.index(5) < made.index(2) or reads
-    assert (made.index(3) < made.index(5)) is reads
+    result = order_of(in_memory(rows), (0,))
+    assert result.index(5) < result.index(2) or reads
+    assert (result.index(3) < result.index(5)) is reads
 
 
 def test_more_than_two_at_a_time() -> None:
-    """Kernels of the operators ahead of the products' one and behind it follow each other beside it."""
+    """Kernels of the operators before and after the products run in turn beside them."""
     others = [
         [(layer, VEC, 150, [(True, 90 + 20 * layer + index)]) for index in range(5)] for layer in (0, 2)
     ]
     own = [(1, queue, cycles, [(write, 10 + at % 2)]) for at in range(40) for queue, cycles, write in (
         (MM, 100, True), (VEC, 5, False))]  # fmt: skip
-    made = merge_overlapped(tasks_of(others[0] + own + others[1]), (0, 1))
-    before = np.cumsum(made.queue == MM)[made.cycles == 150]
-    assert made.layer[made.cycles == 150].tolist() == [0] * 5 + [2] * 5
+    result = merge_overlapped(tasks_of(others[0] + own + others[1]), (0, 1))
+    before = np.cumsum(result.queue == MM)[result.cycles == 150]
+    assert result.layer[result.cycles == 150].tolist() == [0] * 5 + [2] * 5
     assert before[-1] < 40
     assert np.diff(before)[1:].tolist() == [4] * 8
     assert runs((7, 1, 2, 5)) == [range(1, 4), range(5, 7), range(7, 9)]
@@ -328,8 +326,7 @@ RUN_AHEAD_SLOW = Target(TINY, 1)
 
 
 def order(loads: list[int], compute: int, target: Target, slots: int) -> list[int]:
-    """Numbers of pairs of a LOAD and the MM that uses it, in the order of a program; LOADs as -1 and less. LOADs take
-    `loads` cycles each, and each MM `compute`."""
+    """Order of LOADs (negative) and the MMs that use them. LOADs take `loads` cycles each, MMs `compute`."""
     tasks = []
     for index, cycles in enumerate(loads):
         slot = 8 * (index % slots)
@@ -339,25 +336,24 @@ def order(loads: list[int], compute: int, target: Target, slots: int) -> list[in
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_long_loads_come_under_the_first_products(depth: int) -> None:
-    """Seven short LOADs, then seven long ones: these start when the short ones are done, with their fetches in some
-    1,200 cycles, when the second product runs. Two have left the queue then, and `depth` more have room there."""
+def test_long_loads_overlap_the_first_products(depth: int) -> None:
+    """Seven short LOADs, then seven long ones, which start about 1,200 cycles in, during the second product. Two
+    have left the queue by then, and `depth` more have room."""
     target = Target(dataclasses.replace(TINY, queue_depth=depth), 1)
-    found = order([100] * 7 + [2000] * 7, 1000, target, slots=14)
-    assert [item for item in found[: found.index(~7)] if item >= 0] == list(range(min(depth + 2, 7)))
+    actual = order([100] * 7 + [2000] * 7, 1000, target, slots=14)
+    assert [item for item in actual[: actual.index(~7)] if item >= 0] == list(range(min(depth + 2, 7)))
 
 
 def test_a_slot_in_use_is_not_filled() -> None:
-    found = order([900] * 8, 1000, RUN_AHEAD_SLOW, slots=2)
+    actual = order([900] * 8, 1000, RUN_AHEAD_SLOW, slots=2)
     for index in range(2, 8):
-        assert found.index(~index) > found.index(index - 2)
+        assert actual.index(~index) > actual.index(index - 2)
 
 
-def test_products_do_not_wait_for_loads_in_front_of_them() -> None:
-    """Where LOADs take longer than products, each MM stands ahead of the LOADs that start when it could be fetched."""
-    found = order([1000] * 12, 10, RUN_AHEAD_SLOW, slots=12)
+def test_products_do_not_wait_for_later_loads() -> None:
+    actual = order([1000] * 12, 10, RUN_AHEAD_SLOW, slots=12)
     for index in range(12 - TINY.queue_depth):
-        assert found.index(index) < found.index(~(index + TINY.queue_depth))
+        assert actual.index(index) < actual.index(~(index + TINY.queue_depth))
 
 
 CONFIG = PRESETS["tiny"].replace(depthwise_taps=0, int4=1)
@@ -369,33 +365,33 @@ def form(instruction: Instruction) -> Instruction:
 
 
 def results(generator: Generator) -> bytes:
-    """Memory behind a program, without the program."""
+    """Memory after a program, without the program's own area."""
     held, size = generator.run(GoldenDevice(CONFIG, MEMORY)), len(generator.program) * WORD_BYTES
     return held[:PROGRAM] + held[PROGRAM + size :]
 
 
-def test_programs_do_the_same() -> None:
+def test_merged_programs_are_equivalent() -> None:
     changed = set()
     for seed in range(15):
         generator = Generator(CONFIG, seed, serial=True)
         generator.build(25)
         expected = results(generator)
-        found = list(Code(sequential_forms(Code.of(generator.program).words, N)))
-        changed |= {new.OPCODE for old, new in zip(generator.program, found, strict=True) if old != new}
-        generator.program = found
+        actual = list(Code(sequential_forms(Code.of(generator.program).words, N)))
+        changed |= {new.OPCODE for old, new in zip(generator.program, actual, strict=True) if old != new}
+        generator.program = actual
         assert results(generator) == expected, f"seed {seed}"
     assert changed == {Opcode.VEC, Opcode.LOAD}
 
 
 def cycles(load: Load, rng: np.random.Generator) -> tuple[bytes, int]:
-    """What a LOAD makes of the scratchpad, and how long it takes."""
+    """Cycles of an instruction, checked against the scratchpad that a LOAD leaves."""
     vectors = CONFIG.scratchpad_size
     whole = Store(offset=0x4000, pixels=vectors, length=N, pitch=N, src_pixel=1)
     program = b"".join(instruction.encode() for instruction in (load, whole, End()))
-    given = rng.integers(0, 256, 0x1000, np.uint8).tobytes()
+    inputs = rng.integers(0, 256, 0x1000, np.uint8).tobytes()
     golden, model = GoldenDevice(CONFIG, 1 << 16), SequentialTimingDevice(CONFIG, 1 << 16)
     for device in (golden, model):
-        device.write(0, given)
+        device.write(0, inputs)
         device.write(0x2000, program)
         device.start(0x2000)
         device.wait()
@@ -404,17 +400,17 @@ def cycles(load: Load, rng: np.random.Generator) -> tuple[bytes, int]:
     return held, model.counters()[Counter.LOAD_BUSY]
 
 
-def test_a_vector_of_a_row_has_nothing_behind_it() -> None:
+def test_single_vector_rows_have_no_stride() -> None:
     plain = Load(rows=9, row_pitch=24, pixels=1, length=N - 1, pitch=24, run=N - 1, dst_row=2)
-    found = form(plain)
-    assert isinstance(found, Load)
-    assert found.pitch == N - 1
-    (held, long), (same, short) = (cycles(load, np.random.default_rng(5)) for load in (plain, found))
+    actual = form(plain)
+    assert isinstance(actual, Load)
+    assert actual.pitch == N - 1
+    (held, long), (same, short) = (cycles(load, np.random.default_rng(5)) for load in (plain, actual))
     assert held == same
     assert short < long
 
 
-def test_what_stays_as_it_is() -> None:
+def test_instructions_that_do_not_change() -> None:
     for load in (
         Load(pixels=2, length=N, pitch=9),
         Load(pixels=1, length=N, pitch=9, transpose=1),
@@ -431,10 +427,10 @@ def test_coordinates_in_range_stand_still() -> None:
         Vec(oy=3, ox=5, y=2, y_oy=-1, x=8, x_ox=-2, h=3, w=9),
         Vec(oy=3, ox=5, y=4, x=7, h=5, w=8, y_ry=3),
     ):
-        found = form(vec)
-        assert isinstance(found, Vec)
-        assert (found.y, found.y_oy, found.h, found.x, found.x_ox, found.w) == (0, 0, 1, 0, 0, 1)
-        assert (found.oy, found.ox, found.y_ry) == (still.oy, still.ox, vec.y_ry)
+        actual = form(vec)
+        assert isinstance(actual, Vec)
+        assert (actual.y, actual.y_oy, actual.h, actual.x, actual.x_ox, actual.w) == (0, 0, 1, 0, 0, 1)
+        assert (actual.oy, actual.ox, actual.y_ry) == (still.oy, still.ox, vec.y_ry)
     for vec in (
         Vec(oy=3, ox=5, y_oy=1, h=2),
         Vec(oy=3, ox=5, y=-1, y_oy=1, h=9),
@@ -442,7 +438,7 @@ def test_coordinates_in_range_stand_still() -> None:
         Vec(oy=1, ox=5, x_ox=2, w=8),
         Vec(ry=2, h=9, y_ry=1),
         Vec(rx=2, w=9, x_rx=0),
-        Vec(oy=600, y_oy=127, h=(1 << 16) - 1),  # comes round to the first ones
+        Vec(oy=600, y_oy=127, h=(1 << 16) - 1),  # wraps to the first ones
         Vec(x=-(1 << 15) + 5, w=(1 << 16) - 1),
         Vec(oy=2, y=(1 << 15) - 1, y_oy=1, h=(1 << 16) - 1),
     ):

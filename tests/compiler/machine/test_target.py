@@ -1,4 +1,4 @@
-"""Cycles of the bus and of the sequential core against the cycle models; limits and coordinates of instructions."""
+"""Bus and sequential-core cycles against the cycle models; limits and coordinates of instructions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DEFAULT = PRESETS["default"]
     ("bandwidth", "beat"), [(None, 1), (16, 1), (64, 1), (8, 2), (1.9, 16 / 1.9), (0.5, 32)]
 )
 def test_beats(bandwidth: float | None, beat: float) -> None:
-    """A memory that is faster than the bus is as fast as the bus."""
+    """A memory faster than the bus is limited by the bus."""
     target = Target(DEFAULT, bandwidth)
     assert target.beat == beat
     assert target.transfer_cycles(160) == 10 * beat
@@ -72,7 +72,7 @@ def far_axis(rng: np.random.Generator) -> tuple[int, int, int, int]:
 
 
 def far_window(rng: np.random.Generator) -> tuple[Window, tuple[int, int]]:
-    """A window that is far along one axis and near along the other, which may be padded, and the size of its input."""
+    """A window far along one axis and near along the other, maybe padded, and the size of its input."""
     far = far_axis(rng)
     size = draw(rng, 1, 4)
     near = (draw(rng, 1, size), draw(rng, 1, 2), 1, size)
@@ -85,7 +85,7 @@ def far_window(rng: np.random.Generator) -> tuple[Window, tuple[int, int]]:
 
 
 def far_segment(rng: np.random.Generator) -> DeviceSegment:
-    """A convolution or a pool; the former also behind padding along the far axis, that may become its own."""
+    """A convolution or a pool, the former also after padding along the far axis that may be fused."""
     window, (h, w) = far_window(rng)
     kind = rng.choice(["conv", "groups", "depthwise", "max", "average", "padded"])
     groups = 1 if kind != "groups" else 2
@@ -94,19 +94,19 @@ def far_segment(rng: np.random.Generator) -> DeviceSegment:
     if kind in ("max", "average"):
         dst = whole("y", (1, *window.output(h, w), channels), "output")
         return segment_of(Pool("pool", src, dst, str(kind), window, 1.0, 3, 3))
-    pad, given = [], src
+    pad, arguments = [], src
     if kind == "padded":
         around = tuple(draw(rng, 0, 300) if is_far(window, at % 2) else 0 for at in range(4))
         around = Window(pad=around)
-        given = whole("padded", (1, *around.output(h, w), channels), "temp")
-        pad = [Pad("pad", src, given, around, 5)]
+        arguments = whole("padded", (1, *around.output(h, w), channels), "temp")
+        pad = [Pad("pad", src, arguments, around, 5)]
     groups = channels if kind == "depthwise" else groups
     out = channels if kind == "depthwise" else draw(rng, 1, 20) * groups
     weight = rng.integers(-127, 128, (out, *window.kernel, channels // groups)).astype(np.int16)
     scale = np.full(out, 60 / (math.sqrt(weight[0].size) * 127 * 40))
     bias = rng.integers(-999, 999, out).astype(np.int32)
-    dst = whole("y", (1, *window.output(*given.shape[1:3]), out), "output")
-    return segment_of(*pad, Conv("conv", given, dst, weight, bias, scale, window, groups, 5, -3))
+    dst = whole("y", (1, *window.output(*arguments.shape[1:3]), out), "output")
+    return segment_of(*pad, Conv("conv", arguments, dst, weight, bias, scale, window, groups, 5, -3))
 
 
 def check(seed: int) -> None:
@@ -128,7 +128,7 @@ def test_many_far_windows() -> None:
 
 
 def test_hops_cost_no_more_for_being_long() -> None:
-    """Windows of few channels lie side by side, whatever is between them."""
+    """Windows of few channels are interleaved, whatever the gap between them."""
     for config in (PRESETS["tiny"], PRESETS["default"]):
         planner = Planner(Target(config))
         near, far = (
@@ -162,7 +162,7 @@ FITS = {
 
 
 @pytest.mark.parametrize(("kind", "field", "most"), FITS.values(), ids=FITS)
-def test_the_largest_value_fits_and_no_larger_one(kind: type, field: str, most: int) -> None:
+def test_field_limits_are_exact(kind: type, field: str, most: int) -> None:
     kind(**{field: most}).encode()
     with pytest.raises(IsaError):
         kind(**{field: most + 1}).encode()
@@ -174,11 +174,11 @@ SEQUENTIAL_CONFIGS = {
 LATENCY = 3
 CODE, PARAMETERS = 0x8000, 0x7000
 Found = list[tuple[float, int]]
-"""By the formula, and by the model."""
+"""Pairs of (cycles by formula, cycles by model)."""
 
 
 class Bench:
-    """One configuration: how many cycles an instruction adds to a program."""
+    """Cycles that an instruction adds to a program, on one configuration."""
 
     def __init__(self, name: str) -> None:
         self.config = SEQUENTIAL_CONFIGS[name]
@@ -189,7 +189,7 @@ class Bench:
         self.empty = self.cycles([])
 
     def cycles(self, program: list[Instruction]) -> int:
-        """Beyond those of an empty program."""
+        """Cycles beyond those of an empty program."""
         n = self.n
         device = SequentialTimingDevice(self.config, 1 << 16, latency=LATENCY)
         device.write(PARAMETERS, parameter_block(*(np.full(n, value) for value in (0, 40_000, 26)), n))
@@ -239,14 +239,14 @@ class Bench:
                                                    ("vec", 0.15, 0.07)])  # fmt: skip
 def test_costs(name: str, kind: str, one: float, all_: float) -> None:
     bench = Bench(name)
-    found = [pair for _ in range(10) for pair in getattr(bench, kind)()]
-    wrong = [(guess, cycles) for guess, cycles in found if not abs(guess / cycles - 1) <= one]
+    actual = [pair for _ in range(10) for pair in getattr(bench, kind)()]
+    wrong = [(guess, cycles) for guess, cycles in actual if not abs(guess / cycles - 1) <= one]
     assert not wrong
-    total = sum(guess for guess, _ in found) / sum(cycles for _, cycles in found)
+    total = sum(guess for guess, _ in actual) / sum(cycles for _, cycles in actual)
     assert abs(total - 1) <= all_
 
 
-def test_only_the_sequential_core_takes_turns() -> None:
+def test_only_the_sequential_core_serialises_units() -> None:
     config = SEQUENTIAL_CONFIGS["icebreaker"]
     assert Target(config).sequential_costs is None
     assert Target(config, sequential=True).sequential_costs == SequentialCosts(4, 16)

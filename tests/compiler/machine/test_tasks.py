@@ -1,4 +1,4 @@
-"""Tasks as columns against the same tasks one by one."""
+"""Tasks as columns against tasks as objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPACES = {Memory.SCRATCHPAD: SCRATCHPAD, Memory.ACCUMULATOR: ACCUMULATOR, Memory
 
 
 def instruction(rng: random.Random) -> Instruction:
-    """One that is small, at addresses that may be all over memory."""
+    """A small instruction with addresses anywhere in memory."""
     count, address = rng.randint(1, 3), rng.randrange(10, 99)
     return rng.choice([
         Load(base=1, offset=500, rows=count, row_pitch=rng.randint(-9, 9), dst=address, dst_row=rng.randint(1, 9)),
@@ -36,8 +36,8 @@ def instruction(rng: random.Random) -> Instruction:
     ])  # fmt: skip
 
 
-def drawn(rng: random.Random) -> list[Task]:
-    """Tasks that share instructions, and have addresses of their own or not."""
+def draw_tasks(rng: random.Random) -> list[Task]:
+    """Draw tasks that share instructions, with addresses of their own or not."""
     shared = [instruction(rng) for _ in range(3)]
     tasks = []
     for layer in range(rng.randint(0, 30)):
@@ -51,38 +51,37 @@ def drawn(rng: random.Random) -> list[Task]:
 
 
 def ranges(item: Instruction) -> list[tuple[bool, int, int, int, int]]:
-    """Whether it is written, the space, the first address, one past the last, and the step of what the program checker
-    sees."""
-    found = []
+    """(written, space, first address, end address, step) of each access, as the program checker sees them."""
+    result = []
     for access in on_chip_accesses(item, TINY):
         cells = np.arange(1 << 16)[access.cells]
         if access.memory in SPACES and cells.size:
             first, *others = cells.tolist()
             step = math.gcd(*(cell - first for cell in others)) or 1
-            found.append((access.write, SPACES[access.memory], first, int(cells[-1]) + 1, step))
-    return found + [(run.write, DRAM + run.base, run.low, run.high, 1) for run in dram_accesses(item, TINY)]
+            result.append((access.write, SPACES[access.memory], first, int(cells[-1]) + 1, step))
+    return result + [(run.write, DRAM + run.base, run.low, run.high, 1) for run in dram_accesses(item, TINY)]
 
 
-def apart(task: Task) -> tuple[Instruction, tuple[int, int, int, bool]]:
-    """The instruction with its addresses, and the rest."""
+def split(task: Task) -> tuple[Instruction, tuple[int, int, int, bool]]:
+    """Split an instruction into its addresses and the rest."""
     names = ADDRESSES.get(task.instruction.OPCODE, ())
     own = {name: value for name, value in zip(names, task.addresses, strict=False) if value >= 0}
     rest = (task.layer, task.cycles, task.dram_bytes, task.paces)
     return dataclasses.replace(task.instruction, **own), rest
 
 
-def compare(tasks: Tasks, wanted: list) -> None:
-    assert len(tasks) == len(wanted)
-    assert list(Code(tasks.words)) == [item for item, _ in wanted]
-    assert tasks.queue.tolist() == [int(item.QUEUE) for item, _ in wanted]
+def compare(tasks: Tasks, expected: list) -> None:
+    assert len(tasks) == len(expected)
+    assert list(Code(tasks.words)) == [item for item, _ in expected]
+    assert tasks.queue.tolist() == [int(item.QUEUE) for item, _ in expected]
     columns = (tasks.layer, tasks.cycles, tasks.dram_bytes, tasks.paces)
-    assert list(zip(*(column.tolist() for column in columns), strict=True)) == [rest for _, rest in wanted]
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == [rest for _, rest in expected]
     uses = tasks.uses
     columns = (uses.task, uses.kind, uses.space, uses.start, uses.stop, uses.step)
-    found = zip(*(column.tolist() for column in columns), strict=True)
-    assert sorted(found) == sorted(
+    actual = zip(*(column.tolist() for column in columns), strict=True)
+    assert sorted(actual) == sorted(
         (index, 2 * int(item.QUEUE) + written, *span)
-        for index, (item, _) in enumerate(wanted)
+        for index, (item, _) in enumerate(expected)
         for written, *span in ranges(item)
     )
 
@@ -90,13 +89,13 @@ def compare(tasks: Tasks, wanted: list) -> None:
 @repeated("seed", range(100))
 def test_columns(seed: int) -> None:
     rng = random.Random(seed)
-    parts = [drawn(rng) for _ in range(rng.randint(1, 3))]
-    wanted = [apart(task) for part in parts for task in part]
+    parts = [draw_tasks(rng) for _ in range(rng.randint(1, 3))]
+    expected = [split(task) for part in parts for task in part]
     joined = Tasks.concatenate([Tasks.of(part, TINY) for part in parts])
-    compare(joined, wanted)
-    order = list(range(len(wanted)))
+    compare(joined, expected)
+    order = list(range(len(expected)))
     rng.shuffle(order)
-    compare(joined.reorder(np.array(order, np.int64)), [wanted[index] for index in order])
+    compare(joined.reorder(np.array(order, np.int64)), [expected[index] for index in order])
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_columns(seed: int) -> None:
         (Task(Store(src=1 << 16), 0, 1), "STORE field 'src' is 65536, outside 0 to 65535"),
     ],
 )
-def test_values_that_do_not_fit(task: Task, message: str) -> None:
+def test_values_beyond_fields_are_refused(task: Task, message: str) -> None:
     with pytest.raises(IsaError) as caught:
         Tasks.of([task], TINY)
     assert str(caught.value) == message

@@ -35,11 +35,11 @@ def ops_of(model: onnx.ModelProto) -> list[Any]:
 def steps(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> np.ndarray:
     """Differences from the ONNX reference evaluator in steps of the output."""
     given = run_graph(import_model(model), values)[model.graph.output[0].name]
-    wanted = ReferenceEvaluator(model).run(None, values)[0]
-    assert given.shape == wanted.shape
+    expected = ReferenceEvaluator(model).run(None, values)[0]
+    assert given.shape == expected.shape
     name = model.graph.node[-1].input[1]
     scale = next(item for item in model.graph.initializer if item.name == name)
-    return np.rint((given - wanted) / numpy_helper.to_array(scale))
+    return np.rint((given - expected) / numpy_helper.to_array(scale))
 
 
 @repeated("seed", range(40))
@@ -59,7 +59,6 @@ def test_agrees_with_the_reference(kind: Any, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_written_out_and_rounded_is_one_operator(seed: int) -> None:
-    """As a quantiser leaves it: Q/DQ pairs everywhere, heads split and joined by Reshape and Transpose."""
     rng = np.random.default_rng(seed)
     sizes = models.random_sizes(rng, grouped=False)
     allowed = np.arange(sizes.keys) < rng.integers(1, sizes.keys + 1, (sizes.batch, 1, 1, 1))
@@ -79,17 +78,17 @@ def test_written_out_and_rounded_is_one_operator(seed: int) -> None:
     assert not is_exact(next(item for item in graph.segments if isinstance(item, DeviceSegment)))
 
 
-def test_pairs_that_nothing_can_leave_only_round() -> None:
+def test_pairs_beyond_all_scores_only_round() -> None:
     """Scores of a range that no int8 queries and keys leave are those of the product, and `check` says so."""
     rng = np.random.default_rng(0)
-    made = Exploded(rng, Sizes(1, 2, 2, 5, 5, 4, 4))
-    q, q_source = made.heads(2, 5, 4)
-    k, k_source = made.heads(2, 5, 4)
-    v, v_source = made.heads(2, 5, 4)
+    result = Exploded(rng, Sizes(1, 2, 2, 5, 5, 4, 4))
+    q, q_source = result.heads(2, 5, 4)
+    k, k_source = result.heads(2, 5, 4)
+    v, v_source = result.heads(2, 5, 4)
     most = 4 * 255 * 255 * q_source.scale * k_source.scale
-    scores = made.pair(made.product(q, made.keys_transposed(k, k_source)), most / 127)
-    value = made.product(made.weights(scores, most / 127), v)
-    graph = import_model(models.ended(made.builder, value, v_source))
+    scores = result.pair(result.product(q, result.keys_transposed(k, k_source)), most / 127)
+    value = result.product(result.weights(scores, most / 127), v)
+    graph = import_model(models.ended(result.builder, value, v_source))
     (op,) = device_ops(graph)
     assert op.rounding is None
     assert ROUNDING in {note for _, _, _, note in graph.assignment}
@@ -98,17 +97,17 @@ def test_pairs_that_nothing_can_leave_only_round() -> None:
 @pytest.mark.parametrize(("scale", "note"), [
     (0.002, ""), (2.0, "scores beyond 166 are clamped, and a calibration found them up to 30"),
 ])  # fmt: skip
-def test_what_may_be_clamped_is_said(scale: float, note: str) -> None:
+def test_possible_clamping_is_reported(scale: float, note: str) -> None:
     """By `check`, by what `compile` makes, also once it was saved, and in the report of each run."""
     rng = np.random.default_rng(4)
     model = models.operator(rng, Sizes(1, 1, 1, 4, 4, 8, 8), scale=scale)
     attention = next(node for node in model.graph.node if node.op_type == "Attention")
     model.metadata_props.add(key=f"{LARGEST}{attention.name}", value="30.0")
-    (said,) = [item[3] for item in import_model(model).assignment if item[1] == "Attention"]
-    assert said.startswith(note)
-    assert bool(said) == bool(note)
+    (arguments,) = [item[3] for item in import_model(model).assignment if item[1] == "Attention"]
+    assert arguments.startswith(note)
+    assert bool(arguments) == bool(note)
     checked, program = weft.check(model, "tiny"), weft.compile(model, "tiny")
-    assert [text.partition("): ")[2] for text in checked.warnings] == ([said] if note else [])
+    assert [text.partition("): ")[2] for text in checked.warnings] == ([arguments] if note else [])
     assert checked.warnings == program.warnings
     result = program.run(qdq_models.feeds(model, rng))
     assert result.report["warnings"] == list(program.warnings)
@@ -125,27 +124,27 @@ def test_rounded_scores_cost_the_model_but_not_the_device() -> None:
     name = rounded.graph.input[0].name
     assert [item.name for item in rounded.graph.input][:1] == [name]
     given = run_graph(import_model(plain), values)[plain.graph.output[0].name]
-    wanted = ReferenceEvaluator(plain).run(None, values)[0]
-    scale = np.abs(wanted).max() / 64
-    assert np.abs(given - wanted).max() < scale
+    expected = ReferenceEvaluator(plain).run(None, values)[0]
+    scale = np.abs(expected).max() / 64
+    assert np.abs(given - expected).max() < scale
     named = dict(zip((item.name for item in rounded.graph.input), values.values(), strict=True))
     model = ReferenceEvaluator(rounded).run(None, named)[0]
     device = run_graph(import_model(rounded), named)[rounded.graph.output[0].name]
-    assert np.abs(device - wanted).mean() < np.abs(model - wanted).mean()
+    assert np.abs(device - expected).mean() < np.abs(model - expected).mean()
 
 
-def test_heads_stay_where_the_products_before_and_after_put_them() -> None:
+def test_heads_stay_where_neighbouring_products_put_them() -> None:
     """Three projections, attention and a product of its result: five operators, no copy between them."""
     rng = np.random.default_rng(0)
-    made = Exploded(rng, Sizes(2, 4, 4, 6, 6, 8, 8))
-    builder = made.builder
+    result = Exploded(rng, Sizes(2, 4, 4, 6, 6, 8, 8))
+    builder = result.builder
     source = builder.input((2, 6, 24))
     parts = [builder.dense(source, 32, op="MatMul", bias=False) for _ in range(3)]
-    q = made.split(parts[0], 4)
-    k = made.split(parts[1], 4, (0, 2, 3, 1))
-    v = made.split(parts[2], 4)
-    value = made.product(made.weights(made.scaled(made.pair(made.product(q, k), 0.4), 0.35)), v)
-    joined = builder.like(made.joined(value, parts[2]), (2, 6, 32), parts[2])
+    q = result.split(parts[0], 4)
+    k = result.split(parts[1], 4, (0, 2, 3, 1))
+    v = result.split(parts[2], 4)
+    value = result.product(result.weights(result.scaled(result.pair(result.product(q, k), 0.4), 0.35)), v)
+    joined = builder.like(result.joined(value, parts[2]), (2, 6, 32), parts[2])
     graph = import_model(builder.finish(builder.dense(joined, 5, op="MatMul", bias=False)))
     assert not on_host(graph)
     kinds = [type(op) for op in device_ops(graph)]
@@ -159,10 +158,10 @@ def test_heads_as_images_stay_images() -> None:
     rng = np.random.default_rng(0)
     builder = Builder(rng)
     parts = [builder.dense(builder.input((1, 3, 5, 4)), 4, op="MatMul", bias=False) for _ in range(3)]
-    made = Exploded(rng, Sizes(1, 3, 3, 5, 5, 4, 4))
-    made.builder = builder
+    result = Exploded(rng, Sizes(1, 3, 3, 5, 5, 4, 4))
+    result.builder = builder
     q, k, v = (builder.dequantise(part) for part in parts)
-    value = made.product(made.weights(made.product(q, made.keys_transposed(k, parts[1]))), v)
+    value = result.product(result.weights(result.product(q, result.keys_transposed(k, parts[1]))), v)
     model = models.ended(builder, value, parts[2])
     graph = import_model(model)
     assert not on_host(graph)
@@ -189,16 +188,16 @@ def test_other_ranks(rank: int) -> None:
 @pytest.mark.parametrize("swapped", [False, True])
 def test_mask_chosen_by_where(swapped: bool) -> None:
     rng = np.random.default_rng(0)
-    made = Exploded(rng, Sizes(1, 2, 2, 5, 5, 4, 4), rounded=False)
-    builder = made.builder
-    q, _ = made.heads(2, 5, 4)
-    k, k_source = made.heads(2, 5, 4)
-    v, v_source = made.heads(2, 5, 4)
-    scores = made.product(q, made.keys_transposed(k, k_source))
+    result = Exploded(rng, Sizes(1, 2, 2, 5, 5, 4, 4), rounded=False)
+    builder = result.builder
+    q, _ = result.heads(2, 5, 4)
+    k, k_source = result.heads(2, 5, 4)
+    v, v_source = result.heads(2, 5, 4)
+    scores = result.product(q, result.keys_transposed(k, k_source))
     seen = np.tril(np.ones((5, 5), bool))
     low = builder.constant(np.float32(np.finfo(np.float32).min))
     chosen = [builder.constant(~seen), low, scores] if swapped else [builder.constant(seen), scores, low]
-    value = made.product(made.weights(builder.node("Where", chosen)), v)
+    value = result.product(result.weights(builder.node("Where", chosen)), v)
     model = models.ended(builder, value, v_source)
     (op,) = ops_of(model)
     assert (op.causal, op.offset, op.lengths) == (True, 0, (5,))
@@ -207,20 +206,20 @@ def test_mask_chosen_by_where(swapped: bool) -> None:
 
 def test_scores_scaled_twice() -> None:
     rng = np.random.default_rng(0)
-    made = Exploded(rng, Sizes(1, 2, 2, 5, 5, 4, 4), rounded=False)
-    q, _ = made.heads(2, 5, 4)
-    k, k_source = made.heads(2, 5, 4)
-    v, v_source = made.heads(2, 5, 4)
-    scores = made.scaled(made.product(q, made.keys_transposed(k, k_source)), 0.125)
-    value = made.product(made.weights(made.scaled(scores, 0.5, "Div")), v)
-    model = models.ended(made.builder, value, v_source)
+    result = Exploded(rng, Sizes(1, 2, 2, 5, 5, 4, 4), rounded=False)
+    q, _ = result.heads(2, 5, 4)
+    k, k_source = result.heads(2, 5, 4)
+    v, v_source = result.heads(2, 5, 4)
+    scores = result.scaled(result.product(q, result.keys_transposed(k, k_source)), 0.125)
+    value = result.product(result.weights(result.scaled(scores, 0.5, "Div")), v)
+    model = models.ended(result.builder, value, v_source)
     (op,) = ops_of(model)
     assert isinstance(op, Attention)
     assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
-def guarded(made: Exploded, value: str, zero: float) -> str:
-    """What torch puts behind a softmax of masked scores."""
+def add_guard(made: Exploded, value: str, zero: float) -> str:
+    """Add torch's guard after a softmax of masked scores."""
     builder = made.builder
     guard = builder.node("IsNaN", [value])
     return builder.node("Where", [guard, builder.constant(np.float32(zero)), value])
@@ -229,15 +228,15 @@ def guarded(made: Exploded, value: str, zero: float) -> str:
 @pytest.mark.parametrize("zero", [0.0, 1.0])
 def test_probabilities_that_are_not_a_number(zero: float) -> None:
     rng = np.random.default_rng(0)
-    made = Exploded(rng, Sizes(1, 2, 2, 5, 5, 4, 4), rounded=False)
-    q, _ = made.heads(2, 5, 4)
-    k, k_source = made.heads(2, 5, 4)
-    v, v_source = made.heads(2, 5, 4)
-    scores = made.masked(
-        made.product(q, made.keys_transposed(k, k_source)), models.additive(np.arange(5) < 3)
+    result = Exploded(rng, Sizes(1, 2, 2, 5, 5, 4, 4), rounded=False)
+    q, _ = result.heads(2, 5, 4)
+    k, k_source = result.heads(2, 5, 4)
+    v, v_source = result.heads(2, 5, 4)
+    scores = result.masked(
+        result.product(q, result.keys_transposed(k, k_source)), models.additive(np.arange(5) < 3)
     )
-    value = made.product(guarded(made, made.weights(scores), zero), v)
-    model = models.ended(made.builder, value, v_source)
+    value = result.product(add_guard(result, result.weights(scores), zero), v)
+    model = models.ended(result.builder, value, v_source)
     graph = import_model(model)
     assert bool(on_host(graph)) == bool(zero)
     assert [isinstance(op, Attention) for op in device_ops(graph)] == ([] if zero else [True])
@@ -272,7 +271,7 @@ def test_causal_and_lengths() -> None:
     assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
-def test_short_mask_leaves_out_the_rest() -> None:
+def test_short_mask_excludes_the_rest() -> None:
     rng = np.random.default_rng(0)
     mask = np.ones((4, 5), bool)
     (op,) = ops_of(models.operator(rng, Sizes(1, 1, 1, 4, 9, 4, 4), mask=mask))
@@ -285,20 +284,20 @@ def test_short_mask_leaves_out_the_rest() -> None:
 ])  # fmt: skip
 def test_recognises_its_own_masks(mask: Mask) -> None:
     allowed = mask.allowed_keys(5, 7)
-    found = recognise(allowed)
-    assert found is not None
-    assert np.array_equal(found.allowed_keys(5, 7), allowed)
+    actual = recognise(allowed)
+    assert actual is not None
+    assert np.array_equal(actual.allowed_keys(5, 7), allowed)
 
 
-def test_recognises_exactly_what_lengths_and_diagonals_make() -> None:
+def test_recognises_exactly_masks_of_lengths_and_diagonals() -> None:
     """All masks of two images, two queries and two keys."""
-    made = {
+    result = {
         Mask(lengths, causal, offset).allowed_keys(2, 2).tobytes()
         for lengths in np.ndindex(3, 3) for causal in (False, True) for offset in range(-3, 3)
     }  # fmt: skip
     for bits in range(256):
         allowed = np.array([bits >> position & 1 for position in range(8)], bool).reshape(2, 2, 2)
-        assert (recognise(allowed) is not None) == (allowed.tobytes() in made), allowed
+        assert (recognise(allowed) is not None) == (allowed.tobytes() in result), allowed
 
 
 def test_additive_masks() -> None:
@@ -312,7 +311,6 @@ def test_additive_masks() -> None:
     ((2, 5, 1, 1), 1, 11), ((2, 5), 1, 11),
 ])  # fmt: skip
 def test_softmax(shape: tuple[int, ...], axis: int, opset: int) -> None:
-    """Any axis of an input can be the channels."""
     rng = np.random.default_rng(axis + 10)
     builder = Builder(rng, opset)
     source = builder.input(shape)
@@ -366,10 +364,10 @@ def test_device_without_softmax_unit() -> None:
 def test_scores_that_end_elsewhere_leave_softmax_to_the_device() -> None:
     """A product by itself, and its softmax."""
     rng = np.random.default_rng(0)
-    made = Exploded(rng, Sizes(1, 1, 1, 4, 4, 4, 4))
-    builder = made.builder
+    result = Exploded(rng, Sizes(1, 1, 1, 4, 4, 4, 4))
+    builder = result.builder
     q, k = (builder.dequantise(builder.input((4, 4))) for _ in range(2))
-    value = made.weights(made.product(q, k))
+    value = result.weights(result.product(q, k))
     model = builder.finish(builder.quantise(value, (4, 4), 1 / 256, 0, True))
     graph = import_model(model)
     assert [type(op) for op in device_ops(graph)] == [Product, Softmax]
@@ -427,25 +425,27 @@ def test_scores_as_an_output_keep_their_values() -> None:
     model.graph.output.append(helper.make_tensor_value_info(scores, TensorProto.FLOAT, (1, 2, 5, 5)))
     values = qdq_models.feeds(model, rng)
     given = run_graph(import_model(model), values)
-    for item, wanted in zip(model.graph.output, ReferenceEvaluator(model).run(None, values), strict=True):
-        assert np.allclose(given[item.name], wanted, atol=0.02 * np.abs(wanted).max())
+    for item, expected in zip(model.graph.output, ReferenceEvaluator(model).run(None, values), strict=True):
+        assert np.allclose(given[item.name], expected, atol=0.02 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", ["tiny", "default"])
 def test_attention_without_look_up_tables(name: str) -> None:
     """It takes the table of powers alone; a function behind it runs on the host, with that as the reason."""
     rng = np.random.default_rng(0)
-    made = Exploded(rng, Sizes(1, 1, 1, 4, 4, 8, 8), rounded=False)
-    (q, _), (k, k_source), (v, v_source) = (made.heads(1, 4, 8) for _ in range(3))
-    scores = made.scaled(made.product(q, made.keys_transposed(k, k_source)), 0.1)
-    value = made.product(made.weights(scores), v)
-    like = made.builder.like(value, made.builder.shape_of(value), v_source)
-    model = models.ended(made.builder, made.builder.node("Tanh", [made.builder.dequantise(like)]), v_source)
+    result = Exploded(rng, Sizes(1, 1, 1, 4, 4, 8, 8), rounded=False)
+    (q, _), (k, k_source), (v, v_source) = (result.heads(1, 4, 8) for _ in range(3))
+    scores = result.scaled(result.product(q, result.keys_transposed(k, k_source)), 0.1)
+    value = result.product(result.weights(scores), v)
+    like = result.builder.like(value, result.builder.shape_of(value), v_source)
+    model = models.ended(
+        result.builder, result.builder.node("Tanh", [result.builder.dequantise(like)]), v_source
+    )
     program = weft.compile(model, Config.load(name).replace(kernel=64, lookup_tables=0))
     placed = {op: (place, why) for _, op, place, why in program.assignment}
     assert placed["MatMul"][0] == "device"
     assert placed["Tanh"] == ("host", "The configuration must have look-up tables ('lookup_tables' above 0)")
-    (found,) = program.run(given := qdq_models.feeds(model, rng)).outputs.values()
-    (wanted,) = ReferenceEvaluator(model).run(None, given)
+    (outputs,) = program.run(inputs := qdq_models.feeds(model, rng)).outputs.values()
+    (expected,) = ReferenceEvaluator(model).run(None, inputs)
     # A step of the means, and one of the results.
-    assert np.abs(found - wanted).max() <= 1.01 * (1 + 0.7) * v_source.scale
+    assert np.abs(outputs - expected).max() <= 1.01 * (1 + 0.7) * v_source.scale

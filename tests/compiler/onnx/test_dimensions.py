@@ -15,7 +15,7 @@ from weft.hdl.isa.config import Config
 Shape = tuple[int, ...]
 
 
-def requantised(built: Builder, value: str, scale: float) -> Quantised:
+def requantise(built: Builder, value: str, scale: float) -> Quantised:
     _, zero, unsigned = built.parameters()
     return built.quantise(value, built.shape_of(value), float(np.float32(scale)), zero, unsigned)
 
@@ -34,7 +34,7 @@ def conv(
     name, scales = built.weight(shape, 0, per_channel=True, unsigned=False)
     inputs = [built.dequantise(given), name, *([built.bias(given, scales)] if bias else [])]
     value = built.node("Conv", inputs, group=groups, **attributes)
-    return requantised(built, value, given.scale * float(scales.mean()) * 90 * np.prod(shape[1:]) ** 0.5)
+    return requantise(built, value, given.scale * float(scales.mean()) * 90 * np.prod(shape[1:]) ** 0.5)
 
 
 def padding(
@@ -56,17 +56,16 @@ def window(rng: Rng, shape: Shape, *, dilated: bool = True) -> tuple[list[int], 
     strides = [int(rng.integers(1, 4)) for _ in kernel]
     dilations = [int(rng.integers(1, 3)) if dilated and (size - 1) * 2 < most else 1
                  for size, most in zip(kernel, shape[2:], strict=True)]  # fmt: skip
-    found = padding(rng, rank, kernel, dilations, strides)
+    actual = padding(rng, rank, kernel, dilations, strides)
     if rank == 3:
         kernel[0] = strides[0] = dilations[0] = 1
-        pads = found.get("pads")
+        pads = actual.get("pads")
         if isinstance(pads, list):
             pads[0] = pads[3] = 0
-    return kernel, {"strides": strides, "dilations": dilations, **found}
+    return kernel, {"strides": strides, "dilations": dilations, **actual}
 
 
 def size(rng: Rng, rank: int) -> Shape:
-    """Of a value."""
     shape = [
         int(rng.integers(1, 3)),
         int(rng.integers(1, 7)),
@@ -107,20 +106,19 @@ def test_pools(op: str, rank: int) -> None:
     for seed in range(12):
         rng = np.random.default_rng([seed, rank])
         built, shape = Builder(rng), size(rng, rank)
-        given, attributes = built.input(shape), {}
+        arguments, attributes = built.input(shape), {}
         if not op.startswith("Global"):
             kernel, attributes = window(rng, shape, dilated=False)
             attributes["kernel_shape"] = kernel
             if op == "AveragePool":
                 attributes["count_include_pad"] = int(rng.integers(2))
-        value = built.node(op, [built.dequantise(given)], **attributes)
+        value = built.node(op, [built.dequantise(arguments)], **attributes)
         # No exact halves, but those of small averages.
-        one_step.check(built.finish(requantised(built, value, given.scale * 0.7183)), rng, tally)
+        one_step.check(built.finish(requantise(built, value, arguments.scale * 0.7183)), rng, tally)
     assert tally.wrong < 1e-2 * tally.elements
 
 
 def test_kernels_deeper_than_the_input() -> None:
-    """Of an input of one slice they take one of their own."""
     for seed in range(12):
         rng = np.random.default_rng(seed)
         built, depth = Builder(rng), int(rng.integers(2, 5))
@@ -151,7 +149,7 @@ def test_constants_of_channels(rank: int, behind: str) -> None:
         numbers = [built.constant(rng.uniform(0.5, 2, 5).astype(np.float32)) for _ in range(4)]
         one = built.constant(rng.uniform(-2, 2, (1, 5, *(1,) * rank)).astype(np.float32))
         value = built.node(op, [value, *(numbers if op == "BatchNormalization" else [one])])
-        one_step.check(built.finish(requantised(built, value, given.scale * 1.37)), rng, tally)
+        one_step.check(built.finish(requantise(built, value, given.scale * 1.37)), rng, tally)
     assert tally.wrong < 2e-2 * tally.elements
 
 
@@ -160,7 +158,7 @@ def test_one_constant_moves_no_byte() -> None:
     built = Builder(rng)
     given = conv(built, built.input((1, 6, 32)), 6, (3,), pads=[1, 1])
     value = built.node("Add", [built.dequantise(given), built.constant(np.full((1, 1, 1), 0.7, np.float32))])
-    model = built.finish(requantised(built, value, given.scale))
+    model = built.finish(requantise(built, value, given.scale))
     assert [type(op) for op in device_ops(import_model(model, config=Config(lookup_tables=0)))] == [
         Conv,
         Conv,
@@ -168,7 +166,6 @@ def test_one_constant_moves_no_byte() -> None:
 
 
 def test_network_of_rows() -> None:
-    """As of sound: no byte is moved between convolutions."""
     rng = np.random.default_rng(0)
     built = Builder(rng)
     first = conv(built, built.input((1, 6, 64)), 8, (5,), strides=[2], pads=[2, 2])
@@ -178,7 +175,7 @@ def test_network_of_rows() -> None:
     table = built.node("Sigmoid", [built.dequantise(joined)])
     last = conv(built, built.quantise(table, joined.shape, 1 / 256, 0, True), 4, (1,))
     pooled = built.node("GlobalAveragePool", [built.dequantise(last)])
-    value = built.dense(built.flatten(requantised(built, pooled, last.scale * 0.5)), 3)
+    value = built.dense(built.flatten(requantise(built, pooled, last.scale * 0.5)), 3)
     tally = one_step.Tally()
     graph = one_step.check(built.finish(value), rng, tally, "small")
     assert [type(op) for op in device_ops(graph)].count(Conv) == 4

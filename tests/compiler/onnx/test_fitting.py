@@ -57,7 +57,6 @@ def test_maxima_over_convolutions_are_right() -> None:
 
 @pytest.mark.parametrize("preset", ["tiny", "small"])
 def test_attention_of_large_heads_is_products(preset: str) -> None:
-    """Which fit, where the whole does not."""
     config = PRESETS[preset]
     model = written_out(np.random.default_rng(0), Sizes(1, 1, 1, 4, 6, 2048, 2048))
     graph = compile_all(model, config)
@@ -77,7 +76,7 @@ def test_attention_of_large_heads_is_products(preset: str) -> None:
         (one("MaxPool", (1, 2, 1, 3000), kernel_shape=[1, 2], dilations=[1, 2500]), "pool"),
     ],
 )
-def test_what_has_no_parts_is_for_the_host(model: onnx.ModelProto, kind: str) -> None:
+def test_indivisible_operators_run_on_the_host(model: onnx.ModelProto, kind: str) -> None:
     reasons = on_host(compile_all(model, PRESETS["tiny"]))
-    wanted = f"One output of an operator must fit the scratchpad ({kind} in 1024 vectors of 4 bytes)"
-    assert wanted in reasons.values()
+    expected = f"One output of an operator must fit the scratchpad ({kind} in 1024 vectors of 4 bytes)"
+    assert expected in reasons.values()

@@ -26,7 +26,7 @@ def builder() -> Builder:
     return Builder(np.random.default_rng(0))
 
 
-def ended(built: Builder, value: str, shape: tuple[int, ...], *domains: str) -> onnx.ModelProto:
+def finish(built: Builder, value: str, shape: tuple[int, ...], *domains: str) -> onnx.ModelProto:
     """Quantise `value`; the model's output is that, in float. Inference of `shape` is left to the importer."""
     model = built._model(built.dequantise(built.quantise(value, shape, 0.05, 0, False)), shape)
     model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in domains)
@@ -34,19 +34,19 @@ def ended(built: Builder, value: str, shape: tuple[int, ...], *domains: str) -> 
 
 
 def agrees(model: onnx.ModelProto, steps: int = 1) -> dict[str, str]:
-    """Compare with ONNX Runtime; what runs on the host."""
+    """Compare with ONNX Runtime, and return the host operators."""
     feeds = qdq_models.feeds(model, np.random.default_rng(1))
     graph = import_model(model)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)
-    given = run_graph(graph, feeds)[model.graph.output[0].name]
-    assert given.shape == wanted.shape
-    assert np.abs(np.rint((given - wanted) / 0.05)).max() <= steps
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)
+    outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+    assert outputs.shape == expected.shape
+    assert np.abs(np.rint((outputs - expected) / 0.05)).max() <= steps
     return on_host(graph)
 
 
-def test_what_cannot_be_folded_is_left_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_folding_is_left_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure of the evaluator at compile time is none of the model."""
 
     def fails(*_: object) -> list[np.ndarray]:
@@ -57,7 +57,7 @@ def test_what_cannot_be_folded_is_left_to_the_host(monkeypatch: pytest.MonkeyPat
     places = built.constant(np.array([[3, 0, 7, 1]], np.int64))
     gathered = built.node("GatherElements", [table, places], axis=1)
     value = built.node("Mul", [built.dequantise(built.input((1, 4))), gathered])
-    model = ended(built, value, (1, 4))
+    model = finish(built, value, (1, 4))
     assert not agrees(model)
     monkeypatch.setattr(folding, "run_nodes", fails)
     assert "the device has no operator GatherElements" in agrees(model).values()
@@ -70,14 +70,14 @@ def test_constants_of_many_elements_are_gathered_without_onnxruntime(monkeypatch
     table = built.constant(np.linspace(-1, 1, 512, dtype=np.float32).reshape(1, 512))
     places = built.constant(np.arange(64).reshape(1, 64) * 7)
     value = built.node("GatherElements", [table, places], axis=1)
-    model = ended(built, built.node("Add", [built.dequantise(built.input((1, 64))), value]), (1, 64))
+    model = finish(built, built.node("Add", [built.dequantise(built.input((1, 64))), value]), (1, 64))
     loaded = load(model)
     assert "GatherElements" in {node.op for node in loaded.folded}
     assert np.array_equal(loaded.constants[value][0], np.linspace(-1, 1, 512, dtype=np.float32)[::7][:64])
 
 
 def test_shape_that_takes_turns_of_inference_and_folding() -> None:
-    """As exporters write windows of attention: sizes computed by operators that shape inference does not follow."""
+    """Exporters of windowed attention compute sizes by operators that shape inference does not follow."""
     built = builder()
     value = built.dequantise(built.input((2, 12, 4)))
     for rows in (3, 2):
@@ -87,10 +87,10 @@ def test_shape_that_takes_turns_of_inference_and_folding() -> None:
         more = built.node(
             "Cast", [built.node("Ceil", [built.node("Mul", [wide, built.constant(np.float32(rows))])])], to=7
         )
-        wanted = built.node("Unsqueeze", [more, built.constant(np.array([0], np.int64))])
-        shape = built.node("Concat", [built.constant(np.array([-1], np.int64)), wanted], axis=0)
+        expected = built.node("Unsqueeze", [more, built.constant(np.array([0], np.int64))])
+        shape = built.node("Concat", [built.constant(np.array([-1], np.int64)), expected], axis=0)
         value = built.node("Reshape", [value, shape])
-    model = ended(built, value, (4, 24))
+    model = finish(built, value, (4, 24))
     assert onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
     assert not agrees(model)
     assert load(model).shapes[value] == (4, 24)
@@ -100,7 +100,7 @@ def test_random_numbers_are_not_constants() -> None:
     built = builder()
     noise = built.node("Bernoulli", [built.constant(np.full((1, 4), 0.5, np.float32))])
     value = built.node("Add", [built.dequantise(built.input((1, 4))), noise])
-    assert "Bernoulli" in {node.op for node in load(ended(built, value, (1, 4))).nodes}
+    assert "Bernoulli" in {node.op for node in load(finish(built, value, (1, 4))).nodes}
 
 
 def foreign(op: str, domain: str = "com.microsoft", **attributes: object) -> onnx.ModelProto:
@@ -109,7 +109,7 @@ def foreign(op: str, domain: str = "com.microsoft", **attributes: object) -> onn
     node = helper.make_node(op, [value], ["strange"], name="strange one", domain=domain, **attributes)
     built.nodes.append(node)
     shape = built.constant(np.array([1, 64], np.int64))
-    return ended(built, built.node("Reshape", ["strange", shape]), (1, 64), domain)
+    return finish(built, built.node("Reshape", ["strange", shape]), (1, 64), domain)
 
 
 def test_operator_of_another_domain_runs_on_the_host() -> None:
@@ -150,7 +150,7 @@ def test_operator_of_another_domain_without_onnxruntime(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "kind", [TensorProto.STRING, TensorProto.BFLOAT16, TensorProto.INT4, TensorProto.FLOAT8E5M2]
 )
-def test_input_of_any_type_that_nobody_reads(kind: int) -> None:
+def test_unread_input_may_have_any_type(kind: int) -> None:
     model = qdq_models.random_conv(np.random.default_rng(0))
     model.graph.input.append(helper.make_tensor_value_info("unused", kind, (3,)))
     graph = import_model(model)
@@ -177,7 +177,7 @@ def test_weights_with_scales_below_zero_and_zero(op: str) -> None:
     weight = built.node("DequantizeLinear", names, axis=0 if conv else 1)
     bias = [built.constant(np.array([0.3, -0.5, 0.7, 0.1], np.float32))] if conv else []
     value = built.node(op, [built.dequantise(source), weight, *bias])
-    assert not agrees(ended(built, value, (1, 4, 3, 3) if conv else (3, 4)))
+    assert not agrees(finish(built, value, (1, 4, 3, 3) if conv else (3, 4)))
 
 
 @pytest.mark.parametrize("scale", [-0.05, 0.0])
@@ -186,14 +186,14 @@ def test_activations_with_scales_below_zero_run_on_the_host(scale: float) -> Non
     source = built.input((1, 4))
     names = [source.name, built.constant(np.float32(scale))]
     value = built.node("Relu", [built.node("DequantizeLinear", names)])
-    model = ended(built, value, (1, 4))
+    model = finish(built, value, (1, 4))
     reasons = on_host(import_model(model, config=Config(lookup_tables=0)))
     assert any(reason.endswith(f" and scale {scale:g})") for reason in reasons.values())
     assert not agrees(model), "to a table any scale is as good as another"
 
 
 def test_weights_of_four_bits_in_blocks_with_scales_below_zero() -> None:
-    """What ONNX Runtime's quantiser of weights writes."""
+    """ONNX Runtime's weight-only quantiser writes this form."""
     built = builder()
     packed = np.random.default_rng(0).integers(-8, 8, (8, 4))
     tensor = helper.make_tensor("four", TensorProto.INT4, (8, 4), packed.reshape(-1).tolist())
@@ -202,9 +202,9 @@ def test_weights_of_four_bits_in_blocks_with_scales_below_zero() -> None:
     weight = built.node("DequantizeLinear", ["four", built.constant(scales)], axis=0, block_size=4)
     value = built.node("MatMul", [built.dequantise(built.input((3, 8))), weight])
     assert "MatMul" in {
-        row[1] for row in import_model(ended(built, value, (3, 4))).assignment if row[2] == "host"
+        row[1] for row in import_model(finish(built, value, (3, 4))).assignment if row[2] == "host"
     }
-    agrees(ended(built, value, (3, 4)))
+    agrees(finish(built, value, (3, 4)))
 
 
 def test_dead_nodes_may_have_any_shape() -> None:
@@ -246,23 +246,27 @@ def some(rng: Rng, low: int, high: int, count: int) -> list[int]:
 def pool(rng: Rng, rank: int) -> tuple[str, dict[str, object], list[int]]:
     """With ceil_mode, all padding and all steps, of an input that windows may not fill."""
     kernel = some(rng, 1, 4, rank)
-    given = {"kernel_shape": kernel, "strides": some(rng, 1, 6, rank), "ceil_mode": int(rng.random() < 0.8)}
+    arguments = {
+        "kernel_shape": kernel,
+        "strides": some(rng, 1, 6, rank),
+        "ceil_mode": int(rng.random() < 0.8),
+    }
     if rng.random() < 0.6:
-        given["pads"] = [int(rng.integers(0, kernel[at % rank])) for at in range(2 * rank)]
+        arguments["pads"] = [int(rng.integers(0, kernel[at % rank])) for at in range(2 * rank)]
     elif rng.random() < 0.3:
-        given["auto_pad"] = str(rng.choice(["SAME_UPPER", "SAME_LOWER", "VALID"]))
-    return str(rng.choice(["MaxPool", "AveragePool"])), given, some(rng, 4, 12, rank)
+        arguments["auto_pad"] = str(rng.choice(["SAME_UPPER", "SAME_LOWER", "VALID"]))
+    return str(rng.choice(["MaxPool", "AveragePool"])), arguments, some(rng, 4, 12, rank)
 
 
 def spread(rng: Rng, rank: int) -> tuple[str, dict[str, object], list[int]]:
     """ConvTranspose whose size auto_pad defines, with output padding."""
     strides = some(rng, 1, 5, rank)
-    given: dict[str, object] = {
+    inputs: dict[str, object] = {
         "strides": strides, "dilations": some(rng, 1, 2, rank),
         "auto_pad": str(rng.choice(["SAME_UPPER", "SAME_LOWER"])),
         "output_padding": [int(rng.integers(0, most)) for most in strides],
     }  # fmt: skip
-    return "ConvTranspose", given, some(rng, 1, 6, rank)
+    return "ConvTranspose", inputs, some(rng, 1, 6, rank)
 
 
 def model(
@@ -286,54 +290,52 @@ def model(
 
 
 def inferred_shape(made: onnx.ModelProto) -> Shape:
-    found = onnx.shape_inference.infer_shapes(made, strict_mode=True)
-    return tuple(dim.dim_value for dim in found.graph.output[0].type.tensor_type.shape.dim)
+    actual = onnx.shape_inference.infer_shapes(made, strict_mode=True)
+    return tuple(dim.dim_value for dim in actual.graph.output[0].type.tensor_type.shape.dim)
 
 
 def compare_shapes(seeds: range) -> int:
-    """How often shape inference was wrong; nowhere may weft's shapes differ from those of results."""
+    """Count errors of ONNX's shape inference; weft's shapes must equal those of results."""
     wrong = 0
     for seed in seeds:
         rng = np.random.default_rng(seed)
-        op, given, sizes = (pool, spread)[seed % 2](rng, 1 + seed // 2 % 2)
+        op, arguments, sizes = (pool, spread)[seed % 2](rng, 1 + seed // 2 % 2)
         state = rng.bit_generator.state
-        made = model(op, given, sizes, rng, None)
+        produced = model(op, arguments, sizes, rng, None)
         x = rng.normal(size=(1, 2, *sizes)).astype(np.float32)
         try:
-            known = resolve(network_of(made))
+            known = resolve(network_of(produced))
         except CompileError:
             continue
-        (result,) = plain_session(made).run(None, {"x": x})
-        assert known.shapes["made"] == known.shapes["y"] == result.shape, (seed, op, given, sizes)
-        other = inferred_shape(made)
+        (result,) = plain_session(produced).run(None, {"x": x})
+        assert known.shapes["made"] == known.shapes["y"] == result.shape, (seed, op, arguments, sizes)
+        other = inferred_shape(produced)
         wrong += other != result.shape
         for declared in (other, result.shape):
             rng.bit_generator.state = state
-            again = resolve(network_of(model(op, given, sizes, rng, declared)))
+            again = resolve(network_of(model(op, arguments, sizes, rng, declared)))
             assert again.shapes["y"] == result.shape
     return wrong
 
 
-def test_shapes_are_those_of_results() -> None:
+def test_shapes_equal_those_of_results() -> None:
     assert compare_shapes(range(60)) > 8
 
 
 @pytest.mark.long
-def test_shapes_are_those_of_results_for_long() -> None:
+def test_shapes_equal_those_of_results_for_long() -> None:
     assert compare_shapes(range(1000, 4000)) > 400
 
 
-def test_a_shape_that_nobody_makes() -> None:
-    """What a file declares is still held against what inference finds, if nothing else is wrong."""
+def test_declared_shape_that_contradicts_inference() -> None:
     rng = np.random.default_rng(0)
-    given = {"kernel_shape": [2], "strides": [2], "ceil_mode": 1}
+    arguments = {"kernel_shape": [2], "strides": [2], "ceil_mode": 1}
     with pytest.raises(CompileError, match="the model is not valid ONNX: "):
-        resolve(network_of(model("MaxPool", given, [8], rng, (1, 2, 5))))
+        resolve(network_of(model("MaxPool", arguments, [8], rng, (1, 2, 5))))
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_windows_that_start_behind_are_none(rank: int) -> None:
-    """On the device, as ONNX Runtime has them; none of these is left to the host."""
+def test_windows_beyond_the_input_are_dropped(rank: int) -> None:
     tally = one_step.Tally()
     for seed in range(10):
         rng = np.random.default_rng([seed, rank])
@@ -343,8 +345,8 @@ def test_windows_that_start_behind_are_none(rank: int) -> None:
         built = Builder(rng)
         value = built.input((1, 3, *sizes))
         name = built.node(op, [built.dequantise(value)], **given)
-        made = built.quantise(name, built.shape_of(name), value.scale * 0.7183, 3, False)
-        one_step.check(built.finish(made), rng, tally)
+        result = built.quantise(name, built.shape_of(name), value.scale * 0.7183, 3, False)
+        one_step.check(built.finish(result), rng, tally)
     assert tally.wrong < 1e-2 * tally.elements
 
 
@@ -354,6 +356,6 @@ def test_negative_sizes_are_refused() -> None:
         [node], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 1))],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "abc"],
     )  # fmt: skip
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    result = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     with pytest.raises(CompileError, match=r"value 'c' would have shape 2x-1: its operator asks for more"):
-        resolve(network_of(made))
+        resolve(network_of(result))

@@ -74,7 +74,6 @@ def test_unary_of_numbers_for_which_it_is_defined(op: str) -> None:
     [*((op, False) for op in WITH_NUMBER), *((op, True) for op in (*COMMUTATIVE, "Sub"))],
 )
 def test_with_a_number(op: str, first: bool) -> None:
-    """Behind the value and, where that is defined for all numbers, in front of it."""
     for number in WITH_NUMBER[op]:
         for shape in ((), (1,), (1, 1, 1)):
             chain = Chain(zero=-3)
@@ -128,8 +127,8 @@ class Rounded(Chain):
 
     def apply(self, op: str, *inputs: str | float, **attributes: Any) -> str:
         names = [name if isinstance(name, str) else self.eight_bits(name) for name in inputs]
-        made = self.node(op, names, **attributes)
-        return made if op == "Greater" else self.rounded(made, 0.05 + 0.003 * len(self.nodes), -20)
+        result = self.node(op, names, **attributes)
+        return result if op == "Greater" else self.rounded(result, 0.05 + 0.003 * len(self.nodes), -20)
 
     def eight_bits(self, value: float) -> str:
         step = abs(value) / 100 or 1.0
@@ -148,7 +147,6 @@ def test_written_out_with_rounding(name: str) -> None:
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 @pytest.mark.parametrize("extreme", [False, True])
 def test_scales(scale: float, dtype: type[np.integer], extreme: bool) -> None:
-    """From tiny to huge; infinities saturate."""
     least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
     for zero in (least, most, (least + most) // 2):
         for op in ("Exp", "Tanh", "Mish", "Reciprocal"):
@@ -164,7 +162,6 @@ STEPS = (*(op for op in UNARY if op not in ("Exp", "Cosh", "Sinh", "Tan")), "rou
 
 @repeated("seed", range(40))
 def test_random_chains(seed: int) -> None:
-    """Of one to six operators, with branches that join."""
     rng = np.random.default_rng(seed)
     dtype = np.uint8 if rng.integers(2) else np.int8
     info = np.iinfo(dtype)
@@ -222,13 +219,13 @@ def test_a_float_in_the_middle_that_the_host_reads() -> None:
 
 
 def test_chains_of_private_values_are_one_table() -> None:
-    """Also if the last step is a requantisation, that would be no table of itself."""
+    """A final requantisation, which is no table by itself, is included."""
     chain = Chain()
     value = chain.rounded(chain.apply("Tanh", chain.rounded(silu(chain, chain.value))))
     one_table(chain.ended(chain.apply("Relu", value)), chain.feeds)
 
 
-def test_plain_requantisation_stays_what_it_was() -> None:
+def test_plain_requantisation_stays() -> None:
     for op, given in (("Relu", ()), ("Clip", (-1.0, 2.0)), ("Mul", (0.7,)), ("Identity", ())):
         chain = Chain()
         model = chain.ended(chain.apply(op, chain.value, *given), 0.07)
@@ -259,9 +256,9 @@ def test_requantisation_of_a_table_that_others_read_stays() -> None:
 def test_residual(rounded: bool) -> None:
     """x + f(x) is a function of x; with another value it is an addition."""
     chain = Chain()
-    made = silu(chain, chain.value)
-    made = chain.rounded(made) if rounded else made
-    one_table(chain.ended(chain.apply("Add", chain.value, made)), chain.feeds)
+    result = silu(chain, chain.value)
+    result = chain.rounded(result) if rounded else result
+    one_table(chain.ended(chain.apply("Add", chain.value, result)), chain.feeds)
     chain = Chain()
     other = chain.rounded(chain.apply("Hardmax", chain.value))
     model = chain.ended(chain.apply("Add", chain.rounded(silu(chain, chain.value)), other))
@@ -269,7 +266,6 @@ def test_residual(rounded: bool) -> None:
 
 
 def test_scalars_beside_an_activation_without_tables() -> None:
-    """As depthwise convolutions, as ever."""
     chain = Chain()
     model = chain.ended(chain.apply("Add", chain.value, 0.3))
     assert [type(op) for op in device_ops(import_model(model))] == [Rescale]
@@ -296,7 +292,7 @@ def test_scales_by_channel_are_no_function() -> None:
     assert not device_ops(graph)
 
 
-def test_an_operand_that_makes_the_value_larger_is_none() -> None:
+def test_operand_that_enlarges_the_value_is_no_scalar() -> None:
     chain = Chain(shape=(256,))
     wide = chain.node("Reshape", [chain.value, chain.constant(np.array([256, 1], np.int64))])
     value = chain.apply("Max", chain.value, wide)
@@ -320,19 +316,17 @@ def of_device(chain: Chain) -> str:
 
 
 def test_transposed_for_a_convolution() -> None:
-    """What comes from the host is laid out as the convolution behind the table wants it."""
     chain = Chain(0.02, 3, np.uint8, shape=(1, 8, 8, 4))
     value = chain.apply("Sigmoid", chain.node("Transpose", [chain.value], perm=(0, 3, 1, 2)))
     middle = chain.quantised(value, 1 / 200, -100)
-    made = chain.conv(Quantised(middle, (1, 4, 8, 8), 1 / 200, -100, unsigned=False), 3, (1, 1))
-    chain.give(made.name, TensorProto.UINT8 if made.unsigned else TensorProto.INT8, made.shape)
+    result = chain.conv(Quantised(middle, (1, 4, 8, 8), 1 / 200, -100, unsigned=False), 3, (1, 1))
+    chain.give(result.name, TensorProto.UINT8 if result.unsigned else TensorProto.INT8, result.shape)
     graph = check(chain.model(), chain.feeds)
     assert [type(op) for op in device_ops(graph)] == [Rescale, Conv]
     assert not on_host(graph)
 
 
 def test_transposed_into_an_order_that_few_operators_take() -> None:
-    """Also in front of nodes that only a table has."""
     chain = Chain(shape=(2, 2, 64))
     turned = chain.node("Transpose", [of_device(chain)], perm=(1, 2, 0))
     pair = [chain.number(0.001), chain.constant(np.array(0, np.int16))]
@@ -391,7 +385,6 @@ def test_other_floats_between(dtype: int) -> None:
 
 
 def test_long_chains_are_left_alone() -> None:
-    """There is an end to what is followed; it is no end of the compiler."""
     chain = Chain()
     value = chain.value
     for _ in range(2 * LENGTH):
@@ -412,8 +405,8 @@ def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.abs(value.astype(int) - expected[name]).max() <= 1
 
 
-def test_what_a_choice_inherits() -> None:
-    """An entry is undefined if its condition is, or the one of both values that is chosen; the other one may be."""
+def test_where_inherits_undefined_values() -> None:
+    """An entry is undefined if its condition or its selected value is."""
     flags = np.array(list(itertools.product([False, True], repeat=4)))
     unknown, chosen, yes, no = flags.T
     given = tuple(

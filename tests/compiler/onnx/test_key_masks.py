@@ -25,7 +25,7 @@ from weft.compiler.onnx.qdq import Quant
 from weft.hdl.isa.config import PRESETS
 
 
-def drawn(rng: np.random.Generator) -> tuple[Case, Sizes, str]:
+def draw_model(rng: np.random.Generator) -> tuple[Case, Sizes, str]:
     sizes = models.random_sizes(rng, grouped=False)
     layout = str(rng.choice(["ishd", "ihsd"]))
     options: dict[str, Any] = {
@@ -40,7 +40,7 @@ def drawn(rng: np.random.Generator) -> tuple[Case, Sizes, str]:
 
 
 def other_masked(case: Case, sizes: Sizes, layout: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """The same inputs with other keys and values where the mask leaves them out, at the ends of their ranges."""
+    """Replace masked keys and values by the ends of their ranges."""
     feeds = dict(case.feeds)
     names = [name for name in feeds if name != "mask"]
     for name in names[1:]:
@@ -54,24 +54,23 @@ def other_masked(case: Case, sizes: Sizes, layout: str, rng: np.random.Generator
 @pytest.mark.parametrize("seed", range(24))
 def test_agrees_with_onnx_runtime(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    case, _, _ = drawn(rng)
+    case, _, _ = draw_model(rng)
     graph = import_model(case.model)
     assert set(on_host(graph)) <= {node.name for node in case.model.graph.node if "quantize" in node.name}
     (op,) = (op for op in device_ops(graph) if isinstance(op, Attention))
-    (wanted,) = (run(case.model, **case.feeds),)
+    (expected,) = (run(case.model, **case.feeds),)
     got = run_graph(graph, case.feeds)[case.model.graph.output[0].name]
     last = case.model.graph.node[-1].input[1]
     step = next(item for item in case.model.graph.initializer if item.name == last)
-    assert np.abs(got - wanted).max() <= 1.01 * float(onnx.numpy_helper.to_array(step))
+    assert np.abs(got - expected).max() <= 1.01 * float(onnx.numpy_helper.to_array(step))
     assert op.head_size > 0
 
 
 @pytest.mark.parametrize("config", ["tiny", "small", "default"])
 @pytest.mark.parametrize("seed", range(5))
 def test_masked_keys_have_no_influence(seed: int, config: str) -> None:
-    """Whatever they and their values are, the device's bytes stay the same, for each size of array."""
     rng = np.random.default_rng(100 + seed)
-    case, sizes, layout = drawn(rng)
+    case, sizes, layout = draw_model(rng)
     program = weft.compile(case.model, PRESETS[config])
     (name,) = program.outputs
     first, second = (
@@ -85,8 +84,8 @@ def test_masked_keys_have_no_influence(seed: int, config: str) -> None:
 def test_layers_share_the_elements_of_their_mask() -> None:
     """A convolution makes them once for each number of elements."""
     rng = np.random.default_rng(0)
-    made = Exploded(rng, Sizes(1, 2, 2, 6, 6, 4, 4), rounded=False)
-    builder = made.builder
+    result = Exploded(rng, Sizes(1, 2, 2, 6, 6, 4, 4), rounded=False)
+    builder = result.builder
     builder.inputs.append(helper.make_tensor_value_info("mask", TensorProto.FLOAT, (1, 1, 1, 6)))
     mask = builder.dequantise(builder.quantise("mask", (1, 1, 1, 6), SCALE, 127, False))
     source = builder.input((1, 6, 8))
@@ -95,8 +94,8 @@ def test_layers_share_the_elements_of_their_mask() -> None:
         split = builder.constant(np.array([1, 6, 2, 4], np.int64))
         heads = builder.node("Transpose", [builder.node("Reshape", [value, split])], perm=[0, 2, 1, 3])
         keys = builder.node("Transpose", [heads], perm=[0, 1, 3, 2])
-        scores = builder.node("Add", [made.product(heads, keys), mask])
-        value = made.product(builder.node("Softmax", [scores], axis=-1), heads)
+        scores = builder.node("Add", [result.product(heads, keys), mask])
+        value = result.product(builder.node("Softmax", [scores], axis=-1), heads)
         value = builder.node("Transpose", [value], perm=[0, 2, 1, 3])
         whole = builder.constant(np.array([1, 6, 8], np.int64))
         value = builder.dequantise(builder.like(builder.node("Reshape", [value, whole]), (1, 6, 8), source))
@@ -109,8 +108,8 @@ def test_layers_share_the_elements_of_their_mask() -> None:
 def test_keys_that_lie_head_by_head(images: int) -> None:
     """Attention in front leaves them so: each head of each image has its mask."""
     rng = np.random.default_rng(images)
-    made = Exploded(rng, Sizes(2, 2, 2, 6, 6, 4, 4), rounded=False)
-    builder = made.builder
+    result = Exploded(rng, Sizes(2, 2, 2, 6, 6, 4, 4), rounded=False)
+    builder = result.builder
     builder.inputs.append(helper.make_tensor_value_info("mask", TensorProto.FLOAT, (images, 1, 1, 6)))
     mask = builder.dequantise(builder.quantise("mask", (images, 1, 1, 6), SCALE, 127, False))
     source = builder.input((2, 6, 8))
@@ -118,15 +117,15 @@ def test_keys_that_lie_head_by_head(images: int) -> None:
     parted = builder.node("Reshape", [builder.dequantise(source), split])
     heads = builder.node("Transpose", [parted], perm=[0, 2, 1, 3])
 
-    def attended(keys: str, *masks: str) -> str:
+    def attend(keys: str, *masks: str) -> str:
         turned = builder.node("Transpose", [keys], perm=[0, 1, 3, 2])
-        scores = made.scaled(made.product(heads, turned), 0.1)
+        scores = result.scaled(result.product(heads, turned), 0.1)
         for given in masks:
             scores = builder.node("Add", [scores, given])
-        return made.product(builder.node("Softmax", [scores], axis=-1), heads)
+        return result.product(builder.node("Softmax", [scores], axis=-1), heads)
 
-    first = builder.dequantise(builder.like(attended(heads), (2, 2, 6, 4), source))
-    model = builder.finish(builder.like(attended(first, mask), (2, 2, 6, 4), source))
+    first = builder.dequantise(builder.like(attend(heads), (2, 2, 6, 4), source))
+    model = builder.finish(builder.like(attend(first, mask), (2, 2, 6, 4), source))
     graph = import_model(model)
     second = [op for op in device_ops(graph) if isinstance(op, Attention)][-1]
     assert second.k.shape[0] == 4  # images times heads
@@ -135,33 +134,32 @@ def test_keys_that_lie_head_by_head(images: int) -> None:
         :images
     ]
     feeds["mask"] = models.additive(allowed).reshape(images, 1, 1, 6)
-    wanted = run(model, **feeds)
+    expected = run(model, **feeds)
     got = run_graph(graph, feeds)[model.graph.output[0].name]
     last = next(item for item in model.graph.initializer if item.name == model.graph.node[-1].input[1])
-    assert np.abs(got - wanted).max() <= 1.01 * float(onnx.numpy_helper.to_array(last))
+    assert np.abs(got - expected).max() <= 1.01 * float(onnx.numpy_helper.to_array(last))
     assert np.abs(got - run(model, **feeds | {"mask": np.zeros_like(feeds["mask"])})).max() > 0.1
 
 
 @repeated("seed", range(200))
 def test_masked_scores_are_below_all_others(seed: int) -> None:
-    """For the worst of all int8 queries and keys, however far apart their scores are."""
     rng = np.random.default_rng(seed)
     q, k = (Quant(1.0, int(rng.integers(-128, 128)), False) for _ in range(2))
     size, nats = int(rng.integers(1, 200)), float(10 ** rng.uniform(-6, 1))
-    found = extension(q, k, size, nats)
+    actual = extension(q, k, size, nats)
     ends = [(a - q.zero) * (b - k.zero) for a in (-128, 127) for b in (-128, 127)]
     low, high = min(ends) * size * nats, max(ends) * size * nats
-    if found is None:
+    if actual is None:
         best = max((127 - q.zero) * (k.zero + 128), (q.zero + 128) * (127 - k.zero))
         assert best * nats * 1024 < high - low + SCORE_REACH
         return
-    lowered = found.size * (found.query - q.zero) * (found.key - k.zero) * nats
+    lowered = actual.size * (actual.query - q.zero) * (actual.key - k.zero) * nats
     slack = 1e-9 * (high - low + SCORE_REACH)
     assert lowered + high - low <= slack - SCORE_REACH
-    assert (found.size - 1) * lowered / found.size + high - low > -slack - SCORE_REACH
+    assert (actual.size - 1) * lowered / actual.size + high - low > -slack - SCORE_REACH
 
 
-def test_what_is_a_mask() -> None:
+def test_forms_of_masks() -> None:
     assert is_mask(Quant(SCALE, 127, False))
     assert is_mask(Quant(1e36, 127, True))
     assert not is_mask(Quant(SCALE, 126, False))  # some scores would be raised
@@ -177,7 +175,7 @@ def test_other_addends_are_no_masks(options: dict[str, Any]) -> None:
     assert not any(isinstance(op, Attention) for op in device_ops(import_model(case.model)))
 
 
-def test_masks_by_query_are_none() -> None:
+def test_masks_by_query_are_not_key_masks() -> None:
     """Of (images, 1, queries, keys)."""
     rng = np.random.default_rng(0)
     case = masked(rng, Sizes(1, 2, 2, 5, 5, 4, 4))

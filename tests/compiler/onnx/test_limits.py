@@ -17,7 +17,7 @@ from weft.compiler.frontend import import_model
 from weft.compiler.onnx import limits
 
 
-def refused(model: onnx.ModelProto) -> str:
+def refusal(model: onnx.ModelProto) -> str:
     began = time.monotonic()
     with pytest.raises(CompileError) as caught:
         import_model(model)
@@ -38,7 +38,7 @@ def image(shape: tuple[int, ...], op: str = "Relu", **attributes: object) -> onn
 def test_values(shape: tuple[int, ...]) -> None:
     count = int(np.prod(shape, dtype=object))
     size = "x".join(map(str, shape))
-    assert refused(image(shape)) == (
+    assert refusal(image(shape)) == (
         f"value 'input_1' has shape {size}, {count:,} elements; weft takes values of up to {limits.ELEMENTS:,}"
     )
 
@@ -48,7 +48,7 @@ def test_values(shape: tuple[int, ...]) -> None:
 def test_windows(name: str, size: int) -> None:
     attributes: dict[str, object] = {"kernel_shape": [1, 1]}
     attributes[name] = [1, 1, 1, size] if name == "pads" else [1, size]
-    assert refused(image((1, 1, 4, 4), "MaxPool", **attributes)).endswith(
+    assert refusal(image((1, 1, 4, 4), "MaxPool", **attributes)).endswith(
         f" (MaxPool) has {name} {attributes[name]}; each must be at most 65,535"
     )
 
@@ -60,11 +60,10 @@ def test_constants_that_grow() -> None:
     large = builder.node("ReduceMax", [builder.node("ConstantOfShape", [doubled])], keepdims=0)
     value = builder.node("Add", [builder.dequantise(builder.input((1, 4))), large])
     model = builder._model(builder.dequantise(builder.quantise(value, (1, 4), 0.1, 0, False)), (1, 4))
-    assert "has shape 2097152x2048, 4,294,967,296 elements" in refused(model)
+    assert "has shape 2097152x2048, 4,294,967,296 elements" in refusal(model)
 
 
 def test_constants_that_grow_by_a_size_that_only_folding_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They wait until it is known."""
     monkeypatch.setattr(limits, "ELEMENTS", 1 << 20)
     builder = qdq_models.Builder(np.random.default_rng(0))
     size = builder.node(
@@ -73,7 +72,7 @@ def test_constants_that_grow_by_a_size_that_only_folding_knows(monkeypatch: pyte
     large = builder.node("ReduceMax", [builder.node("ConstantOfShape", [size])], keepdims=0)
     value = builder.node("Add", [builder.dequantise(builder.input((1, 4))), large])
     model = builder._model(builder.dequantise(builder.quantise(value, (1, 4), 0.1, 0, False)), (1, 4))
-    assert "has shape 2000x1000, 2,000,000 elements" in refused(model)
+    assert "has shape 2000x1000, 2,000,000 elements" in refusal(model)
 
 
 def test_pool_of_a_large_image_is_for_the_host() -> None:

@@ -1,4 +1,4 @@
-"""What loading refuses of a model that could be read, with the whole message; and what it simplifies."""
+"""Refusals of readable models at loading, with the whole message; and simplifications."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_shape_that_depends_on_data() -> None:
 )
 def test_impossible_scale(op: str, value: float, text: str) -> None:
     model = small()
-    given = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
-    scale = given[next(node.input[1] for node in model.graph.node if node.op_type == op)]
+    arguments = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    scale = arguments[next(node.input[1] for node in model.graph.node if node.op_type == op)]
     replace_constant(model, op, 1, np.full_like(scale, value))
     name = next(node.name for node in model.graph.node if node.op_type == op)
     assert (
@@ -140,7 +140,7 @@ def test_quantised_weights_may_be_computed() -> None:
     assert np.array_equal(loaded.constants["integers"], initial[weights(small()).input[0]])
 
 
-def tied(seed: int) -> onnx.ModelProto:
+def tied_model(seed: int) -> onnx.ModelProto:
     """A table of rows that are looked up, and on the way back as columns; quantised again on the way, as ever."""
     rng = np.random.default_rng(seed)
     builder = qdq_models.Builder(rng)
@@ -156,9 +156,9 @@ def tied(seed: int) -> onnx.ModelProto:
         if axis or rng.integers(2):
             scale = (scales if channels else scales[:1]) * np.float32(rng.choice([0.5, 1.0, 1.3]))
             parts = (scale, np.zeros(scale.size, np.int8))
-            given = [builder.constant(part if channels else part[0]) for part in parts]
-            value = builder.node("QuantizeLinear", [value, *given], axis=axis)
-            value = builder.node("DequantizeLinear", [value, *given], axis=axis)
+            arguments = [builder.constant(part if channels else part[0]) for part in parts]
+            value = builder.node("QuantizeLinear", [value, *arguments], axis=axis)
+            value = builder.node("DequantizeLinear", [value, *arguments], axis=axis)
     result = builder.node("MatMul", [states, value])
     step = float(np.float32(spread * spread * size**0.5 / 50))
     return builder.finish(builder.quantise(result, (1, 5, rows), step, 3, False))
@@ -167,22 +167,22 @@ def tied(seed: int) -> onnx.ModelProto:
 @repeated("seed", range(30))
 def test_weights_that_are_quantised_again_are_constant(seed: int) -> None:
     """The head of a language model, whose weights are its table of embeddings transposed."""
-    model = tied(seed)
+    model = tied_model(seed)
     graph = import_model(model)
     assert {op for _, op, place, _ in graph.assignment if place == "device"} >= {"MatMul", "Transpose"}
     assert len(graph.assignment) == len(model.graph.node)
-    given, wanted = run_graph(graph, {}), ReferenceEvaluator(model).run(None, {})[0]
-    (result,) = given.values()
+    arguments, expected = run_graph(graph, {}), ReferenceEvaluator(model).run(None, {})[0]
+    (result,) = arguments.values()
     step = numpy_helper.to_array(next(
         item for item in model.graph.initializer if item.name == model.graph.node[-1].input[1]
     ))  # fmt: skip
-    difference = np.abs(np.rint((result - wanted) / step))
+    difference = np.abs(np.rint((result - expected) / step))
     assert difference.max() <= 1
     assert (difference > 0).mean() < 0.03
 
 
 def test_weights_quantised_again_by_nonsense_are_refused() -> None:
-    model = tied(0)
+    model = tied_model(0)
     bad = next(
         node for node in model.graph.node if node.op_type == "QuantizeLinear" and "transpose" in node.input[0]
     )

@@ -27,7 +27,7 @@ def model(
     """One node named "n" whose first operand is an input, the others constants."""
     names = [f"x{index}" for index in range(len(inputs))]
     node = helper.make_node(op, names, [f"y{index}" for index in range(outputs)], name="n", **attributes)
-    given = [
+    arguments = [
         helper.make_tensor_value_info("x0", helper.np_dtype_to_tensor_dtype(inputs[0].dtype), inputs[0].shape)
     ]
     constants = [
@@ -40,8 +40,8 @@ def model(
         if op.startswith("QLinear")
         else (TensorProto.INT32 if op.endswith("Integer") else TensorProto.FLOAT)
     )
-    wanted = [helper.make_tensor_value_info(name, kind, None) for name in node.output]
-    graph = helper.make_graph([node], "g", given, wanted, constants)
+    expected = [helper.make_tensor_value_info(name, kind, None) for name in node.output]
+    graph = helper.make_graph([node], "g", arguments, expected, constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
@@ -252,7 +252,7 @@ CASES: dict[str, tuple[onnx.ModelProto, str]] = {
 
 
 EMPTY = ("dilated kernel larger than the image",)
-"""What gives nothing in ONNX Runtime."""
+"""Models with empty results in ONNX Runtime."""
 
 
 def message(case: onnx.ModelProto) -> str:
@@ -271,12 +271,12 @@ def onnxruntime_runs(case: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> lis
 
 @pytest.mark.parametrize("name", CASES)
 def test_refused(name: str) -> None:
-    case, wanted = CASES[name]
-    found = message(case)
+    case, expected = CASES[name]
+    actual = message(case)
     assert (
-        found == f"node 'n' ({case.graph.node[0].op_type}) {wanted}"
-        if wanted
-        else found.startswith(NOT_VALID)
+        actual == f"node 'n' ({case.graph.node[0].op_type}) {expected}"
+        if expected
+        else actual.startswith(NOT_VALID)
     )
 
 
@@ -323,7 +323,7 @@ def test_taken(name: str) -> None:
     assert "y0" in resolve(read(VALID[name])).shapes
 
 
-@pytest.mark.parametrize("name", [name for name, (_, wanted) in CASES.items() if wanted])
+@pytest.mark.parametrize("name", [name for name, (_, expected) in CASES.items() if expected])
 def test_no_other_check_finds_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that ONNX's own checks make superfluous would be none."""
     monkeypatch.setattr(model_rules, "RULES", {})
@@ -331,7 +331,7 @@ def test_no_other_check_finds_it(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_every_rule_is_broken_by_a_case() -> None:
-    broken = {case.graph.node[0].op_type for case, wanted in CASES.values() if wanted}
+    broken = {case.graph.node[0].op_type for case, expected in CASES.values() if expected}
     needed = {rule for rules in RULES.values() for rule in rules} - {model_rules.windows_agree}
     assert needed <= {rule for op in broken for rule in RULES[op]}
 
@@ -380,8 +380,8 @@ def drawn_parameters(rng: np.random.Generator) -> onnx.ModelProto:
     sizes = [((1, 2, 4, 4), (3, 2, 1, 1)), ((1, 2, 4, 4), (1, 2, 2, 2))] if conv else [
         ((2, 3), (3, 4)), ((2, 3), (3, 3)), ((2, 2, 3), (2, 3, 4)), ((2, 2, 3), (3, 4)), ((3,), (3, 2)), ((2, 3), (3,)),
     ]  # fmt: skip
-    left, right = sizes[int(rng.integers(len(sizes)))]
-    x, w = np.ones(left, np.uint8), np.ones(right, np.uint8)
+    remaining, right = sizes[int(rng.integers(len(sizes)))]
+    x, w = np.ones(remaining, np.uint8), np.ones(right, np.uint8)
     shapes: list[tuple[int, ...]] = [(1,) if rng.integers(2) else () for _ in range(6 if quantised else 2)]
     columns = (*right[:-2], 1, right[-1])
     at = int(rng.integers(len(shapes)))
@@ -410,14 +410,14 @@ def with_pair(case: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def agrees(case: onnx.ModelProto) -> bool:
-    """Whether weft takes a model; it must if and only if ONNX Runtime does."""
+    """Return whether weft accepts a model, and check that ONNX Runtime decides equally."""
     case = with_pair(case)
     feeds = {}
     for item in case.graph.input:
         tensor = item.type.tensor_type
         shape = [dim.dim_value for dim in tensor.shape.dim]
         feeds[item.name] = np.ones(shape, helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-    runs = said = ""
+    runs = text = ""
     try:
         onnxruntime_runs(case, feeds)
     except onnxruntime.capi.onnxruntime_pybind11_state.Fail as error:
@@ -425,9 +425,9 @@ def agrees(case: onnx.ModelProto) -> bool:
     try:
         load(case)
     except CompileError as error:
-        said = str(error)
-    assert bool(runs) == bool(said), f"{helper.printable_node(case.graph.node[0])}: {said or runs}"
-    return not said
+        text = str(error)
+    assert bool(runs) == bool(text), f"{helper.printable_node(case.graph.node[0])}: {text or runs}"
+    return not text
 
 
 def check_drawn(draw: Callable[[np.random.Generator], onnx.ModelProto], seeds: range) -> None:

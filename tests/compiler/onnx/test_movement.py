@@ -15,16 +15,16 @@ from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.model import Graph
 
 
-def imported(model: onnx.ModelProto, rng: np.random.Generator) -> Graph:
+def import_checked(model: onnx.ModelProto, rng: np.random.Generator) -> Graph:
     """The graph of a model, whose outputs are those of ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     feeds, graph = qdq_models.feeds(model, rng), import_model(model)
-    (wanted,) = session.run(None, feeds)
-    given = run_graph(graph, feeds)[model.graph.output[0].name]
-    assert given.dtype == wanted.dtype
-    np.testing.assert_array_equal(given, wanted)
+    (expected,) = session.run(None, feeds)
+    outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+    assert outputs.dtype == expected.dtype
+    np.testing.assert_array_equal(outputs, expected)
     return graph
 
 
@@ -35,7 +35,7 @@ def test_one_by_one(kind: str, rank: int) -> None:
         rng = np.random.default_rng([seed, rank])
         built = qdq_models.Builder(rng)
         value = movement.moved(built, built.input(movement.random_shape(rng, rank)), kind)
-        graph = imported(built.finish(value), rng)
+        graph = import_checked(built.finish(value), rng)
         assert not on_host(graph)
         on_golden(graph, "tiny", rng)
 
@@ -46,7 +46,7 @@ def test_in_rows(preset: str, seed: int) -> None:
     for case in range(3):
         rng = np.random.default_rng([seed, case, len(preset)])
         kinds = [str(kind) for kind in rng.choice(list(movement.MOVES), int(rng.integers(2, 5)))]
-        graph = imported(movement.random_model(rng, kinds, 4 if rng.random() < 0.7 else 3), rng)
+        graph = import_checked(movement.random_model(rng, kinds, 4 if rng.random() < 0.7 else 3), rng)
         on_golden(graph, preset, rng)
 
 
@@ -62,7 +62,7 @@ def test_bytes_that_the_host_passes_on(unsigned: bool) -> None:
     swapped = built.like(built.node("GatherElements", [part, rows], axis=2), (1, 4, 2, 6), value)
     last = built.dequantise(built.conv(swapped, 4, (1, 1)))
     model = built.finish(built.like(built.node("Concat", [part, last], axis=1), (1, 8, 2, 6), value))
-    graph = imported(model, rng)
+    graph = import_checked(model, rng)
     assert f"{part}/bytes" in [transfer.value for transfer in graph.from_device]
     assert "GatherElements" in {op for _, op, place, _ in graph.assignment if place == "host"}
     assert len([segment for segment in graph.segments if isinstance(segment, DeviceSegment)]) == 2

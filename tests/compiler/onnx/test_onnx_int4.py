@@ -41,12 +41,12 @@ def model(
         numpy_helper.from_array(np.float32(0.0503), "x_scale"),
         numpy_helper.from_array(np.int8(3), "x_zero"),
     ]
-    given = ({"axis": axis} if channels or block else {}) | ({"block_size": block} if block else {})
+    arguments = ({"axis": axis} if channels or block else {}) | ({"block_size": block} if block else {})
     quant = ["x_scale", "x_zero"]
     nodes = [
         helper.make_node("QuantizeLinear", ["x", *quant], ["xq"]),
         helper.make_node("DequantizeLinear", ["xq", *quant], ["xd"]),
-        helper.make_node("DequantizeLinear", ["weight", "scale", "zero"], ["weights"], **given),
+        helper.make_node("DequantizeLinear", ["weight", "scale", "zero"], ["weights"], **arguments),
         helper.make_node(
             op, ["xd", "weights"], ["r"], name="node", **({"transB": 1} if op == "Gemm" else {})
         ),
@@ -79,12 +79,12 @@ def test_is_the_model_in_8_bits(op: str, kind: int, zero: int, channels: bool) -
     four, eight = (model(op, kind, zero, channels=channels, wide=wide) for wide in (False, True))
     programs = [weft.compile(item, "small") for item in (four, eight)]
     assert not any(place == "host" for name, _, place, _ in programs[0].assignment if name == "node")
-    found, wanted = (program.run(x).outputs["y"] for program in programs)
-    assert found.tobytes() == wanted.tobytes()
+    outputs, expected = (program.run(x).outputs["y"] for program in programs)
+    assert outputs.tobytes() == expected.tobytes()
     assert narrow(programs[0]) == narrow(programs[1])
     assert (narrow(programs[0]) > 0) is (zero in (0, 8))
     session = onnxruntime.InferenceSession(four.SerializeToString(), providers=["CPUExecutionProvider"])
-    apart = np.abs(session.run(None, x)[0] - found) / 0.0503
+    apart = np.abs(session.run(None, x)[0] - outputs) / 0.0503
     assert apart.max() < 1.01
     assert (apart > 0.5).mean() < 0.02  # where a sum lies in the middle, float32 rounds either way
 
@@ -131,6 +131,6 @@ def test_an_odd_number_of_values() -> None:
         value.type.tensor_type.shape.dim[1].dim_value = columns
     x = {"x": np.random.default_rng(7).normal(0, 2, (4, 15)).astype(np.float32)}
     program = weft.compile(given, "small")
-    wanted = onnxruntime.InferenceSession(given.SerializeToString()).run(None, x)[0]
-    assert np.abs(program.run(x).outputs["y"] - wanted).max() < 0.0503 * 1.01
+    expected = onnxruntime.InferenceSession(given.SerializeToString()).run(None, x)[0]
+    assert np.abs(program.run(x).outputs["y"] - expected).max() < 0.0503 * 1.01
     assert narrow(program) > 0

@@ -41,7 +41,7 @@ def draw(rng: np.random.Generator, dtype: type, shape: tuple[int, ...]) -> np.nd
     return rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
 
 
-def requantised(totals: np.ndarray, factors: list[Fraction], zero: int, dtype: type) -> np.ndarray:
+def requantise(totals: np.ndarray, factors: list[Fraction], zero: int, dtype: type) -> np.ndarray:
     """Sums of shape (..., channels) times a factor for each channel, rounded half to even, exactly."""
     limits = np.iinfo(dtype)
     flat = [
@@ -77,7 +77,7 @@ def test_conv(dtype: type, seed: int) -> None:
         Fraction(float(constants["xs"])) * Fraction(float(scale)) / Fraction(float(constants["ys"]))
         for scale in constants["ws"]
     ]
-    expected = requantised(totals, factors, int(constants["yz"]), dtype).transpose(0, 3, 1, 2)
+    expected = requantise(totals, factors, int(constants["yz"]), dtype).transpose(0, 3, 1, 2)
     np.testing.assert_array_equal(program.run({"x": x}).outputs["y"], expected)
 
 
@@ -92,10 +92,10 @@ def test_matmul(opset: int, scale_type: type) -> None:
         "ys": np.array([0.3], scale_type), "yz": np.array([118], np.uint8),
     }  # fmt: skip
     x = draw(rng, np.uint8, (4, 6))
-    found = weft.compile(model("QLinearMatMul", (4, 6), (4, 5), constants, opset), "tiny").run({"x": x})
+    actual = weft.compile(model("QLinearMatMul", (4, 6), (4, 5), constants, opset), "tiny").run({"x": x})
     totals = (x.astype(np.int64) - 113) @ (constants["w"].astype(np.int64) - 114)
     xs, ws, ys = (Fraction(float(constants[name][0])) for name in ("xs", "ws", "ys"))
-    np.testing.assert_array_equal(found.outputs["y"], requantised(totals, [xs * ws / ys], 118, np.uint8))
+    np.testing.assert_array_equal(actual.outputs["y"], requantise(totals, [xs * ws / ys], 118, np.uint8))
 
 
 def constants_1x1() -> dict[str, np.ndarray]:
@@ -116,8 +116,8 @@ def test_network_is_left_alone_and_names_stay_unique() -> None:
     before = encode(network)
     expanded = expand_qlinear(network)
     assert encode(network) == before
-    made = [*(name for node in expanded.nodes for name in node.outputs), *expanded.constants]
-    assert len(made) == len(set(made))
+    result = [*(name for node in expanded.nodes for name in node.outputs), *expanded.constants]
+    assert len(result) == len(set(result))
     assert [node.op for node in expanded.nodes] == [
         *["DequantizeLinear"] * 3,
         "Conv",
@@ -143,12 +143,11 @@ def test_scales_or_zero_points_of_columns(shapes: tuple[tuple[int, ...], tuple[i
     totals = (x.astype(np.int64) - 113) @ (constants["w"].astype(np.int64) - constants["wz"])
     xs, ys = (Fraction(float(constants[name])) for name in ("xs", "ys"))
     factors = [xs * Fraction(float(scale)) / ys for scale in np.broadcast_to(constants["ws"].reshape(-1), 5)]
-    found = weft.compile(proto, "tiny").run({"x": x}).outputs["y"]
-    np.testing.assert_array_equal(found, requantised(totals, factors, 118, np.uint8))
+    outputs = weft.compile(proto, "tiny").run({"x": x}).outputs["y"]
+    np.testing.assert_array_equal(outputs, requantise(totals, factors, 118, np.uint8))
 
 
-def test_shapes_that_it_does_not_take() -> None:
-    """What would be lost in the QDQ form is looked at before; a node without a name is called by its number."""
+def test_unsupported_shapes_are_refused() -> None:
     constants = constants_1x1() | {"xs": np.full((1, 1), 0.1, np.float32)}
     proto = model("QLinearConv", (1, 2, 3, 3), (1, 5, 1, 1), constants)
     proto.graph.node[0].name = ""
@@ -161,16 +160,16 @@ def test_shapes_that_it_does_not_take() -> None:
 
 
 @pytest.mark.parametrize("what", ["scale is an input", "axis in opset 10", "weights are an input"])
-def test_what_cannot_be_written_in_qdq_form_stays(what: str) -> None:
+def test_nodes_without_a_qdq_form_stay(what: str) -> None:
     constants = constants_1x1()
     proto = model(
         "QLinearConv", (1, 2, 3, 3), (1, 5, 1, 1), constants, 10 if what == "axis in opset 10" else 13
     )
     if what.endswith("an input"):
         name = "xs" if what.startswith("scale") else "w"
-        (given,) = [tensor for tensor in proto.graph.initializer if tensor.name == name]
-        proto.graph.initializer.remove(given)
-        proto.graph.input.append(helper.make_tensor_value_info(name, given.data_type, given.dims))
+        (arguments,) = [tensor for tensor in proto.graph.initializer if tensor.name == name]
+        proto.graph.initializer.remove(arguments)
+        proto.graph.input.append(helper.make_tensor_value_info(name, arguments.data_type, arguments.dims))
     assert [node.op for node in expand_qlinear(network_of(proto)).nodes] == ["QLinearConv"]
     with pytest.raises(CompileError, match=r"^the model uses QLinearConv; weft reads the QDQ format"):
         weft.compile(proto)

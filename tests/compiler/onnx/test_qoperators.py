@@ -94,8 +94,8 @@ def gemm(made: Single) -> onnx.ModelProto:
     weights = made.constant(made.draw((5, 6) if transposed else (6, 5), np.int8), np.int8)
     each = [made.constant(made.rng.uniform(0.01, 0.02, 5), np.float32), made.constant(np.zeros(5), np.int8)]
     bias = made.constant(made.rng.integers(-500, 500, 5), np.int32)
-    said = {"transB": transposed} if transposed or made.rng.integers(2) else {}
-    return made.model("QGemm", [a, *made.pair(), weights, *each, bias, *made.pair()], (4, 5), **said)
+    message = {"transB": transposed} if transposed or made.rng.integers(2) else {}
+    return made.model("QGemm", [a, *made.pair(), weights, *each, bias, *made.pair()], (4, 5), **message)
 
 
 def concat(made: Single) -> onnx.ModelProto:
@@ -122,42 +122,41 @@ CASES: dict[str, Build] = {
 def test_operators(name: str, dtype: type) -> None:
     """Sums of integers may be rounded once more by ONNX Runtime, in float32."""
     for seed in range(4):
-        made = Single(np.random.default_rng(seed), dtype)
-        model = CASES[name](made)
+        result = Single(np.random.default_rng(seed), dtype)
+        model = CASES[name](result)
         graph = import_model(model)
         assert not on_host(graph)
-        (wanted,) = plain_session(model).run(None, made.feeds)
-        given = run_graph(graph, made.feeds)["y"]
-        assert given.dtype == wanted.dtype
-        assert np.abs(given.astype(int) - wanted).max() <= 1
+        (expected,) = plain_session(model).run(None, result.feeds)
+        outputs = run_graph(graph, result.feeds)["y"]
+        assert outputs.dtype == expected.dtype
+        assert np.abs(outputs.astype(int) - expected).max() <= 1
         if name != "QLinearSoftmax":
-            one_step.on_golden(graph, "tiny", made.rng)
+            one_step.on_golden(graph, "tiny", result.rng)
 
 
 @pytest.mark.parametrize("opset", [11, 17])
 def test_both_meanings_of_softmax_agree_about_the_last_axis(opset: int) -> None:
     """The operator says that it means the later one, in a model of whatever version."""
-    made = Single(np.random.default_rng(1), np.int8)
-    made.opset = opset
-    model = softmax(made)
+    result = Single(np.random.default_rng(1), np.int8)
+    result.opset = opset
+    model = softmax(result)
     graph = import_model(model)
     assert not on_host(graph)
-    (wanted,) = plain_session(model).run(None, made.feeds)
-    assert np.abs(run_graph(graph, made.feeds)["y"].astype(int) - wanted).max() <= 1
+    (expected,) = plain_session(model).run(None, result.feeds)
+    assert np.abs(run_graph(graph, result.feeds)["y"].astype(int) - expected).max() <= 1
 
 
-def chosen(made: Single) -> onnx.ModelProto:
+def where_model(made: Single) -> onnx.ModelProto:
     where = made.constant(made.rng.random(SHAPE) < 0.5, np.bool_)
-    given = [name for _ in range(2) for name in (made.value(SHAPE), *made.pair())]
-    return made.model("QLinearWhere", [where, *given, *made.pair()], SHAPE)
+    arguments = [name for _ in range(2) for name in (made.value(SHAPE), *made.pair())]
+    return made.model("QLinearWhere", [where, *arguments, *made.pair()], SHAPE)
 
 
 def test_choice() -> None:
-    """Which the host makes."""
-    made = Single(np.random.default_rng(0), np.uint8)
-    model = chosen(made)
-    (wanted,) = plain_session(model).run(None, made.feeds)
-    assert np.abs(run_graph(import_model(model), made.feeds)["y"].astype(int) - wanted).max() <= 1
+    result = Single(np.random.default_rng(0), np.uint8)
+    model = where_model(result)
+    (expected,) = plain_session(model).run(None, result.feeds)
+    assert np.abs(run_graph(import_model(model), result.feeds)["y"].astype(int) - expected).max() <= 1
 
 
 def test_all_are_tried() -> None:
@@ -238,8 +237,8 @@ def test_fused_convolutions(activation: str, added: bool) -> None:
     assert "Conv" in kinds
     assert not any(kind.startswith("com.microsoft.") for kind in kinds), kinds
     feeds = {"x": rng.normal(0, 2, (2, 3, 5, 6)).astype(np.float32)}
-    (wanted,) = plain_session(model).run(None, feeds)
-    assert np.abs(run_graph(graph, feeds)["y"] - wanted).max() <= 0.0501
+    (expected,) = plain_session(model).run(None, feeds)
+    assert np.abs(run_graph(graph, feeds)["y"] - expected).max() <= 0.0501
     assert added or not on_host(graph)
 
 
@@ -252,8 +251,7 @@ def test_fused_convolutions(activation: str, added: bool) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("each", [False, True])
 def test_quantisers_become_those_of_onnx(dtype: str, opset: int, domain: str, each: bool) -> None:
-    """As far as the version of its operator set has them: of 16 bits from 21 on, with a scale for each channel from 13
-    on."""
+    """ONNX has 16 bits from opset 21 on, and a scale per channel from 13 on."""
     size = 6 if each else 1
     constants = {"scale": np.full(size, 0.1, np.float32), "zero": np.full(size, 3, dtype)}
     nodes = [
@@ -263,11 +261,11 @@ def test_quantisers_become_those_of_onnx(dtype: str, opset: int, domain: str, ea
         for op, source, result in (("QuantizeLinear", "x", "q"), ("DequantizeLinear", "q", "y"))
     ]
     network = expand_qlinear(network_of(floats(nodes, constants, (4, 6), (4, 6), opset)))
-    wanted = "com.microsoft" if each and opset < 13 else domain
+    expected = "com.microsoft" if each and opset < 13 else domain
     assert [(node.domain, node.op) for node in network.nodes] == [
-        (wanted, "QuantizeLinear"), (wanted, "DequantizeLinear"),
+        (expected, "QuantizeLinear"), (expected, "DequantizeLinear"),
     ]  # fmt: skip
-    if wanted != "com.microsoft":
+    if expected != "com.microsoft":
         shapes = {network.constants[name].shape for node in network.nodes for name in node.inputs[1:]}
         assert shapes == {(6,) if each else ()}
 
@@ -283,13 +281,13 @@ def test_fused_products(transposed: int) -> None:
     model = of_microsoft(nodes, {"wq": rng.integers(-128, 128, shape).astype(np.int8)}, (4, 6), (4, 7))
     graph = import_model(model)
     feeds = {"x": rng.normal(0, 2, (4, 6)).astype(np.float32)}
-    (wanted,) = plain_session(model).run(None, feeds)
-    assert np.abs(run_graph(graph, feeds)["y"] - wanted).max() <= 0.0501
+    (expected,) = plain_session(model).run(None, feeds)
+    assert np.abs(run_graph(graph, feeds)["y"] - expected).max() <= 0.0501
 
 
 def test_scales_that_are_inputs_stay() -> None:
-    made = Single(np.random.default_rng(0), np.int8)
-    model = pairwise("QLinearAdd")(made)
+    result = Single(np.random.default_rng(0), np.int8)
+    model = pairwise("QLinearAdd")(result)
     scale = model.graph.initializer[0]
     model.graph.input.append(helper.make_tensor_value_info(scale.name, TensorProto.FLOAT, []))
     model.graph.initializer.remove(scale)
@@ -299,16 +297,16 @@ def test_scales_that_are_inputs_stay() -> None:
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 def test_pools_of_integers(dtype: type) -> None:
     """The format has MaxPool on integers; a table behind it reads them."""
-    made = Single(np.random.default_rng(0), dtype)
-    model = made.model("QLinearSigmoid", ["pooled", *made.pair(), *made.pair(1 / 256)], (2, 3, 2, 3))
-    made.value(SHAPE)
-    model.graph.input.extend(made.inputs)
+    result = Single(np.random.default_rng(0), dtype)
+    model = result.model("QLinearSigmoid", ["pooled", *result.pair(), *result.pair(1 / 256)], (2, 3, 2, 3))
+    result.value(SHAPE)
+    model.graph.input.extend(result.inputs)
     pool = helper.make_node("MaxPool", ["x0"], ["pooled"], name="pool", kernel_shape=[2, 2], strides=[2, 2])
     model.graph.node.insert(0, pool)
     graph = import_model(model)
     assert not on_host(graph)
-    (wanted,) = plain_session(model).run(None, made.feeds)
-    assert np.abs(run_graph(graph, made.feeds)["y"].astype(int) - wanted).max() <= 1
+    (expected,) = plain_session(model).run(None, result.feeds)
+    assert np.abs(run_graph(graph, result.feeds)["y"].astype(int) - expected).max() <= 1
 
 
 class Calibration(CalibrationDataReader):
@@ -351,8 +349,7 @@ def network(rng: Rng) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8])
-def test_quantisers_operators(tmp_path: Path, kind: QuantType, each: bool) -> None:
-    """What quantize_static writes in this format runs on the device as a whole."""
+def test_static_quantisation_in_operator_format(tmp_path: Path, kind: QuantType, each: bool) -> None:
     rng = np.random.default_rng(0)
     onnx.save(network(rng), tmp_path / "float.onnx")
     quant_pre_process(tmp_path / "float.onnx", tmp_path / "inferred.onnx", skip_symbolic_shape=True)
@@ -366,5 +363,5 @@ def test_quantisers_operators(tmp_path: Path, kind: QuantType, each: bool) -> No
     graph = import_model(model)
     assert not on_host(graph), on_host(graph)
     feeds = {"x": rng.normal(0, 1, (1, 3, 12, 12)).astype(np.float32)}
-    (wanted,) = plain_session(model).run(None, feeds)
-    assert np.abs(run_graph(graph, feeds)["y"] - wanted).max() < 0.02
+    (expected,) = plain_session(model).run(None, feeds)
+    assert np.abs(run_graph(graph, feeds)["y"] - expected).max() < 0.02

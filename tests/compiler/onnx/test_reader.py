@@ -168,7 +168,6 @@ def test_impossible_opset() -> None:
 
 @repeated("seed", range(150))
 def test_damaged_file_is_refused_or_read(seed: int, tmp_path: Path) -> None:
-    """Whatever happens to a file, the answer is one sentence or a graph."""
     rng = np.random.default_rng(seed)
     payload = bytearray(small(seed % 7).SerializeToString())
     if seed % 3 == 0:
@@ -185,7 +184,7 @@ def test_damaged_file_is_refused_or_read(seed: int, tmp_path: Path) -> None:
     assert "\n" not in message
 
 
-def nested(depth: int, calls: int) -> onnx.ModelProto:
+def nest(depth: int, calls: int) -> onnx.ModelProto:
     """A model of `depth` functions of which each calls the next several times."""
     model = qdq_models.random_conv(np.random.default_rng(0))
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("local", 1)]
@@ -210,20 +209,20 @@ def nested(depth: int, calls: int) -> onnx.ModelProto:
 
 
 def test_functions_that_double() -> None:
-    assert import_model(nested(5, 2)).assignment
-    assert fails(nested(30, 2)) == (
+    assert import_model(nest(5, 2)).assignment
+    assert fails(nest(30, 2)) == (
         "the model has 1,073,741,832 nodes with its functions inlined; weft takes up to 200,000"
     )
 
 
 def test_functions_in_a_circle() -> None:
-    model = nested(3, 1)
+    model = nest(3, 1)
     model.functions[2].node[0].op_type, model.functions[2].node[0].domain = "f1", "local"
     assert fails(model) == "the model's function 'f1' calls itself; ONNX does not allow that"
 
 
 def test_functions_in_a_circle_through_a_branch() -> None:
-    model = nested(2, 1)
+    model = nest(2, 1)
     call = helper.make_node("f0", ["a0"], ["b"], domain="local")
     inner = helper.make_graph([call], "g", [], [helper.make_tensor_value_info("b", TensorProto.FLOAT, None)])
     node = helper.make_node("If", ["a0"], ["a1"], then_branch=inner, else_branch=inner)
@@ -232,10 +231,10 @@ def test_functions_in_a_circle_through_a_branch() -> None:
 
 
 def test_functions_that_are_deep() -> None:
-    assert fails(nested(500, 1)) == "the model's functions call each other more than 100 deep"
+    assert fails(nest(500, 1)) == "the model's functions call each other more than 100 deep"
 
 
-def declared(kind: int, shape: tuple[int | str, ...] | None) -> onnx.ModelProto:
+def declare(kind: int, shape: tuple[int | str, ...] | None) -> onnx.ModelProto:
     """An initialiser of type float and shape (4,) that is listed as an input."""
     model = small()
     model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "given"))
@@ -244,21 +243,21 @@ def declared(kind: int, shape: tuple[int | str, ...] | None) -> onnx.ModelProto:
 
 
 def test_initialisers_that_are_inputs() -> None:
-    assert "given" not in read(declared(TensorProto.FLOAT, (4,))).inputs
-    assert "given" in read(declared(TensorProto.FLOAT, ("n",))).constants
+    assert "given" not in read(declare(TensorProto.FLOAT, (4,))).inputs
+    assert "given" in read(declare(TensorProto.FLOAT, ("n",))).constants
 
 
 @pytest.mark.parametrize(("kind", "shape"), [(TensorProto.INT8, (4,)), (TensorProto.FLOAT, (4, 1))])
 def test_initialisers_that_are_declared_otherwise(kind: int, shape: tuple[int, ...]) -> None:
     dtype = "int8" if kind == TensorProto.INT8 else "float32"
-    assert fails(declared(kind, shape)) == (
+    assert fails(declare(kind, shape)) == (
         "the model is not valid ONNX: initialiser 'given' is float32 of shape (4,), but declared as "
         f"{dtype} of shape {shape}"
     )
 
 
 def test_element_types_that_onnx_does_not_have() -> None:
-    model = declared(TensorProto.FLOAT, (4,))
+    model = declare(TensorProto.FLOAT, (4,))
     model.graph.output[0].type.tensor_type.elem_type = 99
     with pytest.raises(CompileError, match=r"the model is not valid ONNX: .* has element type 99"):
         network_of(model)
@@ -267,8 +266,8 @@ def test_element_types_that_onnx_does_not_have() -> None:
 def one_node(**attributes: Any) -> Network:
     """A graph of one operator of another domain with these attributes."""
     node = helper.make_node("Any", ["x"], ["y"], domain="my.own", **attributes)
-    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, None)) for name in "xy")
-    graph = helper.make_graph([node], "g", [given], [made])
+    arguments, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, None)) for name in "xy")
+    graph = helper.make_graph([node], "g", [arguments], [result])
     opsets = [helper.make_opsetid("ai.onnx", 21), helper.make_opsetid("my.own", 3)]
     return network_of(helper.make_model(graph, opset_imports=opsets))
 

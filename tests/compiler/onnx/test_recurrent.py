@@ -34,7 +34,6 @@ CELLS = (
 
 
 def check(cell: Cell, config: weft.Config = CONFIG, *, runtime: bool = False) -> None:
-    """All of it is one program for the device, and results are at most a step off."""
     net = CellNet(cell)
     model = net.model()
     given = net.inputs(model)
@@ -42,10 +41,10 @@ def check(cell: Cell, config: weft.Config = CONFIG, *, runtime: bool = False) ->
     assert sum(isinstance(segment, DeviceSegment) for segment in graph.segments) == 1
     why = {reason for _, _, place, reason in graph.assignment if place == "host"}
     assert all("boundary" in reason for reason in why), why
-    found = weft.compile(model, config).run(given).outputs
+    outputs = weft.compile(model, config).run(given).outputs
     steps = (STATE_STEP, STATE_STEP, CELL_STEP)
-    for wanted in (exact(cell, model, given), *([reference(cell, given)] if runtime else [])):
-        for (name, value), other, step in zip(found.items(), wanted, steps, strict=False):
+    for expected in (exact(cell, model, given), *([reference(cell, given)] if runtime else [])):
+        for (name, value), other, step in zip(outputs.items(), expected, steps, strict=False):
             assert value.shape == other.shape, name
             limited = np.clip(np.rint(other / step), -128, 127) * step
             assert np.abs(value - limited).max() < 1.01 * step, name
@@ -74,7 +73,6 @@ def test_drawn_cells(seed: int) -> None:
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_quantised_biases(kind: str, each: bool) -> None:
-    """They are what their integers, less the zero points, and scales make."""
     net = CellNet(Cell(kind, 2, 1, 5, 4))
     model = net.model()
     given = net.inputs(model)
@@ -85,16 +83,16 @@ def test_quantised_biases(kind: str, each: bool) -> None:
     zero = np.full(shape, 3, np.int8)
     stored = np.clip(np.rint(real / scale) + 3, -128, 127).astype(np.int8)
     biases.CopyFrom(numpy_helper.from_array((stored.astype(np.float32) - zero) * scale, "B"))
-    wanted = weft.compile(model, CONFIG).run(given).outputs
+    expected = weft.compile(model, CONFIG).run(given).outputs
     model.graph.initializer.remove(biases)
     names = ["stored", "steps", "zeros"]
     model.graph.initializer.extend(map(numpy_helper.from_array, (stored, scale, zero), names))
     model.graph.node.insert(0, helper.make_node("DequantizeLinear", names, ["B"], axis=-1))
     graph = import_model(model, config=CONFIG)
     assert sum(isinstance(segment, DeviceSegment) for segment in graph.segments) == 1
-    found = weft.compile(model, CONFIG).run(given).outputs
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(found[name], value)
+    outputs = weft.compile(model, CONFIG).run(given).outputs
+    for name, value in expected.items():
+        np.testing.assert_array_equal(outputs[name], value)
 
 
 def test_on_rtl() -> None:

@@ -1,4 +1,4 @@
-"""What LSTM and GRU have in 16 bits, on both sides of every clamp: held to float64, or refused, and told."""
+"""16-bit state of LSTM and GRU on both sides of every clamp: near float64, or refused with a message."""
 
 from __future__ import annotations
 
@@ -71,23 +71,25 @@ class Net:
             nodes, "net", [helper.make_tensor_value_info("x", TensorProto.FLOAT, (self.steps, 1, self.w.shape[2]))],
             [helper.make_tensor_value_info(end, TensorProto.FLOAT, None)], constants,
         )  # fmt: skip
-        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        result = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         if self.cells is not None:
-            made.metadata_props.add(key=f"{LARGEST}cell", value=repr(self.cells))
-        return onnx.shape_inference.infer_shapes(made)
+            result.metadata_props.add(key=f"{LARGEST}cell", value=repr(self.cells))
+        return onnx.shape_inference.infer_shapes(result)
 
     def run(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What weft and ONNX Runtime make of the same model."""
+        """Results of weft and ONNX Runtime."""
         ort = pytest.importorskip("onnxruntime")
         model = self.model()
         program = weft.compile(model, CONFIG)
         assert all(place == "device" or "boundary" in why for _, _, place, why in program.assignment)
-        (found,) = program.run({"x": x}).outputs.values()
+        (outputs,) = program.run({"x": x}).outputs.values()
         session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        return found, session.run(None, {"x": x})[0]
+        return outputs, session.run(None, {"x": x})[0]
 
 
-def opened(rng: np.random.Generator, steps: int, size: int = 4, forget: float = 9.0, **more: object) -> Net:
+def open_lstm(
+    rng: np.random.Generator, steps: int, size: int = 4, forget: float = 9.0, **more: object
+) -> Net:
     """An LSTM with gates open: its cells add one for each step while inputs are large."""
     w, r = np.zeros((1, 4 * size, size)), np.zeros((1, 4 * size, size))
     w[0, 3 * size :] = 3 * np.eye(size)
@@ -98,63 +100,63 @@ def opened(rng: np.random.Generator, steps: int, size: int = 4, forget: float = 
 
 
 @pytest.mark.parametrize("steps", [12, 16, 17, 40, 100])
-def test_cells_reach_what_onnx_runtime_has(steps: int) -> None:
+def test_cells_agree_with_onnx_runtime_at_the_clamp(steps: int) -> None:
     """One for each step, up and down: on both sides of 16, and of what the next scale holds."""
     rng = np.random.default_rng(steps)
-    net = opened(rng, steps, reach=float(steps), result=2)
+    net = open_lstm(rng, steps, reach=float(steps), result=2)
     x = np.sign(rng.normal(0, 1, (1, 1, 4))) * np.ones((steps, 1, 1))
-    found, wanted = net.run(x.astype(np.float32))
-    assert np.abs(wanted).max() > 0.9 * steps
-    assert np.abs(found - wanted).max() < 1.01 * steps / 127
+    actual, expected = net.run(x.astype(np.float32))
+    assert np.abs(expected).max() > 0.9 * steps
+    assert np.abs(actual - expected).max() < 1.01 * steps / 127
 
 
 def test_first_cells_count() -> None:
     """A first cell adds to what steps may add."""
     rng = np.random.default_rng(0)
     first = {"c0": np.full((1, 1, 4), 30, np.float32), "h0": np.zeros((1, 1, 4), np.float32)}
-    net = opened(rng, 12, reach=42.0, result=2, first=first)
-    found, wanted = net.run(np.ones((12, 1, 4), np.float32))
-    assert wanted.max() > 40
-    assert np.abs(found - wanted).max() < 1.01 * 42 / 127
+    net = open_lstm(rng, 12, reach=42.0, result=2, first=first)
+    actual, expected = net.run(np.ones((12, 1, 4), np.float32))
+    assert expected.max() > 40
+    assert np.abs(actual - expected).max() < 1.01 * 42 / 127
 
 
 def reason(net: Net) -> str:
     return next(why for name, _, _, why in weft.check(net.model(), CONFIG) if name == "cell")
 
 
-def test_cells_that_nobody_bounds_are_refused() -> None:
-    """By steps alone cells may be beyond 16 bits; forget gates that never open fully bound them, and a calibration."""
+def test_unbounded_cells_are_refused() -> None:
+    """Steps alone may exceed 16 bits; forget gates that never open fully, or a calibration, bound cells."""
     rng = np.random.default_rng(0)
     most, steps = int(MOST_CELL), 20
     first = {"c0": np.full((1, 1, 4), most - 10, np.float32)}
     assert f"its cells may reach {most + 10}, by its weights and steps" in reason(
-        opened(rng, steps, first=first)
+        open_lstm(rng, steps, first=first)
     )
-    closing = weft.check(opened(rng, steps, first=first, forget=1.0).model(), CONFIG)
+    closing = weft.check(open_lstm(rng, steps, first=first, forget=1.0).model(), CONFIG)
     assert closing.warnings == ()
     assert all(name != "cell" for name, *_ in closing)
-    assert "by calibration" in reason(opened(rng, steps, first=first, cells=MOST_CELL))
+    assert "by calibration" in reason(open_lstm(rng, steps, first=first, cells=MOST_CELL))
 
 
-def test_what_a_calibration_found_is_told_everywhere() -> None:
+def test_calibrated_bound_is_reported_everywhere() -> None:
     """`check`, `compile`, and the report of a run say the same of cells that may be beyond it."""
     first = {"c0": np.full((1, 1, 4), -10, np.float32)}
-    net = opened(np.random.default_rng(0), 30, cells=14.0, reach=20.0, result=2, first=first)
-    (told,) = weft.check(net.model(), CONFIG).warnings
-    assert "cells beyond 32 are clamped, and a calibration found them up to 14" in told
+    net = open_lstm(np.random.default_rng(0), 30, cells=14.0, reach=20.0, result=2, first=first)
+    (message,) = weft.check(net.model(), CONFIG).warnings
+    assert "cells beyond 32 are clamped, and a calibration found them up to 14" in message
     program = weft.compile(net.model(), CONFIG)
-    assert program.warnings == (told,)
+    assert program.warnings == (message,)
     x = np.full((30, 1, 4), 0.3, np.float32)
     result = program.run({"x": x})
-    assert result.report["warnings"] == [told]
-    found, wanted = net.run(x)
-    assert 5 < wanted.max() < 20
-    assert np.abs(found - wanted).max() < 2.01 * 20 / 127
+    assert result.report["warnings"] == [message]
+    actual, expected = net.run(x)
+    assert 5 < expected.max() < 20
+    assert np.abs(actual - expected).max() < 2.01 * 20 / 127
 
 
 @pytest.mark.parametrize("value", ["nan", "-1", "inf", "wide"])
 def test_metadata_that_is_no_number(value: str) -> None:
-    model = opened(np.random.default_rng(0), 4).model()
+    model = open_lstm(np.random.default_rng(0), 4).model()
     model.metadata_props.add(key=f"{LARGEST}cell", value=value)
     with pytest.raises(CompileError, match=f"'weft.largest.cell' is '{value}': it must be a finite number"):
         weft.check(model, CONFIG)
@@ -174,13 +176,13 @@ def test_parts_of_sums_cancel(op: str, late: int, part: float) -> None:
     b[0, : len(open_) * size] = np.repeat(open_, size)
     net = Net(op, w, r, b, 6, late=late)
     x = rng.uniform(0.3, 1, (6, 1, size)).astype(np.float32)
-    found, wanted = net.run(x)
-    assert np.abs(found - wanted).max() < 2.01 * STEP
+    actual, expected = net.run(x)
+    assert np.abs(actual - expected).max() < 2.01 * STEP
 
 
 def test_sums_beyond_16_bits_are_refused() -> None:
     rng = np.random.default_rng(0)
-    net = opened(rng, 4)
+    net = open_lstm(rng, 4)
     net.w[0, 3 * 4 :] *= MOST_SUM
     net.r[0] += MOST_SUM
     assert "sums of gates may reach" in reason(net)
@@ -196,10 +198,10 @@ def test_first_states_beyond_1(op: str, first: float) -> None:
     b = np.zeros((1, 2 * gates * size))
     if op == "GRU":
         b[0, :size] = 3.0  # much of the state is kept
-    given = {"h0": rng.uniform(-first, first, (1, 1, size)).astype(np.float32)}
-    net = Net(op, w, r, b, 5, first=given, reach=max(first, 1.0))
-    found, wanted = net.run(rng.uniform(-1, 1, (5, 1, size)).astype(np.float32))
-    assert np.abs(found - wanted).max() < 2.01 * max(first, 1.0) / 127
+    arguments = {"h0": rng.uniform(-first, first, (1, 1, size)).astype(np.float32)}
+    net = Net(op, w, r, b, 5, first=arguments, reach=max(first, 1.0))
+    actual, expected = net.run(rng.uniform(-1, 1, (5, 1, size)).astype(np.float32))
+    assert np.abs(actual - expected).max() < 2.01 * max(first, 1.0) / 127
 
 
 def test_bounds_are_never_exceeded() -> None:
@@ -218,15 +220,15 @@ def test_bounds_are_never_exceeded() -> None:
         )
         known = models.load(net.model())
         (node,) = (node for node in known.nodes if node.op == "LSTM")
-        found = recurrent._ranges(known, node)
-        if isinstance(found, str):
+        actual = recurrent._ranges(known, node)
+        if isinstance(actual, str):
             continue
         ends = np.sign(rng.normal(0, 1, (steps, 1, size))) * net.read
         values = [np.asarray(item, np.float64) for item in (ends, net.w, net.r, net.b)]
         proto = next(item for item in net.model().graph.node if item.op_type == "LSTM")
         reached = largest_cell(proto, [*values])
-        assert reached <= found.cell * 1.01
-        tightest = max(tightest, reached / found.cell)
+        assert reached <= actual.cell * 1.01
+        tightest = max(tightest, reached / actual.cell)
     assert tightest > 0.2
 
 

@@ -1,4 +1,4 @@
-"""The records of operators as a whole: found by being there, and what is said of them."""
+"""Operator records as a whole: discovery, tests, and texts."""
 
 from __future__ import annotations
 
@@ -57,5 +57,4 @@ def test_table_is_made_of_sentences() -> None:
     ],
 )
 def test_sentences_name_the_limits(constraint: Constraint, limits: tuple[int, ...]) -> None:
-    """Those of the instruction set, where it has some."""
     assert all(f" {limit}" in sentence(constraint) for limit in limits)

@@ -78,36 +78,36 @@ def test_axes_that_cut_across_each_other() -> None:
 def test_too_many_copies() -> None:
     """Rows and columns that trade places are as many copies as the lesser of them, pixels and channels likewise."""
 
-    def transposed(a: int, b: int, bytes_: int = 1) -> reorder.CopyOrder | Interleaving | None:
+    def transpose(a: int, b: int, bytes_: int = 1) -> reorder.CopyOrder | Interleaving | None:
         inner = ((bytes_, 1),) if bytes_ > 1 else ()
         return cheapest(((a, b * bytes_), (b, bytes_), *inner), ((b, bytes_), (a, b * bytes_), *inner))
 
-    found = transposed(256, 999, 8)
-    assert isinstance(found, reorder.CopyOrder)
-    assert found.plain
-    assert prod(axis.size for axis in found.rest) == 256
-    assert transposed(257, 999, 8) is None
-    assert transposed(257, 999) is None
-    square = transposed(32, 32)
+    actual = transpose(256, 999, 8)
+    assert isinstance(actual, reorder.CopyOrder)
+    assert actual.plain
+    assert prod(axis.size for axis in actual.rest) == 256
+    assert transpose(257, 999, 8) is None
+    assert transpose(257, 999) is None
+    square = transpose(32, 32)
     assert isinstance(square, reorder.CopyOrder)
     assert square.plain  # the weights of a product of all would come as often as they multiply: once
 
 
-def shuffled(pixels: int, groups: int, channels: int) -> tuple[reorder.CopyOrder | Interleaving, ...]:
+def shuffle(pixels: int, groups: int, channels: int) -> tuple[reorder.CopyOrder | Interleaving, ...]:
     """The ways of changing groups of channels into channels of groups, and back."""
     size = groups * channels
     before = ((pixels, size), (groups, channels), (channels, 1))
     behind = ((pixels, size), (channels, 1), (groups, channels))
     back = ((pixels, size), (groups, 1), (channels, groups))
-    found = cheapest(before, behind), cheapest(((pixels, size), (channels, groups), (groups, 1)), back)
-    assert all(found)
-    return tuple(way for way in found if way is not None)
+    actual = cheapest(before, behind), cheapest(((pixels, size), (channels, groups), (groups, 1)), back)
+    assert all(actual)
+    return tuple(way for way in actual if way is not None)
 
 
 @pytest.mark.parametrize(("groups", "channels"), [(4, 68), (4, 34), (2, 400), (3, 80), (8, 48)])
 def test_channels_of_groups_are_products_of_slices(groups: int, channels: int) -> None:
     """At less than 85 % of what a product of all by all takes, or copies of bytes."""
-    for way in shuffled(196, groups, channels):
+    for way in shuffle(196, groups, channels):
         assert isinstance(way, Interleaving)
         assert way.cost < 0.85 * min(196 * (groups * channels / 16) ** 2, 2 * 196 * groups * channels)
 
@@ -116,7 +116,7 @@ def test_channels_of_groups_are_products_of_slices(groups: int, channels: int) -
 def test_few_channels_are_one_product_and_few_pixels_are_copied(
     pixels: int, groups: int, channels: int
 ) -> None:
-    for way in shuffled(pixels, groups, channels):
+    for way in shuffle(pixels, groups, channels):
         assert isinstance(way, reorder.CopyOrder)
 
 
@@ -133,10 +133,10 @@ def test_interleavings(seed: int) -> None:
     axes = common_axes(before.canonical, behind.canonical)
     assert axes is not None
     total = prod(shape)
-    found = list(interleavings(axes, total, 256))
-    assert found
+    actual = list(interleavings(axes, total, 256))
+    assert actual
     values = rng.integers(-128, 128, shape).astype(np.int8)
-    for way in found:
+    for way in actual:
         ops = tuple(op.map_views(kind_of) for op in way.ops(total, "x", "y"))
         assert len(ops) == way.operators
         assert max(op.weight.size for op in ops if isinstance(op, Conv)) == way.weights
@@ -155,12 +155,12 @@ def shuffles(config: Config) -> list[tuple[DeviceSegment, dict[str, np.ndarray],
     )
     inner, outer = (channels, groups) if config.digest % 2 else (groups, channels)
     axes = [Axis(pixels, inner * outer, inner * outer), Axis(inner, 1, outer), Axis(outer, inner, 1)]
-    found = []
+    result = []
     for way in interleavings(axes, pixels * inner * outer, 256):
         ops = tuple(op.map_views(kind_of) for op in way.ops(pixels * inner * outer, "x", "y"))
         inputs = {"x": rng.integers(-128, 128, ops[0].sources[0].buffer.shape).astype(np.int8)}
-        found.append((DeviceSegment("orders", ops), inputs, way.spread))
-    return found
+        result.append((DeviceSegment("orders", ops), inputs, way.spread))
+    return result
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -177,9 +177,9 @@ def test_products_of_slices_on_rtl(name: str) -> None:
 
 def test_copies_where_products_are_dearer() -> None:
     """Few pixels of many channels are copied byte by byte."""
-    found = cheapest(((3, 1), (2, 3 * 400), (400, 3)), ((3, 1), (400, 3), (2, 3 * 400)))
-    assert found is not None
-    assert found.cost <= 2 * (300 + 2 * 3 * 400) + 1
+    actual = cheapest(((3, 1), (2, 3 * 400), (400, 3)), ((3, 1), (400, 3), (2, 3 * 400)))
+    assert actual is not None
+    assert actual.cost <= 2 * (300 + 2 * 3 * 400) + 1
 
 
 Move = Callable[[Builder, Quantised], str]
@@ -225,15 +225,14 @@ TOKENS: dict[str, tuple[Move, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-def convolved(built: Builder, move: Move, shape: tuple[int, ...]) -> onnx.ModelProto:
-    """Behind a convolution, and ahead of one and of a part along each axis."""
+def convolve(built: Builder, move: Move, shape: tuple[int, ...]) -> onnx.ModelProto:
     source = built.conv(built.input(shape), shape[1], (1, 1))
     name = move(built, source)
     value = built.like(name, built.shape_of(name), source)
     return built.finish(built.conv(value, 6, (1, 1)))
 
 
-def multiplied(built: Builder, move: Move, shape: tuple[int, ...]) -> onnx.ModelProto:
+def multiply(built: Builder, move: Move, shape: tuple[int, ...]) -> onnx.ModelProto:
     source = built.dense(built.input(shape), shape[-1], op="MatMul")
     name = move(built, source)
     return built.finish(built.dense(built.like(name, built.shape_of(name), source), 7, op="MatMul"))
@@ -244,7 +243,7 @@ def test_models(name: str) -> None:
     tally = one_step.Tally()
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        build, cases = (convolved, IMAGES) if name in IMAGES else (multiplied, TOKENS)
+        build, cases = (convolve, IMAGES) if name in IMAGES else (multiply, TOKENS)
         one_step.check(build(Builder(rng), *cases[name]), rng, tally, "tiny" if seed else "small")
     assert tally.wrong < 0.01 * tally.elements
 
@@ -267,7 +266,6 @@ def _factors(rng: Rng, size: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_random(seed: int) -> None:
-    """What is read behind the transpose in one order by a convolution, and in another by a sum or a part of it."""
     rng = np.random.default_rng([seed, 5])
     shape = tuple(int(rng.choice([1, 2, 4, 6, 8])) for _ in range(4))
     built = Builder(rng)
@@ -293,10 +291,10 @@ def shuffle_unit(built: Builder, given: Quantised) -> Quantised:
         "Split", [built.dequantise(given)], names, name=built.name("split"), axis=1, num_outputs=2
     )
     built.nodes.append(split)
-    left, right = (built.like(name, (n, c // 2, h, w), given) for name in names)
+    remaining, right = (built.like(name, (n, c // 2, h, w), given) for name in names)
     right = built.conv(right, c // 2, (1, 1), relu=True)
     right = built.conv(right, c // 2, (3, 3), pads=(1, 1, 1, 1), groups=c // 2)
-    value = built.concat([left, built.like(built.dequantise(right), right.shape, left)], 1)
+    value = built.concat([remaining, built.like(built.dequantise(right), right.shape, remaining)], 1)
     for shape, perm in (((n, 2, c // 2, h, w), (0, 2, 1, 3, 4)), ((n, c, h, w), None)):
         sizes = built.constant(np.array(shape, np.int64))
         value = built.like(built.node("Reshape", [built.dequantise(value), sizes]), shape, value)
@@ -323,7 +321,7 @@ def test_shuffle_units() -> None:
     one_step.on_golden(graph, "small", rng)
 
 
-def test_what_two_read_is_moved_once() -> None:
+def test_shared_values_are_moved_once() -> None:
     rng = np.random.default_rng(1)
     built = Builder(rng)
     source = built.conv(built.input((2, 12, 5, 6)), 12, (1, 1))
@@ -338,26 +336,25 @@ def test_what_two_read_is_moved_once() -> None:
     assert [len(op.weight) for op in device_ops(graph) if isinstance(op, Conv)] == [12, 12, 4, 4]
 
 
-def places(found: list[Run]) -> dict[int, int]:
-    """What each place takes."""
+def places(actual: list[Run]) -> dict[int, int]:
     return {
         run.target + at * run.target_step: run.source + at * run.step
-        for run in found
+        for run in actual
         for at in range(run.length)
     }
 
 
 @pytest.mark.parametrize("unit", [1, 2, 6])
-def test_runs_are_what_was_asked_for(unit: int) -> None:
+def test_runs_cover_the_requested_places(unit: int) -> None:
     for seed in range(60):
         rng = np.random.default_rng([seed, unit])
         indices = rng.integers(0, 4 * unit, int(rng.integers(1, 20)))
         if seed % 2:
             indices = np.sort(indices)
-        found = find_runs(indices, unit=unit)
-        assert found is not None
-        assert places(found) == dict(enumerate(indices.tolist()))
-        for run in found:
+        actual = find_runs(indices, unit=unit)
+        assert actual is not None
+        assert places(actual) == dict(enumerate(indices.tolist()))
+        for run in actual:
             assert run.length == 1 or (run.step >= 0 and run.step % unit == 0)
             assert run.length == 1 or run.step or run.source % unit == 0, (
                 "a place between elements is not repeated"

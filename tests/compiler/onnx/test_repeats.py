@@ -37,10 +37,10 @@ def steps(model: onnx.ModelProto, scale: float, rng: np.random.Generator) -> np.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     feeds = {item.name: rng.normal(0, 3, [dim.dim_value for dim in item.type.tensor_type.shape.dim])
              .astype(np.float32) for item in model.graph.input}  # fmt: skip
-    wanted = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
-    given = run_graph(import_model(model), feeds)[model.graph.output[0].name]
-    assert given.shape == wanted.shape
-    return np.rint((given - wanted) / scale)
+    expected = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
+    outputs = run_graph(import_model(model), feeds)[model.graph.output[0].name]
+    assert outputs.shape == expected.shape
+    return np.rint((outputs - expected) / scale)
 
 
 def random_shapes(rng: np.random.Generator) -> tuple[Shape, Shape]:
@@ -94,10 +94,10 @@ def test_compiled(op: str, preset: str) -> None:
         ("Mul", ((2, 3, 2, 3, 2, 5), (2, 1, 2, 1, 2, 5)), "broadcast along too many axes"),
     ],
 )
-def test_what_the_device_does_not_repeat(op: str, shapes: tuple[Shape, Shape], reason: str) -> None:
+def test_repeats_that_the_device_lacks(op: str, shapes: tuple[Shape, Shape], reason: str) -> None:
     model, scale = model_of(np.random.default_rng(0), op, shapes)
-    found = " ".join(on_host(import_model(model, config=Config(kernel=0))).values())
-    assert reason in found
+    actual = " ".join(on_host(import_model(model, config=Config(kernel=0))).values())
+    assert reason in actual
     assert not device_ops(import_model(model, config=Config(kernel=0)))
     assert np.abs(steps(model, scale, np.random.default_rng(1))).max() <= 1
 
@@ -138,9 +138,9 @@ def beside_a_constant(rng: np.random.Generator, op: str) -> tuple[onnx.ModelProt
         integers = built.constant(rng.integers(1, 100, constant).astype(np.int8))
         other = built.node("DequantizeLinear", [integers, scale, zero])
     operands = [built.dequantise(value), other]
-    made = built.node(op, operands if op == "Div" or rng.random() < 0.5 else operands[::-1])
+    result = built.node(op, operands if op == "Div" or rng.random() < 0.5 else operands[::-1])
     scale = float(np.float32(value.scale * {"Mul": 3, "Div": 1}.get(op, 1) + (op in ("Add", "Sub")) * 0.05))
-    return built.finish(built.quantise(made, np.broadcast_shapes(*shapes), scale, 3, False)), scale
+    return built.finish(built.quantise(result, np.broadcast_shapes(*shapes), scale, 3, False)), scale
 
 
 def check_beside_a_constant(seeds: range) -> None:

@@ -77,7 +77,7 @@ def draw(rng: Rng, form: str, reach: float, calibrated: bool) -> Drawn:
     else:
         scores = builder.node("MatMul", [q, builder.node("Transpose", [k], perm=[0, 1, 3, 2])])
         scores = builder.node("Mul", [scores, builder.constant(np.float32(factor))])
-        scores = _passed(builder, form, scores, (batch, keys), products * nats, feeds)
+        scores = _adjust_scores(builder, form, scores, (batch, keys), products * nats, feeds)
         probabilities = builder.node("Softmax", [scores], axis=-1)
         named = builder.nodes[-1]
         value = builder.node("MatMul", [probabilities, v])
@@ -90,7 +90,7 @@ def draw(rng: Rng, form: str, reach: float, calibrated: bool) -> Drawn:
     return Drawn(model, feeds, 0.0301, reach)
 
 
-def _passed(
+def _adjust_scores(
     builder: Builder,
     form: str,
     scores: str,
@@ -116,8 +116,10 @@ def _passed(
         low, high = 30 * min(low, -high), 30 * max(high, -low)
     scale = np.float32((high - low) / (most - least))
     zero = np.array(np.clip(round(least - low / scale), least, most), kind)
-    given = [builder.constant(scale), builder.constant(zero)]
-    return builder.node("DequantizeLinear", [builder.node("QuantizeLinear", [scores, *given]), *given])
+    arguments = [builder.constant(scale), builder.constant(zero)]
+    return builder.node(
+        "DequantizeLinear", [builder.node("QuantizeLinear", [scores, *arguments]), *arguments]
+    )
 
 
 def results(drawn: Drawn) -> Iterator[np.ndarray]:
@@ -142,7 +144,7 @@ def check(seed: int, count: int) -> None:
         (name,) = (item.name for item in drawn.model.graph.output)
         config = "tiny" if rng.integers(2) else "default"
         got = weft.compile(drawn.model, config).run(drawn.feeds).outputs[name]
-        apart = min(np.abs(got - wanted).max() / drawn.step for wanted in results(drawn))
+        apart = min(np.abs(got - expected).max() / drawn.step for expected in results(drawn))
         assert apart < 2.01, f"{form}, {reach} of the clamp, {calibrated=}, {fused=}: {apart:.1f} steps"
         assert reach > 0.1 or not calibrated or form not in FORMS[:2] or fused
         places[reach > 1, fused] += 1

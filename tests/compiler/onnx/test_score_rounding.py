@@ -1,4 +1,4 @@
-"""Parameters of the pairs between the products of an attention: which are taken, and what they are."""
+"""Parameters of Q/DQ pairs between the products of an attention: accepted forms, and values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ ONE = np.array(0.1, np.float64)
 TWO = np.array([0.1, 0.2], np.float32)
 
 
-def found(constants: dict[str, np.ndarray], inputs: tuple[str, ...], dtype: str, **attributes: Any) -> Any:
+def find_rounding(
+    constants: dict[str, np.ndarray], inputs: tuple[str, ...], dtype: str, **attributes: Any
+) -> Any:
     node = Node("QuantizeLinear", inputs, ("y",), attributes, "", "q", 0)
     return pair_of(cast(Model, SimpleNamespace(constants=constants)), node, dtype)
 
@@ -24,10 +26,9 @@ def found(constants: dict[str, np.ndarray], inputs: tuple[str, ...], dtype: str,
 @pytest.mark.parametrize("dtype", RANGES)
 @pytest.mark.parametrize("zero", [None, 0, 7])
 def test_one_scale_and_zero_point(dtype: str, zero: int | None) -> None:
-    """There need be no zero point. Numbers go to both ends of their type."""
     bits, signed = int(dtype.removeprefix("u").removeprefix("int")), not dtype.startswith("u")
     constants = {"s": ONE} if zero is None else {"s": ONE, "z": np.array([zero])}
-    pair = found(constants, ("x", "s") if zero is None else ("x", "s", "z"), dtype)
+    pair = find_rounding(constants, ("x", "s") if zero is None else ("x", "s", "z"), dtype)
     assert (pair.scale, pair.zero) == (float(np.float32(0.1)), zero or 0)
     assert (pair.lowest, pair.highest) == (
         (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
@@ -46,7 +47,7 @@ def test_one_scale_and_zero_point(dtype: str, zero: int | None) -> None:
         ({"s": ONE, "z": np.zeros(2, np.int8)}, ("x", "s", "z"), "int8", {}),
     ],
 )
-def test_others_are_none(
+def test_other_parameters_are_not_accepted(
     constants: dict[str, np.ndarray], inputs: tuple[str, ...], dtype: str, attributes: dict[str, Any]
 ) -> None:
-    assert found(constants, inputs, dtype, **attributes) is None
+    assert find_rounding(constants, inputs, dtype, **attributes) is None

@@ -28,13 +28,13 @@ def same_as_given_back(model: onnx.ModelProto, graph: Graph, states: dict[str, s
     rng, plain = np.random.default_rng(1), import_model(model)
     kept = {state.source: state.initial for state in graph.states}
     every = qdq_models.feeds(model, rng)
-    given = {name: np.zeros_like(every[name]) for name in states}
+    arguments = {name: np.zeros_like(every[name]) for name in states}
     for _ in range(3):
-        every = qdq_models.feeds(model, rng) | given
-        wanted = run_graph(plain, every)
-        found = run_kept(graph, {name: every[name] for name in graph.inputs}, kept)
-        assert all(np.array_equal(found[name], wanted[name]) for name in graph.outputs)
-        given = {source: wanted[target] for source, target in states.items()}
+        every = qdq_models.feeds(model, rng) | arguments
+        expected = run_graph(plain, every)
+        actual = run_kept(graph, {name: every[name] for name in graph.inputs}, kept)
+        assert all(np.array_equal(actual[name], expected[name]) for name in graph.outputs)
+        arguments = {source: expected[target] for source, target in states.items()}
 
 
 def two(builder: Builder, shape: tuple[int, ...]) -> tuple[Quantised, Quantised, dict[str, str]]:
@@ -43,10 +43,10 @@ def two(builder: Builder, shape: tuple[int, ...]) -> tuple[Quantised, Quantised,
     return x, before, {builder.inputs[1].name: "y1"}
 
 
-def transposed(builder: Builder, value: Quantised) -> Quantised:
-    made = builder.node("Transpose", [builder.dequantise(value)], perm=[0, 1, 3, 2])
+def transpose(builder: Builder, value: Quantised) -> Quantised:
+    result = builder.node("Transpose", [builder.dequantise(value)], perm=[0, 1, 3, 2])
     n, c, h, w = value.shape
-    return builder.like(made, (n, c, w, h), value)
+    return builder.like(result, (n, c, w, h), value)
 
 
 def on_device() -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -57,10 +57,10 @@ def on_device() -> tuple[onnx.ModelProto, dict[str, str]]:
 
 
 def in_another_order() -> tuple[onnx.ModelProto, dict[str, str]]:
-    """What the state becomes has rows and columns the other way round."""
+    """The next state has rows and columns exchanged."""
     builder = Builder(np.random.default_rng(1))
     x, before, states = two(builder, (1, 4, 5, 5))
-    total = transposed(builder, builder.add(x, before))
+    total = transpose(builder, builder.add(x, before))
     return finished(builder, builder.conv(total, 4, (1, 1)), total), states
 
 
@@ -75,6 +75,7 @@ def read_on_the_host() -> tuple[onnx.ModelProto, dict[str, str]]:
 
 
 def made_on_the_host() -> tuple[onnx.ModelProto, dict[str, str]]:
+    """The host computes the next state."""
     builder = Builder(np.random.default_rng(3))
     x, before, states = two(builder, (2, 6))
     total = builder.add(x, before)
@@ -95,7 +96,8 @@ def in_two_segments() -> tuple[onnx.ModelProto, dict[str, str]]:
 
 
 def read_in_two_segments() -> tuple[onnx.ModelProto, dict[str, str]]:
-    """What is made ahead of the host's part must not be where the other part still reads the old one."""
+    """The next state, computed before the host's part, must not overwrite the old one, which the second segment
+    reads."""
     builder = Builder(np.random.default_rng(5))
     x, before, states = two(builder, (2, 6))
     total = builder.add(x, before)
@@ -118,8 +120,7 @@ def test_where_states_are(make: object) -> None:
     same_as_given_back(model, graph, states)
 
 
-def test_a_value_that_two_states_become_is_in_both() -> None:
-    """And in one place for the host."""
+def test_value_of_two_states_is_stored_in_both() -> None:
     builder = Builder(np.random.default_rng(6))
     x, first, second = (builder.input((2, 6)) for _ in range(3))
     total = builder.add(builder.add(x, first), second)
@@ -175,8 +176,8 @@ def kinds_of_state_inputs(graph: Graph) -> set[str]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_as_if_the_user_gave_it_back(name: str) -> None:
-    """Byte for byte; and at most a step from ONNX Runtime, which is given the same states."""
+def test_states_equal_outputs_passed_back(name: str) -> None:
+    """Results are equal byte by byte, and at most a step from ONNX Runtime with equal states."""
     model, rng = MODELS[name], np.random.default_rng(5)
     x, before = ends(model)
     kept, plain = import_model(model, states={before: "y1"}), import_model(model)
@@ -195,15 +196,15 @@ def test_as_if_the_user_gave_it_back(name: str) -> None:
     given = np.zeros([size.dim_value for size in model.graph.input[1].type.tensor_type.shape.dim], np.float32)
     for _ in range(4):
         feed = qdq_models.feeds(model, rng)[x]
-        wanted = run_graph(plain, {x: feed, before: given})
+        expected = run_graph(plain, {x: feed, before: given})
         theirs = dict(
             zip(("y0", "y1"), plain_session(model).run(None, {x: feed, before: given}), strict=True)
         )
-        found = run_kept(kept, {x: feed}, states)
-        assert np.array_equal(found["y0"], wanted["y0"])
-        for key, value in wanted.items():
+        actual = run_kept(kept, {x: feed}, states)
+        assert np.array_equal(actual["y0"], expected["y0"])
+        for key, value in expected.items():
             assert np.rint(np.abs(value - theirs[key]) / steps[key]).max() <= 1
-        given = wanted["y1"]
+        given = expected["y1"]
     assert given.any()
 
 
@@ -233,7 +234,7 @@ def test_states_that_are_not_quantised_are_the_hosts(dtype: int) -> None:
     assert states["h"].dtype == helper.tensor_dtype_to_np_dtype(dtype)
 
 
-def test_an_input_and_an_output_of_which_one_is_the_other() -> None:
+def test_exchanged_states() -> None:
     """Two states that change places in every run."""
     builder = Builder(np.random.default_rng(0))
     x = builder.input((2, 3))
@@ -250,7 +251,7 @@ def test_an_input_and_an_output_of_which_one_is_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "said"),
+    ("states", "message"),
     [
         ({"k": "n"}, "the model has no input 'k' for a state; it has 'input_1', 'h'"),
         ({"h": "k"}, "the model has no output 'k' for a state; it has 'y0', 'n'"),
@@ -261,13 +262,13 @@ def test_an_input_and_an_output_of_which_one_is_the_other() -> None:
         ),
     ],
 )  # fmt: skip
-def test_names_that_are_refused(states: dict[str, str], said: str) -> None:
+def test_names_that_are_refused(states: dict[str, str], message: str) -> None:
     with pytest.raises(CompileError) as caught:
         import_model(plain_model(), states=states)
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
-def test_types_that_only_inference_tells() -> None:
+def test_types_known_by_inference_only() -> None:
     model = plain_model(shape=(4, 1))
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")

@@ -40,9 +40,9 @@ class Mixed(Builder):
 
     def input(self, shape: Shape, unsigned: bool | None = None) -> Quantised:
         narrow, self.narrow = self.narrow, 0.0 if self.wide_inputs else self.narrow
-        made = super().input(shape, unsigned)
+        result = super().input(shape, unsigned)
         self.narrow = narrow
-        return made
+        return result
 
     def quantise(
         self, value: str, shape: Shape, scale: float, zero: int, unsigned: bool, bits: int | None = None
@@ -50,7 +50,7 @@ class Mixed(Builder):
         bits = bits or (8 if self.rng.random() < self.narrow else 16)
         return super().quantise(value, shape, scale, zero, unsigned, bits)
 
-    def ended(self, value: str, scale: float) -> Quantised:
+    def finish(self, value: str, scale: float) -> Quantised:
         """A float value with parameters of its own."""
         return self.quantise(value, self.shape_of(value), scale, *self.parameters()[1:])
 
@@ -82,8 +82,6 @@ POOLS: dict[str, dict[str, Any]] = {
 
 
 def number(op: str, value: float, *, first: bool = False) -> Case:
-    """Of a value and a number, on either side."""
-
     def case(b: Mixed) -> Quantised:
         x, other = b.input(IMAGE), b.constant(np.float32(value))
         gain = {"Mul": abs(value), "Div": 1 / abs(value)}.get(op, 1.0)
@@ -93,8 +91,6 @@ def number(op: str, value: float, *, first: bool = False) -> Case:
 
 
 def two(op: str, shape: Shape = IMAGE) -> Case:
-    """Of two values, of which the second may repeat."""
-
     def case(b: Mixed) -> Quantised:
         x, y = b.input(IMAGE), b.input(shape)
         return b.of(op, x, y, scale=x.scale * y.scale * 40 if op == "Mul" else x.scale + y.scale)
@@ -103,8 +99,6 @@ def two(op: str, shape: Shape = IMAGE) -> Case:
 
 
 def channels(op: str) -> Case:
-    """Of a value and a number for each channel."""
-
     def case(b: Mixed) -> Quantised:
         b.wide_inputs = True  # sums with values of 8 bits are a step of 16 bits further off
         x, other = b.input(IMAGE), b.constant(b.rng.uniform(0.4, 2, (6, 1, 1)).astype(np.float32))
@@ -130,7 +124,7 @@ def norm(op: str, **attributes: Any) -> Case:
     return case
 
 
-def written(b: Mixed) -> Quantised:
+def decomposed_silu(b: Mixed) -> Quantised:
     """x * Sigmoid(x), with a Q/DQ pair between."""
     x = b.input(IMAGE)
     gate = b.quantise(b.node("Sigmoid", [b.dequantise(x)]), IMAGE, 1 / 256, 0, True)
@@ -152,12 +146,12 @@ def transposed_conv(b: Mixed) -> Quantised:
     return b.of("ConvTranspose", x, weight, scale=x.scale * 3, strides=[2, 1])
 
 
-def joined(b: Mixed) -> Quantised:
+def concat(b: Mixed) -> Quantised:
     parts = [b.input(IMAGE), b.input((1, 3, 7, 8)), b.input((1, 1, 7, 8))]
     return b.of("Concat", *parts, axis=1, scale=max(part.scale for part in parts))
 
 
-def clipped(b: Mixed) -> Quantised:
+def clip(b: Mixed) -> Quantised:
     return b.of("Clip", b.input(IMAGE), b.constant(np.float32(-0.4)), b.constant(np.float32(0.9)))
 
 
@@ -178,23 +172,23 @@ EXACT: dict[str, Case] = {
     **{op: two(op) for op in ("Add", "Sub", "Mul", "Min", "Max")},
     **{f"{op} repeated": two(op, (1, 6, 1, 1)) for op in ("Add", "Sub", "Mul")},
     **{f"{op} repeated rows": two(op, (1, 1, 8)) for op in ("Add", "Mul")},
-    "Relu": one("Relu"), "Clip": clipped,
+    "Relu": one("Relu"), "Clip": clip,
     **{f"MaxPool {name}": one("MaxPool", **given) for name, given in POOLS.items()},
     **{f"AveragePool {name}": one("AveragePool", **given) for name, given in POOLS.items() if "pads" not in given},
     "AveragePool padded": one("AveragePool", kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1),
-    "GlobalAveragePool": one("GlobalAveragePool"), "GlobalMaxPool": one("GlobalMaxPool"), "Concat": joined,
+    "GlobalAveragePool": one("GlobalAveragePool"), "GlobalMaxPool": one("GlobalMaxPool"), "Concat": concat,
     "Transpose": lambda b: b.dense(b.of("Transpose", b.input(ROWS), perm=[0, 2, 1]), 4, op="MatMul"),
     "requantise": lambda b: b.of("Identity", b.input(IMAGE)),
 }  # fmt: skip
-"""What is at most one step off."""
+"""Operators within one step."""
 NEAR: dict[str, Case] = {
     "Sigmoid": one("Sigmoid", scale=1 / 200), "Tanh": one("Tanh", scale=1 / 110), "Gelu": one("Gelu"),
     "Gelu tanh": one("Gelu", approximate="tanh"), "Erf": one("Erf", scale=1 / 110),
-    "Softplus": one("Softplus"), "Neg": one("Neg"), "Silu": silu, "Silu in two": written, "Elu": one("Elu"),
+    "Softplus": one("Softplus"), "Neg": one("Neg"), "Silu": silu, "Silu in two": decomposed_silu, "Elu": one("Elu"),
     "LayerNormalization": norm("LayerNormalization", axis=-1), "no epsilon": norm("LayerNormalization", epsilon=1e-9),
     "RMSNormalization": norm("RMSNormalization", axis=-1, epsilon=1e-3),
 }  # fmt: skip
-"""What is at most 8 steps of 16 bits off."""
+"""Operators within 8 steps of 16 bits."""
 
 
 def check(
@@ -241,7 +235,6 @@ def test_near(name: str) -> None:
 
 @pytest.mark.parametrize("opset", [17, 21])
 def test_quantisation_of_onnx_runtimes_own_domain(opset: int) -> None:
-    """As its quantiser writes it, also where ONNX itself does not have these types yet."""
     b = Mixed(np.random.default_rng(0), opset, "com.microsoft")
     x = b.input((1, 6, 9, 8))
     y = b.quantise(b.node("Relu", [b.dequantise(b.conv(x, 4, (1, 1)))]), (1, 4, 9, 8), 0.07, 9, False)
@@ -257,8 +250,8 @@ def test_movement(kind: str, rank: int) -> None:
         b = Mixed(np.random.default_rng([seed, rank]))
         x = b.input(movement.random_shape(b.rng, rank))
         b.wide_inputs = True
-        made = movement.moved(b, x, kind)
-        model = b.finish(made)
+        result = movement.moved(b, x, kind)
+        model = b.finish(result)
         moves = {node.op_type for node in b.nodes}
         if any(x.name in node.input for node in b.nodes if node.op_type != "DequantizeLinear"):
             continue  # on integers, for which ONNX Runtime lacks some operators
@@ -357,13 +350,12 @@ REFUSED: dict[str, Refusal] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
-    """On the host for a reason that is told, and right."""
-    case, op, said, changes = REFUSED[name]
+    case, op, message, changes = REFUSED[name]
     b = Mixed(np.random.default_rng(3))
     model, config = b.finish(case(b)), CONFIG.replace(**changes)
     graph = check(model, b.rng, 1, config, host=True)
     reasons = [reason for _, kind, place, reason in graph.assignment if kind == op and place == "host"]
-    assert any(re.search(said, reason) and reason for reason in reasons), reasons
+    assert any(re.search(message, reason) and reason for reason in reasons), reasons
     assert all(reason.isprintable() for reason in reasons)
 
 
@@ -375,8 +367,8 @@ def test_how_near_lines_have_to_be(
 ) -> None:
     monkeypatch.setattr(lookup, "_fit_lines", lambda *given: (_FIT_LINES(*given)[0], apart))
     b = Mixed(np.random.default_rng(3))
-    made = b.node("Sigmoid", [b.dequantise(b.input(IMAGE))])
-    value = b.quantise(made, IMAGE, 1 / 200 if bits == 8 else 1 / 50_000, 0, False, bits)
+    result = b.node("Sigmoid", [b.dequantise(b.input(IMAGE))])
+    value = b.quantise(result, IMAGE, 1 / 200 if bits == 8 else 1 / 50_000, 0, False, bits)
     graph = import_model(b.finish(value), config=CONFIG)
     assert [item[2] for item in graph.assignment if item[1] == "Sigmoid"] == [place]
 

@@ -1,4 +1,4 @@
-"""Which chains run strip by strip, and what that saves."""
+"""Chains that run strip by strip, and their savings."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def inputs(program: DeviceProgram) -> dict[str, np.ndarray]:
     }
 
 
-def measured(program: DeviceProgram, config: Config, bandwidth: float) -> tuple[int, int]:
+def measure(program: DeviceProgram, config: Config, bandwidth: float) -> tuple[int, int]:
     """Cycles by the cycle model, and beats of the bus."""
     image = Image(program)
     device = TimingDevice(config, image.memory_bytes, latency=30, bandwidth=bandwidth)
@@ -83,7 +83,6 @@ def test_a_chain_saves_cycles_and_a_tenth_of_the_traffic() -> None:
 
 @pytest.mark.parametrize("side", [5, 17, 40])
 def test_each_height_of_strips_is_looked_at_once(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From half of the rows on, each some lower than the one before, as low as one row."""
     seen: list[int] = []
 
     def roughly(self: _Chains, first: int, chain: object, rows: int) -> Cost:
@@ -91,13 +90,13 @@ def test_each_height_of_strips_is_looked_at_once(side: int, monkeypatch: pytest.
         return Cost(0, 0)
 
     monkeypatch.setattr(_Chains, "_estimate", roughly)
-    found = chains(side)._heights(0, 2)
+    actual = chains(side)._heights(0, 2)
     assert seen == sorted(set(seen), reverse=True)
     assert (seen[0], seen[-1]) == (-(-side // 2), 1)
-    assert [item.height for item in found] == seen[:2]
+    assert [item.height for item in actual] == seen[:2]
 
 
-def test_what_does_not_fit_stays_on_chip_in_strips() -> None:
+def test_strips_keep_large_values_on_chip() -> None:
     """An expansion of 77 KB on a scratchpad of 32 KB, behind a memory of 1 byte a cycle."""
     ops = inverted_bottleneck()
     strips, plain = (
@@ -106,8 +105,8 @@ def test_what_does_not_fit_stays_on_chip_in_strips() -> None:
     )
     compare(strips, DeviceSegment("s", ops), inputs(strips), SMALL, temps=False)
     assert set(strips.buffers) == {"x", "project"}
-    cycles, beats = measured(strips, SMALL, 1.0)
-    before, moved = measured(plain, SMALL, 1.0)
+    cycles, beats = measure(strips, SMALL, 1.0)
+    before, moved = measure(plain, SMALL, 1.0)
     assert cycles < 0.5 * before
     assert beats < 0.4 * moved
 
@@ -145,10 +144,9 @@ def not_cut() -> dict[str, tuple[DeviceOp, ...]]:
 
 @pytest.mark.parametrize("case", not_cut())
 def test_other_chains_are_not_cut(case: str) -> None:
-    """Of the first a part is, which ends ahead of the operator behind."""
     segment = DeviceSegment("s", not_cut()[case])
-    found = depth_first(segment, Planner(Target(SMALL, 1.0)))
-    names = {op.name for at in found.strips for op in found.ops[at.first : at.stop]}
+    actual = depth_first(segment, Planner(Target(SMALL, 1.0)))
+    names = {op.name for at in actual.strips for op in actual.ops[at.first : at.stop]}
     assert names <= ({"expand", "depthwise"} if case == "read by an operator behind" else set())
     program = compile_segment(segment, SMALL, bandwidth=1.0)
     compare(program, segment, inputs(program), SMALL, temps=False)
@@ -161,8 +159,8 @@ def test_padding_is_part_of_a_chain(pad: tuple[int, int, int, int]) -> None:
     shape = (1, 40 + pad[0] + pad[2], 40 + pad[1] + pad[3], 48)
     padded = Pad("pad", depthwise.dst, whole("p", shape, "output"), Window(pad=pad), 3)
     segment = DeviceSegment("s", (expand, depthwise, padded))
-    found = depth_first(segment, Planner(Target(SMALL, 1.0)))
-    assert "pad" in {op.name for at in found.strips for op in found.ops[at.first : at.stop]}
+    actual = depth_first(segment, Planner(Target(SMALL, 1.0)))
+    assert "pad" in {op.name for at in actual.strips for op in actual.ops[at.first : at.stop]}
     program = compile_segment(segment, SMALL, bandwidth=1.0)
     compare(program, segment, inputs(program), SMALL, temps=False)
 
@@ -196,14 +194,13 @@ def two_blocks(side: int, channels: int) -> tuple[DeviceOp, ...]:
 @pytest.mark.parametrize("name", ["small", "default", "ulx3s-85f"])
 @pytest.mark.parametrize("bandwidth", [1.0, 4.0, 64.0])
 def test_blocks_in_a_row(name: str, bandwidth: float) -> None:
-    """By estimate no slower, and what they compute is right."""
     config = BOARDS[name].config if name in BOARDS else PRESETS[name]
     side = 36 if name == "small" else 64
     segment = DeviceSegment("s", two_blocks(side, 8 if name == "small" else 16))
     program = compile_segment(segment, config, bandwidth=bandwidth)
     compare(program, segment, inputs(program), config, temps=False)
     plain = compile_segment(segment, config, bandwidth=bandwidth, passes=WITHOUT)
-    cycles, before = (measured(item, config, bandwidth)[0] for item in (program, plain))
+    cycles, before = (measure(item, config, bandwidth)[0] for item in (program, plain))
     assert cycles <= 1.02 * before
     assert bandwidth > 1 or cycles < 0.6 * before
 
@@ -211,7 +208,6 @@ def test_blocks_in_a_row(name: str, bandwidth: float) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*PRESETS, *BOARDS])
 def test_random_networks(name: str) -> None:
-    """Larger than what fits, behind memories of all speeds."""
     config, cut = PRESETS.get(name) or BOARDS[name].config, 0
     for seed in range(24):
         rng = np.random.default_rng([seed, config.n, 11])

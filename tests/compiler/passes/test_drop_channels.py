@@ -25,7 +25,7 @@ SIDE = 5
 X = whole("x", (1, SIDE, SIDE, 6), "input")
 
 
-def dropped(segment: DeviceSegment, config: Config = TINY) -> DeviceSegment:
+def drop(segment: DeviceSegment, config: Config = TINY) -> DeviceSegment:
     return drop_channels(segment, Planner(Target(config)))
 
 
@@ -59,59 +59,59 @@ def without(op: Conv, outputs: range, byte: int | None = None) -> Conv:
 
 
 def same(segment: DeviceSegment, config: Config = TINY) -> DeviceSegment:
-    """What is left of a segment, which computes the same."""
-    made = dropped(segment, config)
+    """Check that the reduced segment computes equal outputs, and return it."""
+    result = drop(segment, config)
     for seed in range(2):
         rng = np.random.default_rng(seed)
         shape = next(
             view.buffer.shape for op in segment.ops for view in op.sources if view.buffer.name == "x"
         )
         inputs = {"x": rng.integers(-128, 128, shape).astype(np.int8)}
-        before, behind = (run_ops(item, inputs, config.mantissa_bits) for item in (segment, made))
+        before, behind = (run_ops(item, inputs, config.mantissa_bits) for item in (segment, result))
         for view in {op.dst for op in segment.ops if op.dst.buffer.kind == "output"}:
             assert np.array_equal(before[view.buffer.name], behind[view.buffer.name])
-    return made
+    return result
 
 
 def test_zeros_between_convolutions() -> None:
     """Vectors of 4 stay full: of 12 channels 5 are needed, and 8 are left."""
     first = without(conv("a", X, 12, 3), range(3, 10))
-    made = same(segment_of(first, conv("b", first.dst, 6, 3, kind="output")))
-    assert channels_of(made) == {"a": 8, "b": 6}
-    assert isinstance(made.ops[0], Conv)
-    assert made.ops[0].weight[[0, 1, 2]].any(axis=(1, 2, 3)).all()
+    result = same(segment_of(first, conv("b", first.dst, 6, 3, kind="output")))
+    assert channels_of(result) == {"a": 8, "b": 6}
+    assert isinstance(result.ops[0], Conv)
+    assert result.ops[0].weight[[0, 1, 2]].any(axis=(1, 2, 3)).all()
 
 
 def test_all_channels() -> None:
     """A vector stays: there are no buffers without channels."""
     first = without(conv("a", X, 12), range(12), 20)
-    made = same(segment_of(first, conv("b", first.dst, 6, pad=False, kind="output")))
-    assert channels_of(made) == {"a": 4, "b": 6}
+    result = same(segment_of(first, conv("b", first.dst, 6, pad=False, kind="output")))
+    assert channels_of(result) == {"a": 4, "b": 6}
 
 
-@pytest.mark.parametrize(("pad", "byte", "left"), [(False, 20, 4), (True, 20, 12), (True, None, 4)])
+@pytest.mark.parametrize(("pad", "byte", "remaining"), [(False, 20, 4), (True, 20, 12), (True, None, 4)])
 def test_constants_that_are_not_zero_stay_where_windows_read_padding(
-    pad: bool, byte: int | None, left: int
+    pad: bool, byte: int | None, remaining: int
 ) -> None:
     first = without(conv("a", X, 12), range(1, 10), byte)
-    made = same(segment_of(first, conv("b", first.dst, 6, 3, pad=pad, kind="output")))
-    assert channels_of(made)["a"] == left
+    result = same(segment_of(first, conv("b", first.dst, 6, 3, pad=pad, kind="output")))
+    assert channels_of(result)["a"] == remaining
 
 
 def test_constants_go_into_the_bias() -> None:
     first = without(conv("a", X, 8), range(2, 8), 33)
     second = conv("b", first.dst, 3, 3, pad=False, kind="output")
-    made = same(segment_of(first, second)).ops[1]
-    assert isinstance(made, Conv)
+    result = same(segment_of(first, second)).ops[1]
+    assert isinstance(result, Conv)
     gone = second.weight[..., 4:].astype(int).sum(axis=(1, 2, 3)) * (33 - second.x_zero)
-    assert (made.bias == second.bias + gone).all()
+    assert (result.bias == second.bias + gone).all()
 
 
 def test_a_bias_that_would_be_too_large() -> None:
     first = without(conv("a", X, 8), range(2, 8), 33)
     second = conv("b", first.dst, 3, pad=False, kind="output")
     full = second.replace(bias=np.full(3, (1 << 31) - 1, np.int32), weight=np.abs(second.weight))
-    assert channels_of(dropped(segment_of(first, full)))["a"] == 8
+    assert channels_of(drop(segment_of(first, full)))["a"] == 8
 
 
 def test_constants_because_of_a_clamp() -> None:
@@ -122,10 +122,10 @@ def test_constants_because_of_a_clamp() -> None:
     first = first.replace(bias=bias, low=-9)
     assert channels_of(same(segment_of(first, conv("b", first.dst, 6, kind="output")))) == {"a": 4, "b": 6}
     barely = first.replace(bias=np.where(bias < -99, -(first.weight.sum() * 0) - 1, bias).astype(np.int32))
-    assert channels_of(dropped(segment_of(barely, conv("b", first.dst, 6, kind="output"))))["a"] == 12
+    assert channels_of(drop(segment_of(barely, conv("b", first.dst, 6, kind="output"))))["a"] == 12
 
 
-def test_channels_nobody_reads() -> None:
+def test_unread_channels_are_dropped() -> None:
     first = conv("a", X, 12)
     second = conv("b", first.dst, 6, 3, kind="output")
     weight = second.weight.copy()
@@ -140,15 +140,15 @@ def test_chains_of_operators_on_each_channel() -> None:
     shape = (1, SIDE - 1, SIDE - 1, 16)
     pool = Pool("c", middle.dst, whole("c", shape, "temp"), "max", Window((2, 2)), 1.0, -9, -9)
     mean = Pool("d", pool.dst, whole("d", (1, 1, 1, 16), "temp"), "average", Window(shape[1:3]), 1.0, -9, -9)
-    made = same(segment_of(first, middle, pool, mean, conv("e", mean.dst, 5, kind="output")))
-    assert channels_of(made) == {"a": 4, "b": 4, "c": 4, "d": 4, "e": 5}
+    result = same(segment_of(first, middle, pool, mean, conv("e", mean.dst, 5, kind="output")))
+    assert channels_of(result) == {"a": 4, "b": 4, "c": 4, "d": 4, "e": 5}
 
 
-def test_sums_need_what_either_operand_needs() -> None:
+def test_sums_keep_channels_of_either_operand() -> None:
     one, two = without(conv("a", X, 12), range(9)), without(conv("b", X, 12), range(4, 12))
     total = Add("c", one.dst, two.dst, whole("c", one.dst.shape, "temp"), 0.7, 0.6, -9, -9, -9)
-    made = same(segment_of(one, two, total, conv("d", total.dst, 5, kind="output")))
-    assert channels_of(made) == {"a": 8, "b": 8, "c": 8, "d": 5}
+    result = same(segment_of(one, two, total, conv("d", total.dst, 5, kind="output")))
+    assert channels_of(result) == {"a": 8, "b": 8, "c": 8, "d": 5}
 
 
 def test_tables_need_not_rise() -> None:
@@ -160,7 +160,7 @@ def test_tables_need_not_rise() -> None:
 
 
 @pytest.mark.parametrize("what", ["output", "concatenation", "groups", "flattened", "input", "two writers"])
-def test_what_stays(what: str) -> None:
+def test_channels_that_stay(what: str) -> None:
     """Channels that somebody counts."""
     first = without(conv("a", X, 12), range(9))
     last = conv("b", first.dst, 4, kind="output")
@@ -185,32 +185,31 @@ def test_what_stays(what: str) -> None:
         ops = [without(conv("a", X, 6), range(5)), without(conv("c", X, 6), range(5))]
         dst = whole("a", (1, SIDE, SIDE, 12), "temp")
         parts = [op.replace(dst=View(dst.buffer, half, c=6 * index)) for index, op in enumerate(ops)]
-        assert dropped(segment_of(*parts, last)).ops == (*parts, last)
+        assert drop(segment_of(*parts, last)).ops == (*parts, last)
         return
     segment = segment_of(first, last)
     assert channels_of(same(segment)) == channels_of(segment)
 
 
 def test_dilated_windows_may_see_padding_only() -> None:
-    """What they make of it is no maximum of the channel."""
+    """The maximum over padding is not a maximum of the channel."""
     first = without(conv("a", X, 12), range(9), 50)
     window = Window((2, 2), dilation=(7, 7), pad=(3, 3, 4, 4))
     pool = Pool("b", first.dst, whole("b", (1, *window.output(SIDE, SIDE), 12), "temp"), "max", window)
-    made = same(segment_of(first, pool, conv("c", pool.dst, 4, pad=False, kind="output")))
-    assert channels_of(made)["b"] == 12
+    result = same(segment_of(first, pool, conv("c", pool.dst, 4, pad=False, kind="output")))
+    assert channels_of(result)["b"] == 12
 
 
 def test_padding_with_another_byte() -> None:
     first = without(conv("a", X, 12), range(9))
-    for fill, left in ((-9, 4), (-8, 12)):
+    for fill, remaining in ((-9, 4), (-8, 12)):
         window = Window(pad=(1, 1, 1, 1))
         pad = Pad("b", first.dst, whole("b", (1, SIDE + 2, SIDE + 2, 12), "temp"), window, fill, 1.0, -9, -9)
-        made = same(segment_of(first, pad, conv("c", pad.dst, 4, pad=False, kind="output")))
-        assert channels_of(made)["b"] == left
+        result = same(segment_of(first, pad, conv("c", pad.dst, 4, pad=False, kind="output")))
+        assert channels_of(result)["b"] == remaining
 
 
 def test_random() -> None:
-    """On arrays of 2 and 4, where a few channels make a difference; not one byte of an output changes."""
     changed = 0
     for seed in range(300):
         rng = np.random.default_rng(seed)
@@ -227,7 +226,7 @@ def test_on_the_device(name: str) -> None:
         rng = np.random.default_rng([seed, len(name)])
         segment = pruned(rng)
         lacking = not config.multiply and any(hasattr(op, "b_zero") for op in segment.ops)
-        if lacking or (dropped(segment, config).ops == segment.ops and config.n <= 16):
+        if lacking or (drop(segment, config).ops == segment.ops and config.n <= 16):
             continue
         shape = next(
             view.buffer.shape for op in segment.ops for view in op.sources if view.buffer.name == "x"
@@ -240,21 +239,20 @@ def test_on_the_device(name: str) -> None:
     assert cases
 
 
-def test_sums_that_wrap_are_anything() -> None:
-    """Of 32 bits: the least sum is large, and the greatest one is below zero."""
+def test_wrapping_sums_have_the_full_range() -> None:
+    """In 32 bits the least sum turns large, and the greatest turns negative."""
     op = conv("a", X, 12)
     op = op.replace(bias=np.full(12, (1 << 31) - 1000, np.int32))
-    found = run_ops(
+    actual = run_ops(
         segment_of(op), {"x": np.random.default_rng(0).integers(-128, 128, X.shape).astype(np.int8)}
     )
     (ranges,) = channel_ranges((op,), 24).values()
-    assert {int(found["a"].min()), int(found["a"].max())} == {-128, 127}
+    assert {int(actual["a"].min()), int(actual["a"].max())} == {-128, 127}
     assert (ranges.low == -128).all()
     assert (ranges.high == 127).all()
 
 
-def test_ranges_hold_what_is_computed() -> None:
-    """Of random inputs and of the least and greatest ones, for all operators."""
+def test_ranges_contain_all_results() -> None:
     known = constant = 0
     for seed in range(200):
         rng = np.random.default_rng([seed, 7])
@@ -265,11 +263,11 @@ def test_ranges_hold_what_is_computed() -> None:
         )
         for kind in range(3):
             x = rng.integers(-128, 128, shape) if kind else rng.choice([-128, 127], shape)
-            found = run_ops(segment, {"x": x.astype(np.int8)}, 24)
+            actual = run_ops(segment, {"x": x.astype(np.int8)}, 24)
             for op in segment.ops:
                 name = op.dst.buffer.name
                 if name in ranges:
-                    values = found[name].reshape(-1, op.dst.shape[3])
+                    values = actual[name].reshape(-1, op.dst.shape[3])
                     assert (values >= ranges[name].low).all(), (seed, op)
                     assert (values <= ranges[name].high).all(), (seed, op)
         known += len(ranges)

@@ -58,11 +58,11 @@ def large_conv(rng: np.random.Generator, name: str, src: View) -> Conv:
     stride = (draw(rng, 1, 2), draw(rng, 1, 2)) if rng.random() < 0.4 else (1, 1)
     window = Window((kernel[0], kernel[1]), stride, (dilation[0], dilation[1]), pad)  # type: ignore[arg-type]
     outputs = int(rng.choice([1, 4, 24, 96]))
-    made = convolution(src, outputs, window, name=name, kind="temp").replace(name=name)
+    result = convolution(src, outputs, window, name=name, kind="temp").replace(name=name)
     if rng.random() < 0.2:
-        made = convolution(src, c, window, name=name, kind="temp").replace(name=name, groups=c)
-        made = made.replace(weight=made.weight[..., :1])
-    return made
+        result = convolution(src, c, window, name=name, kind="temp").replace(name=name, groups=c)
+        result = result.replace(weight=result.weight[..., :1])
+    return result
 
 
 def large_pool(rng: np.random.Generator, name: str, src: View) -> Pool:
@@ -139,7 +139,7 @@ def refusal(segment: DeviceSegment, passes: list, planner: Planner) -> str | Non
 
 def check(seeds: range) -> Counter[str]:
     """Networks that compile as they are, and those that do not, whose operators are too large each by itself."""
-    found: Counter[str] = Counter()
+    actual: Counter[str] = Counter()
     for seed in seeds:
         rng = np.random.default_rng(seed)
         name = list(CONFIGS)[seed % len(CONFIGS)]
@@ -147,11 +147,11 @@ def check(seeds: range) -> Counter[str]:
         segment = network(rng, products=bool(config.multiply), lookups=bool(config.lookup_tables))
         verify_segment(segment)
         planner = Planner(Target(config), tight=bool(seed % 7 == 0))
-        said = refusal(segment, list(PIPELINE), planner)
-        if said is not None:
-            assert refusal(segment, APART, planner) is not None, (seed, name, said)
-        found["refused" if said else "compiled"] += 1
-    return found
+        message = refusal(segment, list(PIPELINE), planner)
+        if message is not None:
+            assert refusal(segment, APART, planner) is not None, (seed, name, message)
+        actual["refused" if message else "compiled"] += 1
+    return actual
 
 
 def test_no_fusion_makes_a_network_too_large() -> None:
@@ -256,7 +256,7 @@ def test_a_clamp_needs_no_table() -> None:
     assert (op.lookup, op.low, op.high, op.name) == (None, -3, 9, "first+clamp")
 
 
-def test_a_clamp_behind_a_table_is_part_of_it() -> None:
+def test_clamp_after_a_table_is_fused() -> None:
     first = FIRST.replace(lookup=np.roll(BYTES, 100))
     (op,) = fuse_lookup(segment_of(first, Rescale("clamp", MIDDLE, RESULT, low=-3, high=9)), EAGER).ops
     assert op.lookup is not None
@@ -297,7 +297,7 @@ def test_each_writer_of_a_part_has_the_table() -> None:
         ("a copy", (FIRST, Rescale("copy", MIDDLE, RESULT))),
     ],
 )  # fmt: skip
-def test_what_stays(reason: str, ops: tuple[DeviceOp, ...]) -> None:
+def test_chains_that_stay(reason: str, ops: tuple[DeviceOp, ...]) -> None:
     assert fuse_lookup(DeviceSegment(reason, ops), EAGER).ops == ops
 
 

@@ -1,4 +1,4 @@
-"""Operators of the vector unit beside convolutions: the same bytes, whatever runs beside what."""
+"""Vector-unit operators beside convolutions: equal bytes for every grouping."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CONFIGS = every()
 
 
 @pytest.fixture
-def _forced(monkeypatch: pytest.MonkeyPatch) -> None:
+def _force_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """All groups for which there is room, and all moves that are allowed."""
     monkeypatch.setattr(groups, "_GAIN", 1e9)
     monkeypatch.setattr(order, "_SHARE", -1e9)
 
 
-def drawn(rng: np.random.Generator, config: Config) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
+def draw_network(rng: np.random.Generator, config: Config) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
     """A network that the configuration has all units for."""
     while True:
         if rng.random() < 0.3:
@@ -52,44 +52,46 @@ def drawn(rng: np.random.Generator, config: Config) -> tuple[DeviceSegment, dict
 
 def check_results(name: str, seed: int, count: int) -> Counter[str]:
     """Compare some networks, and count kinds of groups."""
-    config, found = CONFIGS[name], Counter[str]()
+    config, actual = CONFIGS[name], Counter[str]()
     rng = np.random.default_rng([seed, len(name)])
     for case in range(count):
-        segment, inputs = drawn(rng, config)
+        segment, inputs = draw_network(rng, config)
         bandwidth = BANDWIDTHS[case % len(BANDWIDTHS)]
         passed: list[DeviceSegment] = []
         program = compile_segment(
             segment, config, bandwidth=bandwidth, watch=lambda _, item, passed=passed: passed.append(item)
         )
-        made = passed[-1]
-        assert set(made.resident) <= {view.buffer.name for op in made.ops for view in (*op.sources, op.dst)}
-        for run in runs(made.overlapped):
-            kinds = [type(made.ops[index]).__name__ for index in run]
-            found.update(kinds)
-            found["channels"] += sum(isinstance(made.ops[index].plan, ChannelPlan) for index in run)
-            found["three"] += len(kinds) > 2
-            found["ahead"] += kinds[0] != "Conv"
-            found["resident"] += any(
-                view.buffer.name in made.resident for index in run for view in made.ops[index].sources
+        result = passed[-1]
+        assert set(result.resident) <= {
+            view.buffer.name for op in result.ops for view in (*op.sources, op.dst)
+        }
+        for run in runs(result.overlapped):
+            kinds = [type(result.ops[index]).__name__ for index in run]
+            actual.update(kinds)
+            actual["channels"] += sum(isinstance(result.ops[index].plan, ChannelPlan) for index in run)
+            actual["three"] += len(kinds) > 2
+            actual["ahead"] += kinds[0] != "Conv"
+            actual["resident"] += any(
+                view.buffer.name in result.resident for index in run for view in result.ops[index].sources
             )
-            (own,) = (made.regions[index] for index in run if isinstance(made.ops[index].plan, ConvPlan))
-            others = {made.regions[index] for index in run} - {own}
+            (own,) = (result.regions[index] for index in run if isinstance(result.ops[index].plan, ConvPlan))
+            others = {result.regions[index] for index in run} - {own}
             assert all(one[1] <= own[0] or own[1] <= one[0] for one in others)
         compare(program, segment, inputs, config, temps=False)
-    return found
+    return actual
 
 
-@pytest.mark.usefixtures("_forced")
+@pytest.mark.usefixtures("_force_groups")
 def test_results() -> None:
-    found = Counter[str]()
+    actual = Counter[str]()
     for name in ("tiny", "small", "default"):
-        found += check_results(name, 1, 16)
+        actual += check_results(name, 1, 16)
     kinds = ["Pool", "Rescale", "Add", "Pad", "Multiply", "channels", "three", "ahead", "resident"]
-    assert all(found[kind] >= 2 for kind in kinds), found
+    assert all(actual[kind] >= 2 for kind in kinds), actual
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_forced")
+@pytest.mark.usefixtures("_force_groups")
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_results_of_every_configuration(name: str, seed: int) -> None:
@@ -99,9 +101,8 @@ def test_results_of_every_configuration(name: str, seed: int) -> None:
         assert "fits on chip" in str(error)  # noqa: PT017 (a board's scratchpad)
 
 
-@pytest.mark.usefixtures("_forced")
+@pytest.mark.usefixtures("_force_groups")
 def test_on_rtl() -> None:
-    """Under random stalls; without them the cycle model agrees in every counter."""
     rng = np.random.default_rng(5)
     for case in range(4):
         segment, inputs = branches(rng, 6, 12)
@@ -109,7 +110,7 @@ def test_on_rtl() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_forced")
+@pytest.mark.usefixtures("_force_groups")
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("name", ["tiny", "small"])
 def test_many_on_rtl(name: str, seed: int) -> None:
@@ -118,7 +119,7 @@ def test_many_on_rtl(name: str, seed: int) -> None:
 
 
 def test_pools_in_one_piece() -> None:
-    """What a pool was cut into becomes that pool again; pools that follow each other for other reasons stay."""
+    """Pieces of one pool are joined again; unrelated consecutive pools stay."""
     x = whole("x", (1, 12, 12, 64), "input")
     op = Pool(
         "y",
@@ -151,7 +152,7 @@ def test_channels_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 48])
-def test_what_writes_the_same_bytes_stays_in_order(first: int) -> None:
+def test_writers_of_equal_bytes_stay_in_order(first: int) -> None:
     """A convolution overwrites part of what a requantisation wrote, or writes the channels behind it."""
     rng = np.random.default_rng(3)
     x, y = whole("x", (1, 56, 56, 64), "input"), whole("y", (1, 56, 56, 112), "output")

@@ -1,4 +1,4 @@
-"""Results that stay on chip: every output is right, whatever plan; what is held, where, and what it saves."""
+"""Results that stay on chip: right outputs under every plan, placement, and savings."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ from weft.sim.timing import TimingDevice
 DEFAULT = PRESETS["default"]
 
 
-def added(op: Conv, other: View) -> Conv:
+def add_value(op: Conv, other: View) -> Conv:
     """With another value added to the result."""
     epilogue = Add("sum", whole(f"{op.name}/m", op.dst.shape, "temp"), other, op.dst, 0.7, 0.6, 5, 5, 5)
     return dataclasses.replace(op, epilogue=epilogue)
 
 
 def compare_outputs(program: DeviceProgram, ops: tuple[DeviceOp, ...], config: Config) -> None:
-    """With random inputs: memory of temporaries is used again."""
     rng = np.random.default_rng(1)
     inputs = {
         name: rng.integers(-128, 128, program.input_shape(name)).astype(np.int8)
@@ -63,12 +62,12 @@ def test_random_convolutions(preset: str, least: float, seeds: range) -> None:
         segment, _ = random_convolutions(rng)
 
         def any_plan(shape: ConvShape, rng: np.random.Generator = rng) -> ConvPlan | None:
-            """Any tiling, with the estimates of the best: decisions are the usual ones."""
-            found = candidates(shape)
-            if not found:
+            """Choose any tiling with the best one's estimates, so that decisions stay as usual."""
+            actual = candidates(shape)
+            if not actual:
                 return None
-            chosen = found[int(rng.integers(len(found)))]
-            return dataclasses.replace(chosen, cycles=found[0].cycles, traffic=found[0].traffic)
+            chosen = actual[int(rng.integers(len(actual)))]
+            return dataclasses.replace(chosen, cycles=actual[0].cycles, traffic=actual[0].traffic)
 
         program = compile_segment(segment, config, **({} if seed % 3 else {"choose": any_plan}))
         compare_outputs(program, segment.ops, config)
@@ -80,7 +79,6 @@ def test_random_convolutions(preset: str, least: float, seeds: range) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", BOARDS)
 def test_random_convolutions_on_boards(name: str) -> None:
-    """With the plans for a board's own configuration and memory, and for memories around its."""
     board = BOARDS[name]
     own = board.memory.planning_model[1] or board.config.bus_bytes
     for seed, bandwidth in enumerate((own, own, 0.2, 2.0, float(board.config.bus_bytes))):
@@ -113,19 +111,19 @@ def test_operators_of_all_kinds(preset: str) -> None:
         if not config.lookup_tables:
             segment = dataclasses.replace(segment, ops=tuple(op.replace(lookup=None) for op in segment.ops))
         planner = Planner(Target(config))
-        found = kept_all(segment, planner)
+        actual = kept_all(segment, planner)
         kinds |= {
             type(op)
-            for op in found.ops
+            for op in actual.ops
             for view in (*op.sources, op.dst)
-            if view.buffer.name in found.resident
+            if view.buffer.name in actual.resident
         }
         if all(
-            planner.plan(op, found.resident, found.regions[at] if found.regions else None)
-            for at, op in enumerate(found.ops)
+            planner.plan(op, actual.resident, actual.regions[at] if actual.regions else None)
+            for at, op in enumerate(actual.ops)
         ):
-            program = compile_segment(found, config, passes=(Pass(choose_plans),))
-            assert not found.resident.keys() & set(program.buffers)
+            program = compile_segment(actual, config, passes=(Pass(choose_plans),))
+            assert not actual.resident.keys() & set(program.buffers)
             compare_outputs(program, segment.ops, config)
     assert {Conv, Pool, Add} <= kinds
 
@@ -150,7 +148,7 @@ def test_operators_of_all_kinds_on_rtl(preset: str) -> None:
         assert memories[0] == memories[1], seed
 
 
-def test_what_is_held_does_not_move() -> None:
+def test_resident_results_are_not_transferred() -> None:
     """The first layer reads its input and weights and stores nothing, the second reads its weights alone."""
     first = conv("a", whole("x", (1, 14, 14, 64), "input"), 96, 3)
     second = conv("y", first.dst, 32, 3, "output", stride=2)
@@ -166,13 +164,12 @@ def test_what_is_held_does_not_move() -> None:
     assert sum(kept.areas.sizes.values()) < sum(moved.areas.sizes.values())
 
 
-def test_rows_of_what_is_held_are_read() -> None:
-    """As of what has a part of it read by one operator, and the rest by another."""
+def test_rows_of_resident_results_are_read() -> None:
     first = conv("a", whole("x", (1, 12, 12, 32), "input"), 40, 3)
     parts = (View(first.dst.buffer, (1, 5, 12, 40), y=4), View(first.dst.buffer, (1, 5, 12, 40)))
     last = conv("y", parts[1], 24, kind="output")
     middle = conv("b", parts[0], 24, 3)
-    ops = (first, middle, added(last, middle.dst))
+    ops = (first, middle, add_value(last, middle.dst))
     assert set(resident(ops)) == {"a", "b"}
     compare_outputs(compile_segment(DeviceSegment("s", ops), DEFAULT), ops, DEFAULT)
 
@@ -182,11 +179,11 @@ def residual_blocks() -> tuple[Conv, ...]:
     ops = [conv("c", whole("x", (1, 14, 14, 32), "input"), 64)]
     for index in range(2):
         inner = conv(f"inner{index}", ops[-1].dst, 64, 3)
-        ops += [inner, added(conv(f"sum{index}", inner.dst, 64, 3), ops[-1].dst)]
+        ops += [inner, add_value(conv(f"sum{index}", inner.dst, 64, 3), ops[-1].dst)]
     return *ops, conv("y", ops[-1].dst, 10, kind="output")
 
 
-def test_what_is_added_later_stays_as_well() -> None:
+def test_late_addends_stay_on_chip() -> None:
     ops = residual_blocks()
     assert set(resident(ops)) == {"c", "inner0", "sum0", "inner1", "sum1"}
     program = compile_segment(DeviceSegment("s", ops), DEFAULT)
@@ -199,29 +196,28 @@ def test_what_is_added_later_stays_as_well() -> None:
 
 
 @pytest.mark.parametrize(("config", "bandwidth"), [(DEFAULT, None), (BOARDS["ulx3s-85f"].config, 1.0)])
-def test_nothing_lies_on_anything_else(config: Config, bandwidth: float | None) -> None:
-    """What is held while an operator runs is apart from its room, and from all that is held with it."""
+def test_resident_results_do_not_overlap(config: Config, bandwidth: float | None) -> None:
     ops = residual_blocks()
-    found = keep_resident(DeviceSegment("s", ops), Planner(Target(config, bandwidth)))
-    assert len(found.resident) == 5
-    alive = {name: [index for index, op in enumerate(ops) if touches(op, name)] for name in found.resident}
+    actual = keep_resident(DeviceSegment("s", ops), Planner(Target(config, bandwidth)))
+    assert len(actual.resident) == 5
+    alive = {name: [index for index, op in enumerate(ops) if touches(op, name)] for name in actual.resident}
     for index in range(len(ops)):
         sizes = {name: 4 * 14 * 14 for name, at in alive.items() if at[0] <= index <= at[-1]}
-        taken = [(found.resident[name], found.resident[name] + size) for name, size in sizes.items()]
-        taken = sorted([*taken, found.regions[index]])
+        taken = [(actual.resident[name], actual.resident[name] + size) for name, size in sizes.items()]
+        taken = sorted([*taken, actual.regions[index]])
         assert all(a[1] <= b[0] for a, b in pairwise(taken))
         assert taken[-1][1] <= config.scratchpad_size
-        assert all(edge % unit(config) == 0 for edge in found.regions[index])
+        assert all(edge % unit(config) == 0 for edge in actual.regions[index])
 
 
 def test_few_banks_are_shared() -> None:
     """Four banks: two for weights and parameters, one for what the array reads, and one for what is added and made."""
     config = BOARDS["ulx3s-85f"].config
-    found = keep_resident(DeviceSegment("s", residual_blocks()), Planner(Target(config, 1.0)))
-    assert len({at // unit(config) for at in found.resident.values()}) == 2
+    actual = keep_resident(DeviceSegment("s", residual_blocks()), Planner(Target(config, 1.0)))
+    assert len({at // unit(config) for at in actual.resident.values()}) == 2
 
 
-def test_array_and_vector_unit_meet_where_that_is_no_slower() -> None:
+def test_array_and_vector_unit_share_a_bank_if_not_slower() -> None:
     """A cycle for each vector of a result in the bank of what it is made of."""
     config = BOARDS["ulx3s-85f"].config
     ops = (
@@ -252,7 +248,7 @@ def test_three_in_a_bank() -> None:
         conv("v1", whole("v0", (1, 8, 8, 16), "temp"), 16),
     ]
     for index in range(2, 6):
-        ops.append(added(conv(f"v{index}", ops[-1].dst, 16, 3), ops[-2].dst))
+        ops.append(add_value(conv(f"v{index}", ops[-1].dst, 16, 3), ops[-2].dst))
     ops.append(conv("y", ops[-1].dst, 8, kind="output"))
     segment, planner = DeviceSegment("s", tuple(ops)), Planner(Target(config, 1.0))
     for index in range(6):
@@ -267,7 +263,7 @@ def test_three_in_a_bank() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", "default"])
-def test_vector_unit_uses_what_is_held(name: str) -> None:
+def test_vector_unit_uses_resident_results(name: str) -> None:
     """Pooling, sums, products and requantisation of what is on chip, wherever it is."""
     config, held = PRESETS[name], 0
     planner = Planner(Target(config))
@@ -284,8 +280,7 @@ def test_vector_unit_uses_what_is_held(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ulx3s-85f", "default", "tiny"])
-def test_every_place_is_right(name: str) -> None:
-    """Whatever it costs."""
+def test_every_placement_computes_right_results(name: str) -> None:
     config, shared = (PRESETS | {"ulx3s-85f": BOARDS["ulx3s-85f"].config})[name], 0
     planner = Planner(Target(config))
     for seed in range(16):
@@ -320,7 +315,7 @@ def touches(op: Conv, name: str) -> bool:
 
 
 def test_coordinates_of_tall_images() -> None:
-    """They count from the rows that a tile reads: an image may have more than a coordinate can say."""
+    """Coordinates count from a tile's first row, because an image may exceed their range."""
     config = dataclasses.replace(PRESETS["tiny"], scratchpad_banks=16, scratchpad_depth=4096)
     first = conv("a", whole("x", (1, 40000, 1, 4), "input"), 4)
     second = dataclasses.replace(
@@ -346,8 +341,7 @@ def test_two_convolutions_read_one_result() -> None:
     compare_outputs(program, ops, DEFAULT)
 
 
-def test_every_second_pixel_of_what_is_held() -> None:
-    """As in the short cut of a residual block."""
+def test_every_second_pixel_of_a_resident_result() -> None:
     first = conv("a", whole("x", (1, 10, 14, 64), "input"), 96)
     ops = (first, conv("y", first.dst, 32, kind="output", stride=2))
     program = compile_segment(DeviceSegment("s", ops), DEFAULT)
@@ -391,7 +385,7 @@ def never_held() -> dict[str, tuple[DeviceOp, ...]]:
             conv("y", wider.dst, 8, kind="output"),
         ),
         "also added to what is made of it": (
-            first, added(conv("y", first.dst, 32, kind="output"), first.dst)
+            first, add_value(conv("y", first.dst, 32, kind="output"), first.dst)
         ),
         "part of what is read": (
             first, conv("y", View(first.dst.buffer, (1, 12, 12, 8)), 8, kind="output")
@@ -416,7 +410,7 @@ def never_held() -> dict[str, tuple[DeviceOp, ...]]:
 
 
 @pytest.mark.parametrize("case", never_held())
-def test_what_cannot_be_held_is_not(case: str) -> None:
+def test_results_that_cannot_stay_on_chip(case: str) -> None:
     ops = never_held()[case]
     if case == "an output":  # all agree about its kind
         ops = (ops[0], dataclasses.replace(ops[1], src=ops[0].dst))
@@ -424,7 +418,7 @@ def test_what_cannot_be_held_is_not(case: str) -> None:
     compare_outputs(compile_segment(DeviceSegment("s", ops), DEFAULT), ops, DEFAULT)
 
 
-def test_weights_that_would_come_more_often_are_a_reason_not_to() -> None:
+def test_repeated_weights_prevent_residency() -> None:
     """Beside a result that stays there may be too little room for weights to stay."""
     first = conv("a", whole("x", (1, 14, 14, 1024), "input"), 256)
     ops = (first, conv("y", first.dst, 256, 3, "output"))
@@ -434,7 +428,7 @@ def test_weights_that_would_come_more_often_are_a_reason_not_to() -> None:
 
 
 def test_strides_that_no_field_holds() -> None:
-    """In a scratchpad with all addresses that there are, rows may be farther apart than a stride can say."""
+    """In the largest scratchpad, rows may be farther apart than the stride field holds."""
     config = dataclasses.replace(DEFAULT, scratchpad_depth=8192)
     first = conv("a", whole("x", (1, 8, 5000, 16), "input"), 16)
     weight = np.ones((16, 2, 1, 16), np.int16)

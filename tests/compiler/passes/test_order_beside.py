@@ -67,13 +67,13 @@ def test_a_pool_moves_to_the_convolution_of_another_branch() -> None:
 
 
 @pytest.mark.parametrize("bandwidth", [1, 4])
-def test_not_slower_behind_slow_memories(bandwidth: int) -> None:
+def test_not_slower_with_slow_memories(bandwidth: int) -> None:
     segment = inception()
     assert cycles(segment, bandwidth, beside=True) <= 1.01 * cycles(segment, bandwidth, beside=False)
 
 
-def test_a_convolution_moves_to_what_depends_on_the_one_before() -> None:
-    """A requantisation needs the small convolution, and is beside the large one, which was ahead of that."""
+def test_convolution_moves_next_to_a_reader_of_the_previous_one() -> None:
+    """A requantisation of the small convolution runs beside the large one, which came first."""
     x = whole("x", (1, 56, 56, 64), "input")
     window = Window((3, 3), pad=(1, 1, 1, 1))
     few = whole("few", (1, 56, 56, 16), "input")
@@ -83,8 +83,8 @@ def test_a_convolution_moves_to_what_depends_on_the_one_before() -> None:
         small,
         Rescale("rescale", small.dst, whole("y", x.shape, "output"), 0.5),
     ]
-    made = order_beside(DeviceSegment("three", tuple(ops)), Planner(Target(DEFAULT)))
-    names = [op.name for op in made.ops]
+    result = order_beside(DeviceSegment("three", tuple(ops)), Planner(Target(DEFAULT)))
+    names = [op.name for op in result.ops]
     assert abs(names.index("rescale") - names.index("large")) == 1
     assert names.index("small") < names.index("rescale")
 
@@ -98,16 +98,15 @@ def test_nothing_moves_where_units_take_turns_or_convolutions_are_small() -> Non
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_depends_stays_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever moves, the operators one after the other compute the same."""
+def test_dependent_operators_stay_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SHARE", -1e9)
     rng, moved = np.random.default_rng(seed), 0
     for case in range(25):
         segment, inputs = branches(rng) if case % 2 else random_mixture(rng, products=True)
-        made = order_beside(segment, Planner(Target(PRESETS["small"])))
-        verify_segment(made)
-        moved += made.ops != segment.ops
-        expected, found = (run_ops(item, inputs, 24) for item in (segment, made))
+        result = order_beside(segment, Planner(Target(PRESETS["small"])))
+        verify_segment(result)
+        moved += result.ops != segment.ops
+        expected, actual = (run_ops(item, inputs, 24) for item in (segment, result))
         outputs = {op.dst.buffer.name for op in segment.ops if op.dst.buffer.kind == "output"}
-        assert all(np.array_equal(expected[name], found[name]) for name in outputs)
+        assert all(np.array_equal(expected[name], actual[name]) for name in outputs)
     assert moved > 2

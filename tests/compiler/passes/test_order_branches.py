@@ -54,8 +54,8 @@ def cycles(segment: DeviceSegment, *, ordered: bool) -> int:
 def test_the_longer_branch_ends_in_the_sum() -> None:
     """Its result is the larger part of the work, and what it reads stays on chip meanwhile."""
     segment = residual(32, 16)
-    made = order_branches(segment, Planner(Target(PRESETS["default"])))
-    assert [op.name for op in made.ops] == ["x", "a", "c", "b", "sum", "y"]
+    result = order_branches(segment, Planner(Target(PRESETS["default"])))
+    assert [op.name for op in result.ops] == ["x", "a", "c", "b", "sum", "y"]
     assert cycles(segment, ordered=True) < 0.97 * cycles(segment, ordered=False)
 
 
@@ -79,23 +79,22 @@ def random_branches(rng: np.random.Generator) -> DeviceSegment:
 
 @pytest.mark.parametrize("name", ["tiny", "default"])
 def test_results_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever moves: here all that may."""
     config, rng, moved = PRESETS[name], np.random.default_rng(3), 0
     costs = itertools.count(0, -1)
     monkeypatch.setattr(module, "_cost", lambda *_: float(next(costs)))
     for _ in range(90):
         segment = random_branches(rng)
-        made = order_branches(segment, Planner(Target(config)))
-        verify_segment(made)
-        assert sorted(op.name for op in made.ops) == sorted(op.name for op in segment.ops)
-        if [op.name for op in made.ops] == [op.name for op in segment.ops]:
+        result = order_branches(segment, Planner(Target(config)))
+        verify_segment(result)
+        assert sorted(op.name for op in result.ops) == sorted(op.name for op in segment.ops)
+        if [op.name for op in result.ops] == [op.name for op in segment.ops]:
             continue
         moved += 1
         source = segment.ops[0].sources[0]
         inputs = {"image": rng.integers(-128, 128, source.shape).astype(np.int8)}
-        wanted, found = run_ops(segment, inputs), run_ops(made, inputs)
+        expected, actual = run_ops(segment, inputs), run_ops(result, inputs)
         outputs = [op.dst.buffer.name for op in segment.ops if op.dst.buffer.kind == "output"]
-        assert all(np.array_equal(wanted[key], found[key]) for key in outputs)
+        assert all(np.array_equal(expected[key], actual[key]) for key in outputs)
         passes = [item for item in PIPELINE if item.run is not order_branches]
-        compare(compile_segment(made, config, passes=passes), made, inputs, config, temps=False)
+        compare(compile_segment(result, config, passes=passes), result, inputs, config, temps=False)
     assert moved > 5

@@ -90,7 +90,6 @@ def test_copies_of_copies_and_several_readers() -> None:
 
 
 def attention(copy: View, name: str) -> Attention:
-    """Of which one operand is the copy."""
     views = {part: whole(part, (1, 1, 6, 8), "input") for part in "qkv"} | {name: copy}
     return Attention("a", *views.values(), whole("y", (1, 1, 6, 8), "output"), 1, 2, 2, 0.1, (6,))
 
@@ -212,8 +211,7 @@ def test_only_if_it_takes_no_longer() -> None:
     assert len(read_views(before, Dear(Target(TINY))).ops) == 2
 
 
-def test_what_is_written_around_a_copy_stays() -> None:
-    """Who reads another part of the buffer does not keep the copy."""
+def test_other_writers_of_a_copied_buffer_stay() -> None:
     both = Buffer("copy", (1, 4, 3, 10))
     halves = View(both, X.shape), View(both, X.shape, c=5)
     before = segment_of(

@@ -82,11 +82,11 @@ def norm(src: View, name: str, rng: np.random.Generator) -> LayerNorm:
 def conv(src: View, name: str, out: int, kernel: int, rng: np.random.Generator) -> Conv:
     """Some depthwise, where channels allow it."""
     window = Window((kernel, kernel), pad=(kernel // 2,) * 4)
-    made = dataclasses.replace(convolution(src, out, window, name=name, kind="temp"), name=name)
+    result = dataclasses.replace(convolution(src, out, window, name=name, kind="temp"), name=name)
     scale = np.full(out, 60 / (np.sqrt(src.shape[3]) * kernel * 127 * 40))
     if out == src.shape[3] and rng.random() < 0.3:
-        return made.replace(weight=made.weight[..., :1], groups=out, scale=scale * np.sqrt(out))
-    return made.replace(scale=scale)
+        return result.replace(weight=result.weight[..., :1], groups=out, scale=scale * np.sqrt(out))
+    return result.replace(scale=scale)
 
 
 def chain(rng: np.random.Generator, most: int, length: int) -> DeviceSegment:
@@ -113,22 +113,20 @@ def inputs_of(segment: DeviceSegment, rng: np.random.Generator) -> dict[str, np.
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever runs beside what: here every pair for which there is room."""
     monkeypatch.setattr(module, "_GAIN", 1e9)
     config, rng, pairs = CONFIGS[name], np.random.default_rng(4), 0
     for _ in range(40):
         segment = chain(rng, 70, draw(rng, 2, 5))
-        made = run_passes(PIPELINE, segment, Planner(Target(config)))
-        pairs += len(made.overlapped)
-        regions = [made.regions[index : index + 2] for index in made.overlapped]
+        result = run_passes(PIPELINE, segment, Planner(Target(config)))
+        pairs += len(result.overlapped)
+        regions = [result.regions[index : index + 2] for index in result.overlapped]
         assert all(one[1] <= other[0] or other[1] <= one[0] for one, other in regions)
-        assert dump_segment(made).count("runs beside the next one") == len(made.overlapped)
+        assert dump_segment(result).count("runs beside the next one") == len(result.overlapped)
         compare(compile_segment(segment, config), segment, inputs_of(segment, rng), config, temps=False)
     assert pairs > 20
 
 
 def test_on_rtl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under random stalls; without them the cycle model agrees in every counter."""
     monkeypatch.setattr(module, "_GAIN", 1e9)
     config, rng = CONFIGS["tiny"], np.random.default_rng(6)
     for case in range(6):
@@ -146,7 +144,6 @@ def cycles(segment: DeviceSegment, config: Config, *, beside: bool) -> int:
 
 @pytest.mark.parametrize(("behind", "share"), [(True, 0.4), (False, 0.65)])
 def test_sooner(behind: bool, share: float) -> None:
-    """Behind a convolution and ahead of one, a good part of the kernel takes no time of its own."""
     config, rng = CONFIGS["default"], np.random.default_rng(0)
     x = whole("x", (1, 1, 128, 512), "input")
     first: DeviceOp = conv(x, "v", 1024, 1, rng) if behind else norm(x, "v", rng)

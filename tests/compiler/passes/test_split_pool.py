@@ -1,4 +1,4 @@
-"""Pools over more than the scratchpad holds: what becomes of them, and that results never change."""
+"""Pools over more than the scratchpad holds: their decomposition, with results unchanged."""
 
 from __future__ import annotations
 
@@ -55,17 +55,14 @@ def test_many_outputs_are_sums() -> None:
 @pytest.mark.parametrize(
     ("kernel", "stride", "parts"), [(3, 1, 2), (5, 1, 2), (3, 2, 1), (2, 2, 1), (2, 1, 1)]
 )
-def test_maxima_of_windows_that_overlap_are_of_one_axis_after_the_other(
-    kernel: int, stride: int, parts: int
-) -> None:
-    """Where that reads less: 6 elements instead of 9, 10 instead of 25; but 9 instead of 9, of every second."""
+def test_overlapping_maxima_take_one_axis_at_a_time(kernel: int, stride: int, parts: int) -> None:
+    """One axis at a time reads 6 elements instead of 9, and 10 instead of 25; with stride 2, 9 instead of 9."""
     op = pool("max", (27, 27), Window((kernel, kernel), (stride, stride), pad=(1, 1, 1, 1)), 64)
     assert len(split(op, PRESETS["default"])) == parts
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_overlapping_windows(name: str) -> None:
-    """Of one axis or both, with strides, dilations and padding, with a clamp and a table."""
     config, rng, divided = CONFIGS[name], np.random.default_rng(len(name)), 0
     for _ in range(3):
         op = overlapping_pool(rng, config)
@@ -77,7 +74,6 @@ def test_overlapping_windows(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_random(name: str) -> None:
-    """Of any share of the scratchpad, with a few outputs, and padding that only some forms have."""
     config, rng = CONFIGS[name].replace(scratchpad_depth=64), np.random.default_rng(len(name))
     for case in range(6):
         size = max(2, side(config, float(rng.uniform(0.3, 1.3))))

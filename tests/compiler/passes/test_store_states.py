@@ -1,4 +1,4 @@
-"""What is kept from run to run: in place or copied, and always what the micro-ops say, in one run after the other."""
+"""States between runs, in place or copied: always equal to the micro-ops, run after run."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ X, Y = whole("x", SHAPE, "input"), whole("y", SHAPE, "output")
 S, T, NEW = whole("s", SHAPE, "state"), whole("t", SHAPE, "state"), whole("new", SHAPE, "output")
 
 
-def stored(*ops: DeviceOp, **states: str) -> DeviceSegment:
+def store(*ops: DeviceOp, **states: str) -> DeviceSegment:
     segment = DeviceSegment("device0", ops, states=states or {"s": "new"})
     verify_segment(segment)
-    found = store_states(segment, Planner(Target(TINY)))
-    verify_segment(found)
-    assert not found.states
-    return found
+    actual = store_states(segment, Planner(Target(TINY)))
+    verify_segment(actual)
+    assert not actual.states
+    return actual
 
 
 def copies(segment: DeviceSegment) -> list[str]:
     return [op.name for op in segment.ops if op.name.endswith(":kept")]
 
 
-def test_in_place_where_the_old_value_is_not_read_any_more() -> None:
-    """Also by what reads the new one."""
-    made = stored(Add("a", X, S, Y, 1.0, 1.0), Rescale("b", X, NEW), Rescale("c", NEW, Y))
-    assert not copies(made)
-    assert [op.dst.buffer.name for op in made.ops] == ["y", "s", "y"]
-    assert made.ops[2].sources[0].buffer == S.buffer
+def test_state_is_in_place_if_its_old_value_is_dead() -> None:
+    """Readers of the new value read it in place, too."""
+    result = store(Add("a", X, S, Y, 1.0, 1.0), Rescale("b", X, NEW), Rescale("c", NEW, Y))
+    assert not copies(result)
+    assert [op.dst.buffer.name for op in result.ops] == ["y", "s", "y"]
+    assert result.ops[2].sources[0].buffer == S.buffer
 
 
-def test_a_copy_where_what_writes_it_or_comes_later_reads_the_old_value() -> None:
-    assert copies(stored(Add("a", X, S, NEW, 1.0, 1.0))) == ["s:kept"]
-    assert copies(stored(Rescale("b", X, NEW), Add("a", X, S, Y, 1.0, 1.0))) == ["s:kept"]
-    made = stored(Rescale("b", X, NEW), Add("a", X, S, Y, 1.0, 1.0))
-    assert {view.buffer for op in made.ops for view in (*op.sources, op.dst) if view.buffer.name == "new"} == {
+def test_state_is_copied_if_its_old_value_is_read_later() -> None:
+    assert copies(store(Add("a", X, S, NEW, 1.0, 1.0))) == ["s:kept"]
+    assert copies(store(Rescale("b", X, NEW), Add("a", X, S, Y, 1.0, 1.0))) == ["s:kept"]
+    result = store(Rescale("b", X, NEW), Add("a", X, S, Y, 1.0, 1.0))
+    assert {view.buffer for op in result.ops for view in (*op.sources, op.dst) if view.buffer.name == "new"} == {
         Buffer("new", SHAPE, "temp"), Buffer("new", (1, 1, 1, 72), "temp"),
     }  # fmt: skip
 
@@ -62,9 +62,9 @@ def test_a_copy_where_what_writes_it_or_comes_later_reads_the_old_value() -> Non
 def test_an_epilogue_that_reads_the_old_value_is_a_reader_of_it() -> None:
     conv = convolution(X, 6, Window((1, 1)), name="product", kind="temp")
     fused = conv.replace(dst=NEW, epilogue=Add("sum", conv.dst, S, NEW, 1.0, 1.0))
-    made = stored(fused, Rescale("c", NEW, Y))
-    assert copies(made) == ["s:kept"]
-    conv = made.ops[0]
+    result = store(fused, Rescale("c", NEW, Y))
+    assert copies(result) == ["s:kept"]
+    conv = result.ops[0]
     assert isinstance(conv, Conv)
     assert conv.epilogue is not None
     assert conv.dst.buffer == conv.epilogue.dst.buffer == Buffer("new", SHAPE, "temp")
@@ -73,40 +73,40 @@ def test_an_epilogue_that_reads_the_old_value_is_a_reader_of_it() -> None:
 def test_an_epilogue_that_reads_the_new_value_reads_it_in_its_place() -> None:
     conv = convolution(X, 6, Window((1, 1)), name="product", kind="temp")
     fused = conv.replace(dst=Y, epilogue=Add("sum", conv.dst, NEW, Y, 1.0, 1.0))
-    made = stored(Rescale("b", S, whole("other", SHAPE, "temp")), Rescale("c", X, NEW), fused)
-    assert not copies(made)
-    conv = made.ops[2]
+    result = store(Rescale("b", S, whole("other", SHAPE, "temp")), Rescale("c", X, NEW), fused)
+    assert not copies(result)
+    conv = result.ops[2]
     assert isinstance(conv, Conv)
     assert conv.sources[1].buffer == S.buffer
 
 
 def test_one_value_that_two_states_become() -> None:
     ops = (Add("a", S, T, Y, 1.0, 1.0), Rescale("b", X, NEW))
-    made = stored(*ops, s="new", t="new")
-    assert copies(made) == ["t:kept"]
-    assert made.ops[2].sources[0].buffer.name == "s"
+    result = store(*ops, s="new", t="new")
+    assert copies(result) == ["t:kept"]
+    assert result.ops[2].sources[0].buffer.name == "s"
     # Where the first one is read late, the second takes the place.
     late = (Rescale("a", T, Y), Rescale("b", X, NEW), Rescale("c", S, whole("z", SHAPE, "output")))
-    assert copies(stored(*late, s="new", t="new")) == ["s:kept"]
+    assert copies(store(*late, s="new", t="new")) == ["s:kept"]
 
 
-def test_parts_written_by_several_operators_are_in_place_behind_all_readers() -> None:
+def test_parts_by_several_writers_are_in_place_after_all_readers() -> None:
     buffer = Buffer("new", (1, 3, 8, 6), "output")
     halves = [View(buffer, SHAPE, x=at) for at in (0, 4)]
     state = View(Buffer("s", buffer.shape, "state"), SHAPE, x=4)
     first, second = Rescale("a", state, halves[0]), Rescale("b", X, halves[1])
-    assert copies(stored(first, second)) == ["s:kept"]
+    assert copies(store(first, second)) == ["s:kept"]
     middle = whole("middle", SHAPE, "temp")
-    assert not copies(stored(Rescale("a", state, middle), Rescale("c", middle, halves[0]), second))
+    assert not copies(store(Rescale("a", state, middle), Rescale("c", middle, halves[0]), second))
 
 
-def test_copies_beside_what_stays_on_chip_have_the_whole_scratchpad() -> None:
+def test_copies_beside_resident_results_use_the_whole_scratchpad() -> None:
     ops = (Add("a", X, S, NEW, 1.0, 1.0),)
     segment = DeviceSegment("device0", ops, regions=((3, 5),), states={"s": "new"})
     assert store_states(segment, Planner(Target(TINY))).regions == ((3, 5), (0, TINY.scratchpad_size))
 
 
-def test_segments_say_what_states_become() -> None:
+def test_segments_list_next_states() -> None:
     text = dump_segment(DeviceSegment("d", (Add("a", X, S, NEW, 1.0, 1.0),), states={"s": "new"}))
     assert "  s becomes new at the end\n" in text
 
@@ -141,7 +141,7 @@ def test_only_programs_with_states_have_an_area_for_them() -> None:
     assert areas.address("s") == without.memory_bytes
 
 
-def drawn(seed: int) -> DeviceSegment:
+def draw_segment(seed: int) -> DeviceSegment:
     """Operators that read and make states in any order."""
     rng = np.random.default_rng(seed)
     shape = (1, draw(rng, 1, 4), draw(rng, 1, 9), draw(rng, 1, 20))
@@ -166,10 +166,10 @@ def drawn(seed: int) -> DeviceSegment:
                 op = Add(f"op{index}", a, b, dst, 0.6, -0.7)
         ops.append(op)
         known.append(dst)
-    made = [op.dst.buffer.name for op in ops if op.dst.buffer.kind == "output"]
+    result = [op.dst.buffer.name for op in ops if op.dst.buffer.kind == "output"]
     ops[-1] = ops[-1].replace(dst=whole("y", shape, "output"))
     states = {
-        view.buffer.name: str(rng.choice(made[:-1] or ["y"]))
+        view.buffer.name: str(rng.choice(result[:-1] or ["y"]))
         for view in known
         if view.buffer.kind == "state"
         and any(view.buffer.name == read.buffer.name for op in ops for read in op.sources)
@@ -185,13 +185,13 @@ def run(device: Device, image: Image, segment: DeviceSegment, seed: int, config:
     for name, value in kept.items():
         device.write(image.address(name), value.tobytes())
     for _ in range(3):
-        given = {
+        inputs = {
             name: rng.integers(-128, 128, buffer.size).astype(np.int8)
             for name, buffer in names.items()
             if buffer.kind == "input"
         }
-        image.run(device, {name: value for name, value in given.items() if name in program.buffers})
-        memory = run_ops(segment, {**given, **kept}, config.mantissa_bits)
+        image.run(device, {name: value for name, value in inputs.items() if name in program.buffers})
+        memory = run_ops(segment, {**inputs, **kept}, config.mantissa_bits)
         kept = {name: memory[name] for name in segment.states}
         for name, buffer in program.buffers.items():
             if buffer.kind in ("output", "state"):
@@ -201,7 +201,7 @@ def run(device: Device, image: Image, segment: DeviceSegment, seed: int, config:
 @repeated("seed", range(60))
 def test_drawn_on_golden(seed: int) -> None:
     config = PRESETS[("tiny", "small")[seed % 2]]
-    segment = drawn(seed)
+    segment = draw_segment(seed)
     program = compile_segment(segment, config, reuse=seed % 5 > 0)
     check(program.instructions, config, extents=program.areas.extents)
     image = Image(program)
@@ -210,7 +210,7 @@ def test_drawn_on_golden(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_drawn_on_rtl(seed: int) -> None:
-    segment = drawn(100 + seed)
+    segment = draw_segment(100 + seed)
     image = Image(compile_segment(segment, TINY))
     with RtlDevice(TINY, image.memory_bytes, latency=7, stall_probability=0.3, stall_seed=seed) as device:
         run(device, image, segment, seed, TINY)
@@ -218,8 +218,8 @@ def test_drawn_on_rtl(seed: int) -> None:
 
 def test_drawn_segments_are_of_both_kinds() -> None:
     planner = Planner(Target(TINY))
-    found = [copies(store_states(drawn(seed), planner)) for seed in range(60)]
-    assert 5 < sum(map(bool, found)) < 55
+    actual = [copies(store_states(draw_segment(seed), planner)) for seed in range(60)]
+    assert 5 < sum(map(bool, actual)) < 55
 
 
 def test_segments_without_states_stay_as_they_are() -> None:

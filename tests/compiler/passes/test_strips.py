@@ -1,4 +1,4 @@
-"""Chains in strips: the same results as without, and what every strip computes."""
+"""Chains in strips: results equal to the whole, and the work of each strip."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def chain_of(ops: tuple[Conv, ...]) -> range | None:
 
 
 def in_order(segment: DeviceSegment, height: int) -> DeviceSegment | None:
-    """The segment with its last chain in strips, results in memory; None if there is none, or no such strips."""
+    """Return the segment with its last chain in strips and results in memory, or None."""
     chain = chain_of(segment.ops)  # type: ignore[arg-type]
     strips = in_strips(segment.ops[chain.start :], height) if chain else None  # type: ignore[arg-type]
     if strips is None:
@@ -46,8 +46,7 @@ def in_order(segment: DeviceSegment, height: int) -> DeviceSegment | None:
 
 
 def test_strips_compute_the_same() -> None:
-    """By the meaning of the operators: every height, on chains with windows, pools, strides and sums of all kinds."""
-    found = 0
+    actual = 0
     for seed in range(60):
         segment, inputs = random_convolutions(np.random.default_rng([seed, 7]), side=12, channels=5)
         expected = run_ops(segment, inputs, 24)
@@ -56,13 +55,13 @@ def test_strips_compute_the_same() -> None:
             if cut is not None:
                 name = segment.ops[-1].dst.buffer.name
                 assert np.array_equal(run_ops(cut, inputs, 24)[name], expected[name]), (seed, height)
-                found += 1
-    assert found > 80
+                actual += 1
+    assert actual > 80
 
 
 def test_strips_of_other_operators_compute_the_same() -> None:
     """Pooling, sums, products with one pixel for all, and requantisation between the convolutions."""
-    found = 0
+    actual = 0
     for seed in range(60):
         segment, inputs = random_operators(np.random.default_rng([seed, 8]))
         expected = run_ops(segment, inputs, 24)
@@ -70,18 +69,17 @@ def test_strips_of_other_operators_compute_the_same() -> None:
             cut = in_order(segment, height)
             if cut is not None:
                 assert np.array_equal(run_ops(cut, inputs, 24)["y"], expected["y"]), (seed, height)
-                found += len(cut.ops) > len(segment.ops)
-    assert found > 80
+                actual += len(cut.ops) > len(segment.ops)
+    assert actual > 80
 
 
 def test_rows_of_pixels_become_rows_of_an_image() -> None:
-    """As operators see them that take element by element."""
     row, one = View(Buffer("a", (1, 1, 48, 8)), (1, 1, 48, 8)), whole("gate", (1, 1, 1, 8), "input")
     gated = View(Buffer("b", (1, 1, 48, 8)), (1, 1, 48, 8))
     ops = (
-        padded("a", whole("x", (1, 6, 8, 8), "input"), 8),
+        pad("a", whole("x", (1, 6, 8, 8), "input"), 8),
         Multiply("gated", row, one, gated, 0.02),
-        padded("y", whole("b", (1, 6, 8, 8), "temp"), 8, kind="output"),
+        pad("y", whole("b", (1, 6, 8, 8), "temp"), 8, kind="output"),
     )
     _, product, _ = as_images(ops)
     assert [view.shape for view in (*product.sources, product.dst)] == [
@@ -90,8 +88,8 @@ def test_rows_of_pixels_become_rows_of_an_image() -> None:
         (1, 6, 8, 8),
     ]
     rng = np.random.default_rng(1)
-    given = {name: rng.integers(-128, 128, size).astype(np.int8) for name, size in (("x", 384), ("gate", 8))}
-    results = [run_ops(DeviceSegment("s", item), given, 24)["y"] for item in (ops, as_images(ops))]
+    inputs = {name: rng.integers(-128, 128, size).astype(np.int8) for name, size in (("x", 384), ("gate", 8))}
+    results = [run_ops(DeviceSegment("s", item), inputs, 24)["y"] for item in (ops, as_images(ops))]
     assert np.array_equal(*results)
     strips = in_strips(as_images(ops), 2)
     assert strips is not None
@@ -100,8 +98,8 @@ def test_rows_of_pixels_become_rows_of_an_image() -> None:
 
 def test_rows_that_two_strips_need_are_computed_twice() -> None:
     """3 x 3 behind 3 x 3: a row more at the border of each strip, and padding at the borders of the image alone."""
-    first = padded("a", whole("x", (1, 8, 8, 4), "input"), 4)
-    second = padded("y", first.dst, 4, kind="output")
+    first = pad("a", whole("x", (1, 8, 8, 4), "input"), 4)
+    second = pad("y", first.dst, 4, kind="output")
     strips = in_strips((first, second), 4)
     assert strips is not None
     (a0, y0), (a1, y1) = strips
@@ -113,13 +111,13 @@ def test_rows_that_two_strips_need_are_computed_twice() -> None:
     assert (y0.dst.y, y1.dst.y) == (0, 4)
 
 
-def test_a_strip_of_padding_alone_is_none() -> None:
+def test_strip_of_padding_alone_is_refused() -> None:
     op = convolution(whole("x", (1, 2, 2, 4), "input"), 4, Window((1, 1), pad=(2, 0, 0, 0)), name="a")
     assert in_strips((op,), 1) is None
     assert in_strips((op,), 3) is not None
 
 
-def padded(name: str, src: View, out: int, kind: str = "temp", kernel: int = 3) -> Conv:
+def pad(name: str, src: View, out: int, kind: str = "temp", kernel: int = 3) -> Conv:
     window = Window((kernel, kernel), pad=(kernel // 2,) * 4)
     op = convolution(src, out, window, name=name, kind=kind)
     scale = np.full(out, 60 / (np.sqrt(op.weight[0].size) * 127 * 40))
@@ -139,7 +137,7 @@ def strips_of(
 WITHOUT = tuple(item for item in PIPELINE if item.name in ("keep_resident", "choose_plans"))
 
 
-def drawn(config: Config, count: int, side: int, channels: int, bandwidth: float | None = None) -> int:
+def draw_chain(config: Config, count: int, side: int, channels: int, bandwidth: float | None = None) -> int:
     """Chains that fit in strips, which the golden interpreter computes as their operators mean."""
     fit = 0
     for seed in range(count):
@@ -159,7 +157,7 @@ def drawn(config: Config, count: int, side: int, channels: int, bandwidth: float
 
 @pytest.mark.parametrize(("preset", "least"), [("tiny", 8), ("small", 12), ("default", 12)])
 def test_random_chains(preset: str, least: int) -> None:
-    assert drawn(PRESETS[preset], 50, 9, 24) >= least
+    assert draw_chain(PRESETS[preset], 50, 9, 24) >= least
 
 
 @pytest.mark.long
@@ -168,10 +166,12 @@ def test_random_chains_on_boards(name: str) -> None:
     """Configurations of boards, behind memories of all speeds."""
     config = BOARDS[name].config
     for bandwidth in (1, 2, 8, 64):
-        assert drawn(config, 40, 14, 40, bandwidth) > 4
+        assert draw_chain(config, 40, 14, 40, bandwidth) > 4
 
 
-def chained(seed: int, config: Config) -> tuple[DeviceSegment, DeviceSegment, dict[str, np.ndarray]]:
+def draw_fitting_chain(
+    seed: int, config: Config
+) -> tuple[DeviceSegment, DeviceSegment, dict[str, np.ndarray]]:
     """A drawn chain that fits, as it is and in strips."""
     for draw in range(seed, 10_000, 100):
         rng = np.random.default_rng([draw, config.n, 5])
@@ -185,7 +185,7 @@ def chained(seed: int, config: Config) -> tuple[DeviceSegment, DeviceSegment, di
 def on_rtl(config: Config, seed: int) -> None:
     """The RTL computes what the operators mean, with random stalls in every other case; without them the cycle model
     agrees in every counter."""
-    segment, cut, inputs = chained(seed, config)
+    segment, cut, inputs = draw_fitting_chain(seed, config)
     image = Image(compile_segment(cut, config, passes=WITHOUT))
     stalls = 0.3 if seed % 2 else 0.0
     with RtlDevice(
@@ -193,8 +193,8 @@ def on_rtl(config: Config, seed: int) -> None:
     ) as rtl:
         image.run(rtl, inputs)
         name = segment.ops[-1].dst.buffer.name
-        found, counters = image.read(rtl, name).reshape(-1), rtl.counters()
-    assert np.array_equal(found, run_ops(segment, inputs, config.mantissa_bits)[name]), seed
+        actual, counters = image.read(rtl, name).reshape(-1), rtl.counters()
+    assert np.array_equal(actual, run_ops(segment, inputs, config.mantissa_bits)[name]), seed
     if not stalls:
         model = TimingDevice(config, image.memory_bytes, latency=7 * seed + 1)
         image.run(model, inputs)

@@ -1,4 +1,4 @@
-"""Plans of attention: they keep within the memories, and what they cost where it can be counted by hand."""
+"""Plans of attention: within the memories, at costs counted by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPS = {
 }
 
 
-def found(op: str, config: Config, bandwidth: float | None = None) -> AttentionPlan:
+def find_plan(op: str, config: Config, bandwidth: float | None = None) -> AttentionPlan:
     chosen = plan(OPS[op], Target(config, bandwidth))
     assert chosen is not None
     return chosen
@@ -46,7 +46,7 @@ def test_plans_keep_within_the_memories(name: str, op: str) -> None:
     )
     for change in changes:
         config = whole.replace(**change)
-        chosen = found(op, config)
+        chosen = find_plan(op, config)
         assert ends(chosen.states) <= config.row_states
         assert ends(chosen.alignments) <= config.alignments
         assert ends(chosen.scores) <= chosen.sums[0]
@@ -63,12 +63,12 @@ def test_plans_keep_within_the_memories(name: str, op: str) -> None:
 
 
 def test_states_and_alignments_limit_the_rows() -> None:
-    """By one more than there are, a plan would need half of the rows at most."""
-    most = found("one head", DEFAULT)
+    """With one more, a plan would need at most half of the rows."""
+    most = find_plan("one head", DEFAULT)
     assert most.rows == 100
     used = ends(most.states)
-    assert found("one head", DEFAULT.replace(row_states=1 << (used - 1).bit_length())).rows == 100
-    assert found("one head", DEFAULT.replace(row_states=64)).rows <= 64
+    assert find_plan("one head", DEFAULT.replace(row_states=1 << (used - 1).bit_length())).rows == 100
+    assert find_plan("one head", DEFAULT.replace(row_states=64)).rows <= 64
 
 
 @pytest.mark.parametrize("bandwidth", [None, 1.0])
@@ -102,8 +102,8 @@ def test_keys_come_again_for_each_tile_unless_they_stay() -> None:
     assert again == 3 * loads
 
 
-def test_what_waits_for_the_bus_takes_the_last_values_in_parts() -> None:
-    fast, slow = found("one token", DEFAULT), found("one token", DEFAULT, 1.0)
-    quick = found("causal", DEFAULT)
+def test_bus_bound_plans_split_the_last_values() -> None:
+    fast, slow = find_plan("one token", DEFAULT), find_plan("one token", DEFAULT, 1.0)
+    quick = find_plan("causal", DEFAULT)
     assert (slow.last_parts, quick.last_parts) == (LAST_PARTS, 1)
     assert slow.cycles > 4 * fast.cycles

@@ -1,4 +1,4 @@
-"""How convolutions divide the scratchpad: parameters beside weights behind slow memories, and what comes of it."""
+"""Scratchpad layout of convolutions: parameters beside weights for slow memories, and its effect."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_zones_follow_one_another(config: Config, inputs: bool) -> None:
     for region in (None, (size, 3 * size), (0, 2 * size)):
         first, last = region or (0, config.scratchpad_size)
         for tail in (0, 8, size // 2, size):
-            found = zones(config, region, inputs=inputs, tail=tail)
-            assert found or (inputs and not tail and last - first < 3 * size)
-            for item in found:
+            actual = zones(config, region, inputs=inputs, tail=tail)
+            assert actual or (inputs and not tail and last - first < 3 * size)
+            for item in actual:
                 assert item.a[0] == first
                 assert (sum(item.a), sum(item.b), sum(item.o)) == (item.b[0], item.o[0], last)
                 assert (item.a[1] > 0) == inputs
@@ -47,22 +47,22 @@ def test_zones_follow_one_another(config: Config, inputs: bool) -> None:
                 assert shared_fraction(item, config) == (both.mean() if both.size else 0.0)
 
 
-def seen(
+def record_plans(
     segment: DeviceSegment, config: Config, bandwidth: float | None, seed: int | None = None
 ) -> tuple[DeviceProgram, list[ConvPlan]]:
-    """A program, and the plans of its convolutions: any, if there is a seed."""
+    """Return a program and the plans of its convolutions; random plans if there is a seed."""
     chosen = []
 
     def choose(shape: ConvShape) -> ConvPlan | None:
-        found = plan(shape)
-        if found is not None and seed is not None:
+        actual = plan(shape)
+        if actual is not None and seed is not None:
             every = [item for item in candidates(shape) if item.zones.o[1] % unit(config)] or candidates(
                 shape
             )
-            found = every[int(np.random.default_rng([seed, len(chosen)]).integers(len(every)))]
-        if found is not None:
-            chosen.append(found)
-        return found
+            actual = every[int(np.random.default_rng([seed, len(chosen)]).integers(len(every)))]
+        if actual is not None:
+            chosen.append(actual)
+        return actual
 
     return compile_segment(segment, config, bandwidth=bandwidth, choose=choose), chosen
 
@@ -73,30 +73,32 @@ def beside(chosen: list[ConvPlan], config: Config) -> int:
 
 
 @pytest.mark.parametrize("name", ["small", "default", "ulx3s-85f"])
-def test_random_convolutions_behind_slow_memories(name: str) -> None:
-    config, found = BOARDS[name].config if name in BOARDS else PRESETS[name], 0
+def test_random_convolutions_with_slow_memories(name: str) -> None:
+    config, actual = BOARDS[name].config if name in BOARDS else PRESETS[name], 0
     for seed in range(10):
         rng = np.random.default_rng([seed, config.n])
         segment, _ = random_convolutions(rng)
         bandwidth = config.bus_bytes / (3, 8, 16)[seed % 3]
-        program, chosen = seen(segment, config, bandwidth, seed if seed % 4 else None)
-        found += beside(chosen, config)
+        program, chosen = record_plans(segment, config, bandwidth, seed if seed % 4 else None)
+        actual += beside(chosen, config)
         inputs = {
             name: rng.integers(-128, 128, program.input_shape(name)).astype(np.int8)
             for name, buffer in program.buffers.items()
             if buffer.kind == "input"
         }
         compare(program, segment, inputs, config, temps=False)
-    assert found > 3, found
+    assert actual > 3, actual
 
 
 def test_fast_memories_keep_banks_apart() -> None:
-    found = dict.fromkeys((None, 16, 8, 4), 0)
+    actual = dict.fromkeys((None, 16, 8, 4), 0)
     for seed in range(6):
         segment, _ = random_convolutions(np.random.default_rng([seed, 16]))
-        for bandwidth in found:
-            found[bandwidth] += beside(seen(segment, PRESETS["default"], bandwidth)[1], PRESETS["default"])
-    assert [count > 0 for count in found.values()] == [False, False, False, True], found
+        for bandwidth in actual:
+            actual[bandwidth] += beside(
+                record_plans(segment, PRESETS["default"], bandwidth)[1], PRESETS["default"]
+            )
+    assert [count > 0 for count in actual.values()] == [False, False, False, True], actual
 
 
 def chain(channels: tuple[int, ...], side: int) -> DeviceSegment:
@@ -110,16 +112,15 @@ def chain(channels: tuple[int, ...], side: int) -> DeviceSegment:
 
 @pytest.mark.parametrize(("segment", "place"), [(chain((16,) * 3, 8), 0), (chain((16,) * 8, 30), 1)])
 def test_the_quicker_program_is_taken(segment: DeviceSegment, place: int) -> None:
-    """By estimate, of the two that have parameters beside weights and apart: weights come early if there is room for
-    them; where the array has long to do, no unit should wait for another one. With queues of one instruction the second
-    pair differs by 16 cycles of 75,574."""
+    """Estimates choose between parameters beside weights, which load weights earlier, and apart, which keeps units
+    from waiting. With queues of one instruction the second pair differs by 16 cycles of 75,574."""
     config = ULX3S.replace(queue_depth=2)
     programs = [
         compile_segment(segment, config, bandwidth=2, choose=choose)
         for choose in (lambda shape: plan(shape), plan_apart)  # not `plan` itself, which stands for either
     ]
-    found = compile_segment(segment, config, bandwidth=2)
-    assert [found.code == program.code for program in programs] == [place == 0, place == 1]
+    actual = compile_segment(segment, config, bandwidth=2)
+    assert [actual.code == program.code for program in programs] == [place == 0, place == 1]
     cycles = []
     for program in programs:
         image = Image(program)
@@ -130,11 +131,11 @@ def test_the_quicker_program_is_taken(segment: DeviceSegment, place: int) -> Non
 
 
 def test_on_rtl() -> None:
-    config, found = PRESETS["small"], 0
+    config, actual = PRESETS["small"], 0
     for seed in range(8):
         segment, inputs = random_mixture(np.random.default_rng([seed, 17]), 7, 20, products=True)
-        program, chosen = seen(segment, config, config.bus_bytes / 8, seed if seed % 2 else None)
-        found += beside(chosen, config)
+        program, chosen = record_plans(segment, config, config.bus_bytes / 8, seed if seed % 2 else None)
+        actual += beside(chosen, config)
         image = Image(program)
         memories = []
         for device in (
@@ -145,7 +146,7 @@ def test_on_rtl() -> None:
                 image.run(device, inputs)
                 memories.append(device.read(0, image.memory_bytes))
         assert memories[0] == memories[1], seed
-    assert found > 3, found
+    assert actual > 3, actual
 
 
 @pytest.mark.parametrize("bandwidth", [1, 8])
@@ -164,7 +165,7 @@ def test_parameters_of_epilogues_have_a_place_of_their_own(bandwidth: int) -> No
         epilogue = Add("sum", middle, other, op.dst, 0.7, 0.6, 5, 5, 5)
         ops.append(dataclasses.replace(op, epilogue=epilogue))
     segment = DeviceSegment("s", tuple(ops))
-    program, chosen = seen(segment, config, bandwidth)
+    program, chosen = record_plans(segment, config, bandwidth)
     assert len(chosen) >= len(ops)
     inputs = {"x": rng.integers(-128, 128, program.input_shape("x")).astype(np.int8)}
     compare(program, segment, inputs, config, temps=False)

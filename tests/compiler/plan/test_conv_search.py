@@ -17,7 +17,7 @@ from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS, Config
 
 
-def drawn(rng: np.random.Generator) -> Target:
+def draw_target(rng: np.random.Generator) -> Target:
     """Presets and others, behind memories as fast as the bus and slower ones."""
     config: Config = rng.choice([*PRESETS.values()])  # type: ignore[arg-type]
     if rng.random() < 0.7:
@@ -26,10 +26,9 @@ def drawn(rng: np.random.Generator) -> Target:
 
 
 def searches(rng: np.random.Generator) -> list[Search]:
-    """Of random convolutions: inputs and outputs in memory or on chip, in all of the scratchpad or a part."""
-    target = drawn(rng)
+    target = draw_target(rng)
     segment, _ = random_convolutions(rng, side=int(rng.integers(3, 30)), channels=int(rng.integers(4, 90)))
-    found = []
+    result = []
     for op in segment.ops:
         held = [view.buffer.name for view in (op.src, op.dst) if rng.random() < 0.2]  # type: ignore[union-attr]
         size = target.config.scratchpad_size
@@ -41,8 +40,8 @@ def searches(rng: np.random.Generator) -> list[Search]:
                 Zone(item.a[1], item.b[1], item.o[1], shared_fraction(item, target.config))
                 for item in divided
             ]
-            found.append(Search(shape, cut))
-    return found
+            result.append(Search(shape, cut))
+    return result
 
 
 def least(search: Search) -> ScoredPlan | None:
@@ -70,7 +69,6 @@ def check(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_best_of_all_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As no plan of a frame takes less than its bound."""
     check(seed, monkeypatch)
 
 

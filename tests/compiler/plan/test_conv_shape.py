@@ -1,5 +1,4 @@
-"""Numbers of convolutions that plans are made of: what the vector unit reads, how often weights are multiplied, and
-columns that lie down."""
+"""Figures of convolutions that plans use: reads of the vector unit, repeats of weights, and transposed columns."""
 
 from __future__ import annotations
 
@@ -28,13 +27,13 @@ def square(channels: int = 16, side: int = 12) -> Conv:
 
 @pytest.mark.parametrize("kernel", [(1, 1), (2, 3), (3, 2), (1, 4)])
 def test_pooling_reads_all_of_its_window(kernel: tuple[int, int]) -> None:
-    """Of N channels the vector unit takes a group of lanes a cycle."""
+    """The vector unit reads a group of lanes of N channels a cycle."""
     pool = Window(kernel, kernel)
     op = square().replace(dst=whole("y", (1, 12 // kernel[0], 12 // kernel[1], 16), "output"), pool=pool)
     assert shape_of(op).vector_reads(7) == 7 * kernel[0] * kernel[1] * DEFAULT.groups
 
 
-def test_epilogues_read_what_they_take() -> None:
+def test_epilogues_read_their_operands() -> None:
     """A second operand takes a cycle more to come."""
     op, groups = square(), DEFAULT.groups
     middle, other = whole("m", op.dst.shape, "temp"), whole("r", op.dst.shape, "input")
@@ -67,7 +66,7 @@ def test_large_weights_are_multiplied_again(weights: tuple[int, ...], parts: int
 
 
 def test_most_large_weights_are_all_multiplied_again() -> None:
-    """From 0.6 of the vectors on."""
+    """The threshold is 0.6 of the vectors."""
     op = square(32)
     for vectors, passes in ((2, 1.5), (3, 2.0)):
         values = np.ones_like(op.weight)
@@ -88,7 +87,6 @@ def test_most_large_weights_are_all_multiplied_again() -> None:
     ],
 )
 def test_tiles_of_an_instruction(groups: int, cin: int, out: int, side: int, sizes: list[int]) -> None:
-    """Of one piece of the inputs, or of pieces of the same size in a row, a whole vector of channels each."""
     op = convolution(whole("x", (1, side, side, cin * groups), "input"), out * groups)
     weight = np.ascontiguousarray(op.weight[..., :cin])
     shape = shape_of(dataclasses.replace(op, groups=groups, weight=weight))
@@ -108,7 +106,7 @@ def test_tiles_of_an_instruction(groups: int, cin: int, out: int, side: int, siz
     ],
 )
 def test_channels_leave_in_parts(channels: int, bandwidth: float | None, parts: bool) -> None:
-    """Of whole beats of the bus, 16 bytes; and of others if there are three or more vectors, and memory is as fast."""
+    """Parts are whole beats of 16 bytes; others need three or more vectors and memory as fast as the bus."""
     op = convolution(whole("x", (1, 5, 5, 16), "input"), channels)
     site = Planner(Target(DEFAULT, bandwidth)).site(op)
     assert ConvShape(op, site).leaves_in_parts == parts
@@ -134,7 +132,6 @@ def test_columns_lie_down() -> None:
     "op", [column(1), column(4, width=2), column(4, 2 << 16)], ids=["no kernel", "two", "long"]
 )
 def test_other_columns_stay(op: Conv) -> None:
-    """Those without a kernel, two of them, and one that is longer than an instruction can step over."""
     assert shape_of(op).op is op
 
 

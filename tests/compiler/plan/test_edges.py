@@ -25,7 +25,7 @@ from weft.run.runtime import Image
 from weft.sim.timing import TimingDevice
 
 USED = {"weights": 4, "rows": 4, "kernel rows": 4, "last rows": 4, "last tiles": 4}
-"""In how many of the cases below each way to cut must have been used at least."""
+"""Minimum number of cases that use each kind of cut."""
 
 
 def product(rng: np.random.Generator) -> Conv:
@@ -35,7 +35,7 @@ def product(rng: np.random.Generator) -> Conv:
 
 
 class Spy:
-    """Counts which ways to cut the lowering uses."""
+    """Counts the kinds of cuts that the lowering uses."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.tally: Tally[str] = Tally()
@@ -52,14 +52,14 @@ class Spy:
         ):
             patch.setattr(lowering, name, self._spied(getattr(lowering, name), tells))
 
-    def _spied(self, function: Any, tells: Any) -> Any:
-        def spied(*given: Any) -> Any:
-            found = function(*given)
-            if (what := tells(found, *given)) is not None:
+    def _wrap(self, function: Any, tells: Any) -> Any:
+        def count_call(*given: Any) -> Any:
+            actual = function(*given)
+            if (what := tells(actual, *given)) is not None:
                 self.tally[what] += 1
-            return found
+            return actual
 
-        return spied
+        return count_call
 
 
 def test_parts_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from weft.hdl.isa.config import PRESETS, Config
 CONFIGS = {**PRESETS, **{name: board.config for name, board in BOARDS.items()}}
 
 
-def grouped(groups: int, cin: int, out: int, side: int = 14, kernel: int = 1, stride: int = 1) -> Conv:
+def grouped_conv(groups: int, cin: int, out: int, side: int = 14, kernel: int = 1, stride: int = 1) -> Conv:
     """A convolution of `groups`, each of `cin` channels to `out`."""
     window = Window((kernel, kernel), (stride, stride), pad=(kernel // 2,) * 4)
     op = convolution(whole("x", (1, side, side, cin * groups), "input"), out * groups, window)
@@ -35,7 +35,7 @@ def grouped(groups: int, cin: int, out: int, side: int = 14, kernel: int = 1, st
 )
 def test_tiles_cover_all_groups(groups: int, cin: int, out: int, share: int, n: int) -> None:
     """Each output channel is in one tile, whose piece has all inputs of its group; pieces follow each other."""
-    tiles = tiles_of(grouped(groups, cin, out, 1), share, n)
+    tiles = tiles_of(grouped_conv(groups, cin, out, 1), share, n)
     assert [tile.first + at for tile in tiles for at in range(tile.count)] == list(range(groups * out))
     for tile in tiles:
         assert 0 < tile.count <= n
@@ -69,7 +69,7 @@ def test_tiles_cover_all_groups(groups: int, cin: int, out: int, share: int, n: 
     ],
 )
 def test_shares(config: Config, case: tuple[int, ...], share: int) -> None:
-    assert share_of(grouped(*case), Target(config)) == share
+    assert share_of(grouped_conv(*case), Target(config)) == share
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -80,7 +80,7 @@ def test_random_groups(name: str) -> None:
     while done < 3:
         groups, kernel, stride = int(rng.integers(2, 11)), int(rng.choice([1, 1, 3])), int(rng.integers(1, 3))
         cin, out = (int(rng.integers(1, 2 * config.n)) for _ in range(2))
-        op = grouped(groups, cin, out, int(rng.integers(3, 9)), kernel, stride)
+        op = grouped_conv(groups, cin, out, int(rng.integers(3, 9)), kernel, stride)
         if share_of(op, Target(config)) > max(1, config.n // max(cin, out)) and op.weight.size < 1 << 17:
             segment = segment_of(op)
             compare(compile_segment(segment, config), segment, random_inputs(rng, op), config)
@@ -88,7 +88,7 @@ def test_random_groups(name: str) -> None:
 
 
 def line(lines: Lines, tiles: np.ndarray, row: np.ndarray, window: Window, width: int, n: int) -> np.ndarray:
-    """What the array makes of one row of pixels (columns, N) by the words of one row of the kernel: (width, N)."""
+    """Multiply one row of pixels (columns, N) by one row of the kernel as the array does: (width, N)."""
     total = np.zeros((width + lines.more, n), np.int64)
     for part in range(lines.passes):
         words = tiles[part, 0, 1 - 2 * lines.taps :: 2].astype(np.int64)
@@ -107,7 +107,6 @@ def line(lines: Lines, tiles: np.ndarray, row: np.ndarray, window: Window, width
     st.integers(2, 8), st.integers(1, 16), st.randoms(use_true_random=False),
 )  # fmt: skip
 def test_sums(kernel, stride, pad, columns, taps, channels, random):
-    """Any kernel, stride, padding and number of taps: each output is the sum over the kernel's columns."""
     window = Window((1, kernel), (1, stride), (1, 1), (0, pad[0], 0, pad[1]))
     width, n = window.output(1, columns)[1], 16
     config = Config(depthwise_taps=taps)
@@ -120,17 +119,17 @@ def test_sums(kernel, stride, pad, columns, taps, channels, random):
     tiles = lines.words(weight, window, config)
     assert tiles.shape == (1, lines.passes, 1, 2 * taps - 1, n)
     padded = np.pad(row, (pad, (0, 0)))
-    wanted = np.stack(
+    expected = np.stack(
         [
             (padded[at * stride : at * stride + kernel, :channels].T * weight[:, 0]).sum(axis=1)
             for at in range(width)
         ]
     )
-    assert np.array_equal(line(lines, tiles[0], row, window, width, n)[:, :channels], wanted)
+    assert np.array_equal(line(lines, tiles[0], row, window, width, n)[:, :channels], expected)
 
 
 def test_cycles() -> None:
-    """Of three columns of the kernel in one pass, and of five in two if there are three taps."""
+    """Three columns of the kernel take one pass, five take two if there are three taps."""
     wide = Window((3, 3), (1, 1), (1, 1), (1, 1, 1, 1))
     assert Lines.of(wide, 20, Config(depthwise_taps=3)) == Lines(3, 1, 3, 0)
     assert Lines.of(wide, 20, Config(depthwise_taps=2)) == Lines(2, 2, 2, 1)
@@ -138,7 +137,7 @@ def test_cycles() -> None:
     assert Lines.of(Window((3, 3), (2, 2)), 20, Config(depthwise_taps=3)) == Lines(2, 2, 1, 0)
 
 
-def test_where_it_is_no_use() -> None:
+def test_shapes_without_a_benefit() -> None:
     config = Config(depthwise_taps=3)
     assert Lines.of(Window((3, 3)), 20, Config()) is None
     assert Lines.of(Window((3, 1)), 20, config) is None, "nothing to add up"

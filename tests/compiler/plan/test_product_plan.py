@@ -69,7 +69,7 @@ def test_estimate(preset: str, op: Product) -> None:
 )
 @pytest.mark.parametrize("wide", [False, True])
 def test_zero_points_take_further_products(zero: int, parts: list[int], wide: bool) -> None:
-    """Of either matrix, but of A only if the array does not subtract it."""
+    """Either matrix needs them, but A only if the array does not subtract its zero point."""
     config = PRESETS["default"].replace(probability_bits=8 if wide else 7)
     a, b = (product((3, 4, 5), zeros=zeros) for zeros in ((zero, 0), (0, zero)))
     mine = [] if wide else parts
@@ -81,7 +81,7 @@ def test_zero_points_take_further_products(zero: int, parts: list[int], wide: bo
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 342, 296), (197, 64, 197), (64, 2000, 64), (1671, 1, 2)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_plans_keep_within_the_memories(preset: str, sizes: tuple[int, int, int], transposed: bool) -> None:
-    """What rows are read from, results, parameters and what stands for zero points lie behind each other, then B."""
+    """Rows, results, parameters and stand-ins for zero points lie in this order, then B."""
     config = PRESETS[preset]
     chosen = plan(product(sizes, (1, 2), transposed=transposed, zeros=(3, -128)), Target(config))
     assert chosen is not None

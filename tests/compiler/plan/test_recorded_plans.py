@@ -1,4 +1,4 @@
-"""Estimates are those that were recorded: what makes a plan seem better or worse is seen, chosen or not."""
+"""Estimates of all candidate plans equal the recorded ones."""
 
 import pytest
 from support.recorded_plans import NAMES, cases, estimated, recorded
@@ -7,7 +7,7 @@ HOW = "if that is meant, record them anew: cd tests && ../.venv/bin/python -m su
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_estimates_are_those_recorded(name: str) -> None:
+def test_estimates_equal_the_recorded_ones(name: str) -> None:
     before, now = recorded()[name], {title: estimated(case) for title, case in cases(name)}
     assert list(now) == list(before)
     other = {title: (before[title], item) for title, item in now.items() if before[title] != item}
@@ -18,5 +18,5 @@ def test_estimates_are_those_recorded(name: str) -> None:
 
 def test_most_operators_have_plans() -> None:
     """With a quarter of the scratchpad less, too."""
-    found = [item for plans in recorded().values() for item in plans.values()]
-    assert sum(not item for item in found) < len(found) / 20
+    actual = [item for plans in recorded().values() for item in plans.values()]
+    assert sum(not item for item in actual) < len(actual) / 20

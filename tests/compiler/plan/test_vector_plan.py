@@ -1,4 +1,4 @@
-"""Tiles of the vector unit where they just fit, and what operators take, counted by hand."""
+"""Tiles of the vector unit that just fit, and cycles counted by hand."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PARAMS = 36
 """Blocks of 8 vectors of parameters, of the 16,384 vectors of its scratchpad: 16,096 are left."""
 
 
-def added(h: int, w: int, c: int) -> Add:
+def add(h: int, w: int, c: int) -> Add:
     shape = (1, h, w, c)
     return Add(
         "sum", whole("a", shape, "input"), whole("b", shape, "input"), whole("y", shape, "output"), 0.5, 0.5
     )
 
 
-def planned(
+def plan_tiles(
     op: Add | Pool | Rescale, window: Window = ONE, config: Config = DEFAULT, **resident: int
 ) -> VectorPlan | None:
     return plan(Planner(Target(config)).site(op, resident), window)
@@ -48,7 +48,7 @@ def planned(
 def test_three_sets_of_three_tensors_fit(shape: tuple[int, int, int], tile: tuple[int, int, int]) -> None:
     size = tile[0] * tile[1] * -(-tile[2] // 16)
     moved = 3 * shape[0] * shape[1] * shape[2]
-    assert planned(added(*shape)) == VectorPlan(*tile, size, size, 3, PARAMS, moved)
+    assert plan_tiles(add(*shape)) == VectorPlan(*tile, size, size, 3, PARAMS, moved)
 
 
 @pytest.mark.parametrize(
@@ -61,27 +61,26 @@ def test_three_sets_of_three_tensors_fit(shape: tuple[int, int, int], tile: tupl
     ],
 )
 def test_tiles_are_a_few(shape: tuple[int, int, int], tile: tuple[int, int]) -> None:
-    """Of 2,048 vectors at most, but for short rows, though more would fit."""
     op = Rescale("r", whole("x", (1, *shape), "input"), whole("y", (1, *shape), "output"))
     size = tile[0] * tile[1] * shape[2] // 16
     moved = 2 * shape[0] * shape[1] * shape[2]
-    assert planned(op) == VectorPlan(*tile, shape[2], size, size, 3, PARAMS, moved)
+    assert plan_tiles(op) == VectorPlan(*tile, shape[2], size, size, 3, PARAMS, moved)
 
 
 def test_windows_read_more_than_they_make() -> None:
     window = Window((3, 4), (2, 1), (1, 2))
     op = Pool("p", whole("x", (1, 40, 30, 16), "input"), whole("y", (1, 19, 24, 16), "output"), "max", window)
     moved = (40 * 30 + 19 * 24) * 16
-    assert planned(op, window) == VectorPlan(19, 24, 16, 39 * 30, 19 * 24, 3, PARAMS, moved)
+    assert plan_tiles(op, window) == VectorPlan(19, 24, 16, 39 * 30, 19 * 24, 3, PARAMS, moved)
 
 
-def test_what_is_on_chip_has_no_slots_and_does_not_move() -> None:
-    """Then 6 * 1,936 vectors fit. With the result there, too, only 3."""
-    op = added(44, 44, 16)
-    assert planned(op) == VectorPlan(22, 44, 16, 968, 968, 3, PARAMS, 3 * 44 * 44 * 16)
-    assert planned(op, a=0) == VectorPlan(44, 44, 16, 1936, 1936, 3, PARAMS, 2 * 44 * 44 * 16)
-    assert planned(op, a=0, y=9000) == VectorPlan(44, 44, 16, 1936, 0, 3, PARAMS, 44 * 44 * 16)
-    assert planned(op, a=0, b=4000, y=9000) == VectorPlan(44, 44, 16, 1936, 0, 3, PARAMS, 0)
+def test_resident_operands_need_no_slots() -> None:
+    """6 * 1,936 vectors fit, and 3 * 1,936 if the result is resident too."""
+    op = add(44, 44, 16)
+    assert plan_tiles(op) == VectorPlan(22, 44, 16, 968, 968, 3, PARAMS, 3 * 44 * 44 * 16)
+    assert plan_tiles(op, a=0) == VectorPlan(44, 44, 16, 1936, 1936, 3, PARAMS, 2 * 44 * 44 * 16)
+    assert plan_tiles(op, a=0, y=9000) == VectorPlan(44, 44, 16, 1936, 0, 3, PARAMS, 44 * 44 * 16)
+    assert plan_tiles(op, a=0, b=4000, y=9000) == VectorPlan(44, 44, 16, 1936, 0, 3, PARAMS, 0)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +89,12 @@ def test_what_is_on_chip_has_no_slots_and_does_not_move() -> None:
 )
 def test_fewer_sets_where_little_is_left(region: tuple[int, int], slots: int) -> None:
     """Two blocks of parameters, and as many sets of three vectors as fit."""
-    site = Planner(Target(DEFAULT)).site(added(1, 1, 16), region=region)
-    found = plan(site, ONE)
-    assert (0 if found is None else found.slots) == slots
+    site = Planner(Target(DEFAULT)).site(add(1, 1, 16), region=region)
+    actual = plan(site, ONE)
+    assert (0 if actual is None else actual.slots) == slots
 
 
-def test_cycles_are_those_of_the_slower_unit() -> None:
-    """And of the start and the end; a table comes before."""
+def test_cycles_equal_the_slower_unit() -> None:
     op = Rescale("r", whole("x", (1, 8, 8, 16), "input"), whole("y", (1, 8, 8, 16), "output"))
     table = op.replace(lookup=np.zeros(LOOKUP_ENTRIES, np.int8))
     fast, slow = Target(DEFAULT), Target(DEFAULT, 2.0)
@@ -112,9 +110,9 @@ def test_in_turn_all_units_take_their_time() -> None:
     target = Target(config, sequential=True)
     costs = target.sequential_costs
     assert costs is not None
-    found, bus = cycles(op, target, 640, 1024)
+    actual, bus = cycles(op, target, 640, 1024)
     assert (
-        found
+        actual
         == costs.vec(1, 1, 640 / config.groups) + costs.load(2, 2, 64, 128) + overheads.STANDALONE_CYCLES
     )
     assert bus == 1024 / config.bus_bytes

@@ -1,4 +1,4 @@
-"""What is read of a TFLite file, and every way in which it can be damaged, with the whole message."""
+"""TFLite files: contents as read, and every kind of damage with its whole message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read(model: Model, source: int, result: int) -> File:
 
 
 def with_result(*arguments: object, **options: object) -> str:
-    """Why a model is refused whose result is a tensor with these arguments."""
+    """Return the message that refuses a model whose result tensor has these arguments."""
     model = Model()
     source = model.tensor((1, 4), "int8", 0.1, 3, name="x")
     result = model.tensor(*arguments, name="y", **options)  # type: ignore[arg-type]
@@ -87,16 +87,16 @@ def test_names_can_be_printed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "actual"),
     [(b"", "missing"), (b"\x1c\0\0\0TFL", "'TFL'"), (b"\x1c\0\0\0\x00\n\x1b3rest", "'\\x00\\n\\x1b3'")],
 )
-def test_no_identifier(content: bytes, found: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_no_identifier(content: bytes, actual: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("model") / "x.TFLite"
     path.write_bytes(content)
     with pytest.raises(CompileError) as caught:
         import_model(path)
     assert str(caught.value) == (
-        f"{path} is not a TFLite model: its bytes 4 to 8 must be 'TFL3', but are {found}"
+        f"{path} is not a TFLite model: its bytes 4 to 8 must be 'TFL3', but are {actual}"
     )
 
 
@@ -116,7 +116,7 @@ def test_every_truncated_file_is_refused(name: str) -> None:
 
 
 def test_damaged_bytes_are_refused_in_a_sentence_or_taken() -> None:
-    """More of them are in tests/fuzz. What is taken is not run."""
+    """tests/fuzz draws more. Accepted models are not run."""
     rng = np.random.default_rng(4)
     refused = 0
     for name in CASES:
@@ -214,7 +214,7 @@ def test_tensors_that_share_much() -> None:
     )
 
 
-def test_what_is_read_is_counted() -> None:
+def test_bytes_read_are_counted() -> None:
     """Tables have an offset of 4 bytes each, arrays their bytes."""
     for read, size in ((lambda parser, count: parser._range(count), 4),
                        (lambda parser, count: parser._array(np.zeros(count, np.int16)), 2)):  # fmt: skip

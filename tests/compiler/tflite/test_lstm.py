@@ -57,11 +57,11 @@ class Lstm:
         cell = m.tensor(rows, "int16", scale=2.0**self.cell, name="c", IsVariable=True)
         y = m.tensor(self.shape(self.size), name="y", **state)
         between = [*(m.tensor((1,), "int16", scale=2.0**-12) for _ in range(4)), m.tensor(rows, **state)]
-        given = [x, *products[0], *products[1], -1, -1, -1, *biases, -1, -1, hidden, cell, -1, -1, -1, -1]
+        arguments = [x, *products[0], *products[1], -1, -1, -1, *biases, -1, -1, hidden, cell, -1, -1, -1, -1]
         for at, index in self.changes:
-            given[at] = given[index] if index >= 0 else -1
+            arguments[at] = arguments[index] if index >= 0 else -1
         m.operator(
-            "UNIDIRECTIONAL_SEQUENCE_LSTM", given, [y], "UnidirectionalSequenceLSTM", between,
+            "UNIDIRECTIONAL_SEQUENCE_LSTM", arguments, [y], "UnidirectionalSequenceLSTM", between,
             FusedActivationFunction=self.activation, TimeMajor=self.major, CellClip=self.clip,
         )  # fmt: skip
         return m.write([x], [y]), x, y, rng.integers(-128, 128, self.shape(self.inputs)).astype(np.int8)
@@ -86,10 +86,10 @@ def check(case: Lstm) -> None:
     assert [type(segment) for segment in graph.segments] == [DeviceSegment]
     states = {state.source: state.initial for state in graph.states}
     assert list(states) == ["h", "c"]
-    given = values, values[:, ::-1]
-    for feed, theirs in zip(given, runs(content, [{x: feed} for feed in given]), strict=True):
-        (found,) = run_kept(graph, {"x": feed}, states).values()
-        assert steps(found, theirs[y]).max() <= 1
+    arguments = values, values[:, ::-1]
+    for feed, theirs in zip(arguments, runs(content, [{x: feed} for feed in arguments]), strict=True):
+        (actual,) = run_kept(graph, {"x": feed}, states).values()
+        assert steps(actual, theirs[y]).max() <= 1
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

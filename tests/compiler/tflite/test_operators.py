@@ -26,7 +26,7 @@ NOT_IN_LITERT = {
     "int8": ("SQUARE", "SUM"),
     "uint8": ("ABS", "BATCH_MATMUL", "ELU", "EXP", "NEG", "RSQRT", "SQRT", "SQUARE"),
 }
-"""What LiteRT's kernels refuse in a type. Sums of int8 they take, but wrap around."""
+"""Types that LiteRT's kernels refuse. They accept sums of int8, but wrap around."""
 INT16 = (
     "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "MAX_POOL_2D", "ADD", "SUB", "MUL", "MAXIMUM",
     "MINIMUM", "LOGISTIC", "TANH", "NEG", "RELU", "RELU6", "MIRROR_PAD", "SLICE", "STRIDED_SLICE", "CONCATENATION",
@@ -38,8 +38,8 @@ INT16_PARTLY = {
     "PAD": 1, "PADV2": 1, "SPACE_TO_BATCH_ND": 1, "AVERAGE_POOL_2D": 1, "BATCH_MATMUL": 1, "ABS": 1, "MEAN": 1,
     "REDUCE_MAX": 1, "REDUCE_MIN": 1, "RESHAPE": 1, "TRANSPOSE": 1, "LEAKY_RELU": 8, "GELU": 20, "GELU_APPROXIMATE": 20,
 }  # fmt: skip
-"""Those of which some forms do, or none, with the most steps that they are from LiteRT. Its own tables of 513 entries
-are as far from GELU as that."""
+"""Operators of which some forms run on the device, with the largest error in steps. LiteRT's own 513-entry tables
+are as far from GELU."""
 KERNELS = PRESETS["small"].replace(kernel=128)
 SEEDS = 6
 MORE = {"STRIDED_SLICE": 40, "RESIZE_NEAREST_NEIGHBOR": 20}
@@ -65,22 +65,21 @@ def test_an_operator_is_within_a_step_of_litert(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_operator_behind_one_that_has_channels_first(name: str) -> None:
+def test_operator_after_channels_first(name: str) -> None:
     if name in NOT_IN_LITERT["int8"]:
         return
     for seed in range(SEEDS):
         case = draw(name, seed, "int8", Behind)
         content, values = case.finish(), case.draws()
-        found = tensors(content, values)
+        actual = tensors(content, values)
         graph = import_model(content)
         inputs = {key: values[index] for index, key in zip(case.inputs, graph.inputs, strict=True)}
         for index, value in zip(case.outputs, run_graph(graph, inputs).values(), strict=True):
-            assert steps(value, found[index]).max() <= 1, f"seed {seed}"
+            assert steps(value, actual[index]).max() <= 1, f"seed {seed}"
 
 
 @pytest.mark.parametrize("name", INT16)
 def test_activations_of_16_bits(name: str) -> None:
-    """On the device, a step from LiteRT at most, and on the golden interpreter as by the micro-ops."""
     for seed in range(4):
         case = draw(name, seed, "int16")
         content = case.finish()
@@ -108,7 +107,6 @@ def _on_golden(graph: Graph) -> None:
 
 @pytest.mark.parametrize("name", INT16_PARTLY)
 def test_activations_of_16_bits_on_the_host(name: str) -> None:
-    """And some on the device."""
     for seed in range(4):
         case = draw(name, seed, "int16")
         content = case.finish()
@@ -162,7 +160,6 @@ FLOATS = {
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("shape", [(2, 5), (1, 3, 4, 2)], ids=str)
 def test_operators_in_float(name: str, shape: tuple[int, ...]) -> None:
-    """Behind a Dequantize and something with channels first, as there is in no real network."""
     item, rng, model = FLOATS[name], np.random.default_rng(9), Model()
     inputs = [model.tensor(shape, dtype) for dtype in item.inputs]
     output = model.tensor(shape, item.result)
@@ -182,15 +179,15 @@ def test_operators_in_float(name: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("same", ["scale", "zero"])
-def test_what_is_joined_may_have_scales_of_its_own(seed: int, same: str) -> None:
-    """Of uint8, LiteRT requantises it."""
+def test_concat_inputs_may_have_their_own_scales(seed: int, same: str) -> None:
+    """LiteRT requantises uint8 inputs."""
     case = Case(np.random.default_rng(seed), "uint8")
     shape = case.shape()
     scale, zero = case.scale(), case.zero()
     parts = [case.input(shape, *((scale, None) if same == "scale" else (None, zero))) for _ in range(3)]
     most = max(case.model.tensors[index].scale[0] for index in parts)
-    made = (*shape[:-1], shape[-1] * 3)
-    output = case.output(made, scale, zero) if same == "scale" else case.output(made, most, zero)
+    result = (*shape[:-1], shape[-1] * 3)
+    output = case.output(result, scale, zero) if same == "scale" else case.output(result, most, zero)
     case.model.operator("CONCATENATION", parts, [output], "Concatenation", Axis=-1)
     content = case.finish()
     ((_, apart, _, _),) = layers(parse(content, "it"), tensors(content, case.draws()))
@@ -198,7 +195,7 @@ def test_what_is_joined_may_have_scales_of_its_own(seed: int, same: str) -> None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
-def test_casts_are_of_what_is_stored(dtype: str) -> None:
+def test_casts_use_stored_integers(dtype: str) -> None:
     model = Model()
     source, result = model.tensor((2, 3), "int8", 0.1, 5), model.tensor((2, 3), dtype)
     model.operator(
@@ -221,9 +218,9 @@ def test_operators_that_few_networks_have(name: str) -> None:
     dtype = "float32" if name == "REDUCE_PROD" else "int8"
     scale = None if dtype == "float32" else 0.1
     source = model.tensor((1, 4, 1, 3), dtype, scale)
-    made = {"REVERSE_V2": (1, 4, 1, 3), "BROADCAST_TO": (2, 4, 5, 3), "REDUCE_PROD": (1, 1, 3)}[name]
-    other = {"REVERSE_V2": [1, 2], "BROADCAST_TO": made, "REDUCE_PROD": [1]}[name]
-    result = model.tensor(made, dtype, scale)
+    produced = {"REVERSE_V2": (1, 4, 1, 3), "BROADCAST_TO": (2, 4, 5, 3), "REDUCE_PROD": (1, 1, 3)}[name]
+    other = {"REVERSE_V2": [1, 2], "BROADCAST_TO": produced, "REDUCE_PROD": [1]}[name]
+    result = model.tensor(produced, dtype, scale)
     kind = {"REVERSE_V2": "ReverseV2", "BROADCAST_TO": "BroadcastTo", "REDUCE_PROD": "Reducer"}[name]
     model.operator(name, [source, model.constant(other)], [result], kind)
     model.tensor((1,), "int8", 0.1)
@@ -261,13 +258,13 @@ def test_chains_of_operators_that_move_bytes_equal_litert(seed: int) -> None:
     """Axes are in order, wherever channels are first or last."""
     case = chain(seed, 1 + seed % 9, ("int8", "uint8")[seed % 2])
     content, values = case.finish(), case.draws()
-    found = tensors(content, values)
+    actual = tensors(content, values)
     graph = import_model(content)
     results = run_graph(
         graph, {name: values[index] for index, name in zip(case.inputs, graph.inputs, strict=True)}
     )
     for index, (name, value) in zip(case.outputs, results.items(), strict=True):
-        assert np.array_equal(value, found[index]), name
+        assert np.array_equal(value, actual[index]), name
 
 
 NETWORKS = {

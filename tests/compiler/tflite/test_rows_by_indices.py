@@ -28,14 +28,13 @@ def model(name: str, rng: np.random.Generator, dtype: str) -> tuple[bytes, dict[
     result = file.tensor((*at, *shape[1:]), dtype, scale, zero, name="rows")
     inputs = [table, indices] if name == "GATHER" else [indices, table]
     file.operator(name, inputs, [result], KINDS[name])
-    given = rng.integers(0, shape[0], at).astype(np.int32)
-    return file.write([indices], [result]), {indices: given}
+    arrays = rng.integers(0, shape[0], at).astype(np.int32)
+    return file.write([indices], [result]), {indices: arrays}
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
 @pytest.mark.parametrize("name", KINDS)
 def test_on_the_device(name: str, dtype: str) -> None:
-    """Every byte is LiteRT's."""
     for seed in range(8):
         content, given = model(name, np.random.default_rng(seed), dtype)
         for operator, apart, _, graph in layers(parse(content, name), tensors(content, given)):
@@ -48,6 +47,6 @@ def test_program() -> None:
     program = weft.compile(content, PRESETS["small"])
     assert program.inputs["indices"][0] == "int32"
     ((index, value),) = given.items()
-    (found,) = program.run({"indices": value}).outputs.values()
-    (wanted,) = (item for at, item in tensors(content, given).items() if at == index + 1)
-    assert np.array_equal(found, wanted)
+    (outputs,) = program.run({"indices": value}).outputs.values()
+    (expected,) = (item for at, item in tensors(content, given).items() if at == index + 1)
+    assert np.array_equal(outputs, expected)

@@ -37,15 +37,15 @@ def check(case: Svdf, count: int = 4, places: tuple[type, ...] = (DeviceSegment,
     content, theirs = case.build(), case.for_litert()
     graph = import_model(content, config=CONFIG)
     assert tuple(type(segment) for segment in graph.segments) == places
-    found = {tensor.name: tensor.index for tensor in parse(content, "it").tensors}
+    actual = {tensor.name: tensor.index for tensor in parse(content, "it").tensors}
     states = {state.source: state.initial for state in graph.states}
     assert list(states) == ["state"]
     feeds, reached = case.feeds(count), list[np.ndarray]()
-    wanted = runs(theirs, [{found["x"]: feed} for feed in feeds])
-    for feed, known in zip(feeds, wanted, strict=True):
+    expected = runs(theirs, [{actual["x"]: feed} for feed in feeds])
+    for feed, known in zip(feeds, expected, strict=True):
         (result,) = run_kept(graph, {"x": feed}, states).values()
-        assert steps(states["state"], known[found["state"]]).max() <= 1
-        least = np.maximum(known[found["y"]], case.above - 128)
+        assert steps(states["state"], known[actual["state"]]).max() <= 1
+        least = np.maximum(known[actual["y"]], case.above - 128)
         assert steps(result, least).max() <= 1
         reached.append(result)
     assert len(np.unique(reached)) > 1, "nothing to compare"
@@ -56,7 +56,7 @@ def test_against_litert(case: Svdf) -> None:
     check(case)
 
 
-def test_relu_is_computed_whatever_the_zero_point() -> None:
+def test_relu_with_any_zero_point() -> None:
     check(Svdf(10, units=20, above=100))
 
 
@@ -76,8 +76,8 @@ def test_memory_of_one_step_keeps_nothing_that_is_read() -> None:
     assert {item.buffer.kind for item in (*graph.to_device, *graph.from_device)} == {"input", "output"}
 
 
-def test_results_that_no_16_bits_hold_are_computed_on_the_host() -> None:
-    """Those of which the lower bytes of weights alone make more than 8000 steps."""
+def test_results_beyond_16_bits_run_on_the_host() -> None:
+    """The lower bytes of weights alone exceed 8000 steps."""
     graph = import_model(Svdf(0, spread=1e-4).build(), config=CONFIG)
     assert "svdf_0.product" in on_host(graph)
     check(Svdf(0, spread=1e-4), places=tuple(type(segment) for segment in graph.segments))

@@ -1,4 +1,4 @@
-"""What operators of TFLite ask of their inputs."""
+"""Queries of TFLite operators about their inputs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def context(ranks: list[int | None], constant: int | None = None) -> Any:
     tensors = [
         SimpleNamespace(rank=rank, data=b"1" if at == constant else None) for at, rank in enumerate(ranks)
     ]
-    made = object.__new__(Context)
-    made.operator = SimpleNamespace(inputs=[-1 if rank is None else at for at, rank in enumerate(ranks)])
+    result = object.__new__(Context)
+    result.operator = SimpleNamespace(inputs=[-1 if rank is None else at for at, rank in enumerate(ranks)])
     places = {id(tensor): at for at, tensor in enumerate(tensors)}
-    made.builder = SimpleNamespace(
+    result.builder = SimpleNamespace(
         file=SimpleNamespace(tensors=tensors), native=lambda tensor: places[id(tensor)]
     )
-    return made
+    return result
 
 
 @pytest.mark.parametrize(
-    ("ranks", "constant", "asked", "wanted"),
+    ("ranks", "constant", "asked", "expected"),
     [
         ([4, 4], None, (), 0),
         ([2, 4], None, (), 1),
@@ -39,6 +39,6 @@ def context(ranks: list[int | None], constant: int | None = None) -> Any:
     ],
 )
 def test_the_order_of_axes_is_that_of_the_first_image_of_those_asked_for(
-    ranks: list[int | None], constant: int | None, asked: tuple[int, ...], wanted: int | None
+    ranks: list[int | None], constant: int | None, asked: tuple[int, ...], expected: int | None
 ) -> None:
-    assert context(ranks, constant).order(*asked) == (Order.FILE if wanted is None else wanted)
+    assert context(ranks, constant).order(*asked) == (Order.FILE if expected is None else expected)

@@ -15,22 +15,22 @@ SHAPES = {"FULLY_CONNECTED": (7, 45), "CONV_2D": (7, 3, 3, 5)}
 
 def model(operator: str, dtype: str, *, channels: bool = True, cut: int | None = None) -> bytes:
     """One operator with random weights of 4 bits, of an odd number; of their bytes in the file only some, if `cut`."""
-    made, rng, shape = Model(), np.random.default_rng(3), SHAPES[operator]
+    produced, rng, shape = Model(), np.random.default_rng(3), SHAPES[operator]
     conv = operator == "CONV_2D"
-    source = made.tensor((1, 8, 8, 5) if conv else (4, 45), "int8", 0.05, 3)
-    result = made.tensor((1, 6, 6, 7) if conv else (4, 7), "int8", 0.0503, -2)
+    source = produced.tensor((1, 8, 8, 5) if conv else (4, 45), "int8", 0.05, 3)
+    result = produced.tensor((1, 6, 6, 7) if conv else (4, 7), "int8", 0.0503, -2)
     values = rng.integers(-8, 8, shape).astype(np.int8)
     data = pack_int4(values) if dtype == "int4" else values.tobytes()
     scale = rng.uniform(0.01, 0.03, shape[0] if channels else 1)
-    weights = made.tensor(shape, dtype, scale, np.zeros(scale.size, int), data=data[:cut])
-    bias = made.tensor(
+    weights = produced.tensor(shape, dtype, scale, np.zeros(scale.size, int), data=data[:cut])
+    bias = produced.tensor(
         (7,), "int32", 0.05 * scale, np.zeros(scale.size, int), data=rng.integers(-99, 99, 7, "int32")
     )
     options = {"Padding": 1, "StrideH": 1, "StrideW": 1} if conv else {}
-    made.operator(
+    produced.operator(
         operator, [source, weights, bias], [result], "Conv2D" if conv else "FullyConnected", **options
     )
-    return made.write([source], [result])
+    return produced.write([source], [result])
 
 
 @pytest.mark.parametrize("channels", [False, True])
@@ -45,9 +45,9 @@ def test_is_the_model_in_8_bits(operator: str, channels: bool) -> None:
     assert four.narrow_bytes > 0
     ((name, (_, shape)),) = four.inputs.items()
     x = {name: np.random.default_rng(5).integers(-128, 128, shape).astype(np.int8)}
-    (found,), (wanted,) = four.run(x).outputs.values(), eight.run(x).outputs.values()
-    assert np.array_equal(found, wanted)
-    assert np.unique(found).size > 10
+    (outputs,), (expected,) = four.run(x).outputs.values(), eight.run(x).outputs.values()
+    assert np.array_equal(outputs, expected)
+    assert np.unique(outputs).size > 10
 
 
 def test_packed_values_of_a_wrong_length() -> None:

@@ -1,4 +1,4 @@
-"""The network that is made of a TFLite file, and every way in which a file is refused that can be read."""
+"""Networks from TFLite files, and every refusal of a readable file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Small:
         self.y = self.model.tensor((1, 4, 4, 2), "int8", 0.1, 3, name="y")
 
     def fails(self, name: str, *more: int, kind: str = "", **options: object) -> str:
-        """Why it is refused with this operator, which reads x and `more`."""
+        """Message that refuses this operator on x and `more`."""
         self.model.operator(name, [self.x, *more], [self.y], kind, **options)
         return fails(self.model.write([self.x], [self.y]))
 
@@ -54,7 +54,7 @@ def operators(network: Network) -> Counter[str]:
     return Counter(node.operator for node in network.nodes)
 
 
-def test_names_types_and_shapes_are_those_of_the_file() -> None:
+def test_names_types_and_shapes_equal_the_file() -> None:
     graph = import_model(tflite_networks.convolutions())
     assert graph.inputs == {"input0": ("int8", (1, 9, 8, 3))}
     assert graph.outputs == {"output0": ("int8", (1, 4))}
@@ -76,7 +76,7 @@ def test_images_are_transposed_where_they_come_in_and_where_rows_are_needed() ->
     assert names == ["input0.transpose", "average_pool_2d_5.transpose"]
 
 
-def test_transposes_behind_each_other_are_one() -> None:
+def test_consecutive_transposes_are_merged() -> None:
     """A Transpose of images with channels first, behind which there is a convolution."""
     case = Case(np.random.default_rng(1))
     case.image = lambda: (1, 6, 5, 3)  # type: ignore[method-assign]
@@ -123,8 +123,8 @@ def test_same_padding_has_the_odd_row_at_the_end() -> None:
 def test_fused_activations_and_bytes_that_mean_the_same() -> None:
     small = Small()
     small.model.operator("ADD", [small.x, small.x], [small.y], "Add", FusedActivationFunction=RELU)
-    found = operators(read(small.model.write([small.x], [small.y])))
-    assert found == {"DequantizeLinear": 1, "Add": 1, "Relu": 1, "QuantizeLinear": 1}
+    actual = operators(read(small.model.write([small.x], [small.y])))
+    assert actual == {"DequantizeLinear": 1, "Add": 1, "Relu": 1, "QuantizeLinear": 1}
     content = draw("CONCATENATION", 2).finish()
     assert not operators(read(content)).keys() & {"DequantizeLinear", "QuantizeLinear"}
 
@@ -166,8 +166,8 @@ def test_biases_of_all_kinds_without_a_scale(kind: str) -> None:
     assert compared > 2
 
 
-def test_a_shape_that_is_computed_is_known() -> None:
-    """As Keras writes Flatten for batches of any size."""
+def test_computed_shape_is_folded() -> None:
+    """Keras writes Flatten for open batches like this."""
     net = tflite_networks.Network(np.random.default_rng(1))
     value, model = net.conv(net.input((1, 4, 4, 3)), 4), net.model
     shape, first, both = (model.tensor(size, "int32") for size in ((4,), (), (2,)))
@@ -186,10 +186,10 @@ def test_attention_is_one_operator_of_the_device(shape: tuple[int, ...]) -> None
     net = tflite_networks.Network(np.random.default_rng(2))
     model, scores = net.model, (*shape[:-1], shape[-2])
     q, k, v = (net.input(shape, 0.05, 3) for _ in range(3))
-    found, scaled = (model.tensor(scores, "int8", scale) for scale in (0.2, 0.1))
-    model.operator("BATCH_MATMUL", [q, k], [found], "BatchMatMul", AdjY=True)
+    actual, scaled = (model.tensor(scores, "int8", scale) for scale in (0.2, 0.1))
+    model.operator("BATCH_MATMUL", [q, k], [actual], "BatchMatMul", AdjY=True)
     factor = model.tensor((), "int8", 0.0028, data=np.int8(127))
-    model.operator("MUL", [found, factor], [scaled], "Mul")
+    model.operator("MUL", [actual, factor], [scaled], "Mul")
     weights, result = net.softmax(scaled), model.tensor(shape, "int8", 0.03)
     model.operator("BATCH_MATMUL", [weights, v], [result], "BatchMatMul")
     (segment,) = import_model(net.ends(result)).segments
@@ -282,12 +282,12 @@ def test_weights_in_8_bits_alone_run_on_the_host() -> None:
 
 
 def test_operators_that_weft_does_not_read() -> None:
-    made = (
+    result = (
         "which makes tensor 1 ('y'), is not supported; docs/reference/tflite.md lists the supported operators"
     )
-    assert Small().fails("WHERE") == f"operator 0 (WHERE), {made}"
-    assert Small().fails("CUSTOM TFLite_Detection") == f"operator 0 (CUSTOM 'TFLite_Detection'), {made}"
-    assert Small().fails("unknown 9999") == f"operator 0 (unknown code 9999), {made}"
+    assert Small().fails("WHERE") == f"operator 0 (WHERE), {result}"
+    assert Small().fails("CUSTOM TFLite_Detection") == f"operator 0 (CUSTOM 'TFLite_Detection'), {result}"
+    assert Small().fails("unknown 9999") == f"operator 0 (unknown code 9999), {result}"
 
 
 def test_numbers_of_inputs() -> None:
@@ -317,7 +317,7 @@ def test_tensors_that_are_not_there() -> None:
         )
 
 
-def test_what_is_read_before_it_is_made() -> None:
+def test_tensor_read_before_it_is_written_is_refused() -> None:
     small = Small()
     assert small.fails("ADD", small.y) == (
         "operator 0 (ADD), which makes tensor 1 ('y'), reads tensor 1 ('y'), which no earlier operator writes"
@@ -352,7 +352,7 @@ def test_windows_that_are_larger_than_the_image() -> None:
     )
 
 
-def test_what_operators_make_is_checked_before_the_next_one() -> None:
+def test_results_are_checked_before_the_next_operator() -> None:
     small = Small()
     wide = small.model.tensor((1, 4, 4, 40), "int8", 0.1, 3, name="wide")
     small.model.operator("TANH", [small.x], [wide])
@@ -364,7 +364,7 @@ def test_what_operators_make_is_checked_before_the_next_one() -> None:
     assert fails(small.model.write([small.x], [small.y])) == f"{assert_at}shape 1x4x4x40"
 
 
-def test_what_is_made_twice() -> None:
+def test_tensor_written_twice_is_refused() -> None:
     small = Small()
     small.model.operator("RELU", [small.x], [small.y])
     twice = "writes a tensor that exists already: an input, a constant or another operator's result"
@@ -435,7 +435,7 @@ def test_values_without_a_scale() -> None:
     )
 
 
-def test_shapes_and_types_that_are_not_what_operators_make() -> None:
+def test_declared_shapes_and_types_must_match_results() -> None:
     small = Small()
     small.model.tensors[small.y].shape = (1, 4, 5, 2)
     assert small.fails("TANH") == (
@@ -463,7 +463,7 @@ def test_shapes_and_types_that_are_not_what_operators_make() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "options", "said"),
+    ("name", "kind", "options", "message"),
     [
         ("AVERAGE_POOL_2D", "Pool2D", WINDOW | {"FilterHeight": 0}, "has FilterHeight 0; it must be above 0"),
         ("MAX_POOL_2D", "Pool2D", WINDOW | {"StrideH": -3}, "has StrideH -3; it must be above 0"),
@@ -472,27 +472,27 @@ def test_shapes_and_types_that_are_not_what_operators_make() -> None:
         ("SPACE_TO_DEPTH", "SpaceToDepth", {}, "has BlockSize 0; it must be above 0"),
     ],
 )
-def test_options(name: str, kind: str, options: dict[str, object], said: str) -> None:
+def test_options(name: str, kind: str, options: dict[str, object], message: str) -> None:
     assert (
         Small().fails(name, kind=kind, **options)
-        == f"operator 0 ({name}), which makes tensor 1 ('y'), {said}"
+        == f"operator 0 ({name}), which makes tensor 1 ('y'), {message}"
     )
 
 
 def test_fused_activations_that_weft_does_not_read() -> None:
     where = "operator 0 (ADD), which makes tensor 1 ('y'), has fused activation"
     behind = "which LiteRT does not compute: use a separate operator for it"
-    for number, said in (
+    for number, message in (
         (6, "6, which weft does not read"),
         (4, f"TANH, {behind}"),
         (5, f"SIGN_BIT, {behind}"),
     ):
         small = Small()
-        assert small.fails("ADD", small.x, kind="Add", FusedActivationFunction=number) == f"{where} {said}"
+        assert small.fails("ADD", small.x, kind="Add", FusedActivationFunction=number) == f"{where} {message}"
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "said"),
+    ("name", "values", "message"),
     [
         ("TRANSPOSE", [[0, 1, 2, 2]], "has axes [0, 1, 2, 2]; it must have each of 4 once"),
         ("TRANSPOSE", [[0, 1, 2, 4]], "has axis 4 for 4 dimensions"),
@@ -511,10 +511,10 @@ def test_fused_activations_that_weft_does_not_read() -> None:
         ("ARG_MAX", [[0, 1]], "has 2 axes; it takes one"),
     ],
 )
-def test_constants_that_make_no_sense(name: str, values: list[list[int]], said: str) -> None:
+def test_constants_that_make_no_sense(name: str, values: list[list[int]], message: str) -> None:
     small = Small()
     constants = [small.constant(*item) for item in values]
-    assert small.fails(name, *constants) == f"operator 0 ({name}), which makes tensor 1 ('y'), {said}"
+    assert small.fails(name, *constants) == f"operator 0 ({name}), which makes tensor 1 ('y'), {message}"
 
 
 def test_constants_that_are_none() -> None:

@@ -1,4 +1,4 @@
-"""How many inputs each operator of TFLite has, by its kernels' own checks."""
+"""Number of inputs of each TFLite operator, as checked by its kernels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INPUTS: dict[tuple[int, int | None], str] = {
 }  # fmt: skip
 
 
-def written(name: str, count: int) -> bytes:
+def one_operator_file(name: str, count: int) -> bytes:
     """An operator with so many inputs, all the same."""
     model = Model()
     source, result = (model.tensor((1, 4), "int8", 0.1, 3, name=name) for name in "xy")
@@ -42,7 +42,7 @@ def written(name: str, count: int) -> bytes:
 
 def refusal(name: str, count: int) -> str:
     with pytest.raises(CompileError) as caught:
-        import_model(written(name, count))
+        import_model(one_operator_file(name, count))
     return str(caught.value).partition("which makes tensor 1 ('y'), ")[2]
 
 
@@ -54,11 +54,11 @@ TAKEN = {(1, 1): "RELU", (2, 2): "MAXIMUM", (1, None): "ADD_N", (1, 2): "RESHAPE
 def test_numbers_of_inputs_of_each(counts: tuple[int, int | None]) -> None:
     (least, most), names = counts, INPUTS[counts].split()
     assert sorted(names) == sorted(name for name, record in NAMES.items() if record.inputs == counts)
-    wanted = f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
+    expected = f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
     wrong = [
         count for count in (least - 1, None if most is None else most + 1) if count is not None and count >= 0
     ]
     for count in wrong:
-        assert refusal(names[-1], count) == f"has {count} inputs; it takes {wanted}"
+        assert refusal(names[-1], count) == f"has {count} inputs; it takes {expected}"
     if counts in TAKEN:
-        assert list(import_model(written(TAKEN[counts], least)).outputs) == ["y"]
+        assert list(import_model(one_operator_file(TAKEN[counts], least)).outputs) == ["y"]

@@ -26,17 +26,16 @@ def fails(content: bytes) -> str:
 
 
 def check(content: bytes, feeds: list[np.ndarray]) -> Graph:
-    """The same outputs as LiteRT's in every run."""
     file, graph = parse(content, "it"), import_model(content, config=CONFIG)
     states = {state.source: state.initial for state in graph.states}
-    wanted = runs(content, [{file.inputs[0]: feed} for feed in feeds])
+    expected = runs(content, [{file.inputs[0]: feed} for feed in feeds])
     kept = []
-    for feed, known in zip(feeds, wanted, strict=True):
+    for feed, known in zip(feeds, expected, strict=True):
         given = dict.fromkeys(graph.inputs, feed)
-        found, alone = run_kept(graph, given, states), run_graph(graph, given)
-        for index, value in zip(file.outputs, found.values(), strict=True):
+        actual, alone = run_kept(graph, given, states), run_graph(graph, given)
+        for index, value in zip(file.outputs, actual.values(), strict=True):
             assert np.array_equal(value, known[index])
-        kept += [not np.array_equal(value, alone[name]) for name, value in found.items()]
+        kept += [not np.array_equal(value, alone[name]) for name, value in actual.items()]
     assert any(kept) == bool(graph.states)
     return graph
 
@@ -99,11 +98,11 @@ OTHER = "holds int8 of shape 1x4x6, but is assigned int8 of shape 1x24; weft sup
 
 
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "message"),
     [(Ring(start=""), UNKNOWN), (Ring(late=True), UNKNOWN), (Ring(assigned=(1, 24)), OTHER)],
 )
-def test_resources_that_are_refused(case: Ring, said: str) -> None:
-    assert fails(case.build()) == f"variable 'ring' {said}"
+def test_resources_that_are_refused(case: Ring, message: str) -> None:
+    assert fails(case.build()) == f"variable 'ring' {message}"
 
 
 class Small:
@@ -123,18 +122,18 @@ class Small:
         return self
 
 
-def test_what_no_handle_names() -> None:
+def test_missing_handles_are_refused() -> None:
     small = Small().with_handle()
     small.m.operator("READ_VARIABLE", [small.x], [small.y], "ReadVariable")
-    said = "takes tensor 0 ('x') for a variable, but no VAR_HANDLE creates it"
-    assert fails(small.written()) == f"operator 1 (READ_VARIABLE), which makes tensor 1 ('y'), {said}"
+    message = "takes tensor 0 ('x') for a variable, but no VAR_HANDLE creates it"
+    assert fails(small.written()) == f"operator 1 (READ_VARIABLE), which makes tensor 1 ('y'), {message}"
 
 
 def test_a_handle_is_no_value() -> None:
     small = Small().with_handle()
     small.m.operator("ADD", [small.x, small.handle], [small.y], "Add")
-    said = "has tensor 2 ('handle') of type RESOURCE, which weft does not read"
-    assert fails(small.written()).endswith(said)
+    message = "has tensor 2 ('handle') of type RESOURCE, which weft does not read"
+    assert fails(small.written()).endswith(message)
 
 
 def test_a_handle_that_comes_too_late() -> None:
@@ -143,7 +142,7 @@ def test_a_handle_that_comes_too_late() -> None:
     assert "reads tensor 2 ('handle'), which no earlier operator writes" in fails(small.written())
 
 
-def test_a_start_behind_the_use() -> None:
+def test_initialisation_after_use_is_refused() -> None:
     small = Small().with_handle()
     small.m.operator("ASSIGN_VARIABLE", [small.handle, small.x], [], "AssignVariable")
     small.m.operator("READ_VARIABLE", [small.handle], [small.y], "ReadVariable")
@@ -182,15 +181,15 @@ def variable(**changes: object) -> tuple[Model, int, int, int]:
     return m, x, y, m.tensor((1, 4), scale=0.1, name="v", IsVariable=True, **changes)  # type: ignore[arg-type]
 
 
-def test_variables_that_operators_read_or_make_which_keep_none() -> None:
+def test_variables_of_stateless_operators_are_refused() -> None:
     m, x, y, v = variable()
     m.operator("ADD", [x, v], [y], "Add")
-    said = "reads or writes tensor 2 ('v'), a variable; only UNIDIRECTIONAL_SEQUENCE_LSTM, SVDF may"
-    assert fails(m.write([x], [y])).endswith(said)
+    message = "reads or writes tensor 2 ('v'), a variable; only UNIDIRECTIONAL_SEQUENCE_LSTM, SVDF may"
+    assert fails(m.write([x], [y])).endswith(message)
     m, x, y, v = variable()
     m.operator("RELU", [x], [v])
     m.operator("RELU", [v], [y])
-    assert fails(m.write([x], [y])).endswith(said)
+    assert fails(m.write([x], [y])).endswith(message)
 
 
 def two(contents: np.ndarray | None) -> bytes:
@@ -202,23 +201,24 @@ def two(contents: np.ndarray | None) -> bytes:
     for source, result in ((x, z), (z, y)):
         features = m.tensor((3, 3), scale=0.1, data=np.ones((3, 3), np.int8))
         time = m.tensor((3, 2), "int16", scale=0.1, data=np.ones((3, 2), np.int16))
-        given = [source, features, time, -1, state]
-        m.operator("SVDF", given, [result], "SVDF", Rank=1, FusedActivationFunction=1)
+        arguments = [source, features, time, -1, state]
+        m.operator("SVDF", arguments, [result], "SVDF", Rank=1, FusedActivationFunction=1)
     return m.write([x], [y])
 
 
 def test_a_variable_with_contents() -> None:
-    said = "which makes tensor 2 ('z'), keeps tensor 1 ('v'), which has contents; variables start with zeros"
-    assert fails(two(np.zeros((1, 6), np.int16))) == f"operator 0 (SVDF), {said}"
+    message = (
+        "which makes tensor 2 ('z'), keeps tensor 1 ('v'), which has contents; variables start with zeros"
+    )
+    assert fails(two(np.zeros((1, 6), np.int16))) == f"operator 0 (SVDF), {message}"
 
 
 def test_a_variable_of_two_operators() -> None:
-    said = "which makes tensor 3 ('y'), keeps tensor 1 ('v'), as an earlier operator does"
-    assert fails(two(None)) == f"operator 1 (SVDF), {said}"
+    message = "which makes tensor 3 ('y'), keeps tensor 1 ('v'), as an earlier operator does"
+    assert fails(two(None)) == f"operator 1 (SVDF), {message}"
 
 
 def test_damaged_files_with_variables() -> None:
-    """Whatever a byte is, a file is read, or refused with a sentence."""
     content = Ring(taps=2, channels=2, outputs=2).build()
     rng, refused = np.random.default_rng(0), 0
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Add and Sub: every constraint broken once, and the reason that is given for it."""
+"""Add and Sub: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def reshaped_sum() -> onnx.ModelProto:
     return ended(built, built.node("Add", [value, built.constant(np.ones((3, 1, 1), np.float32))]))
 
 
-def summed(built: Builder, value: str) -> str:
+def add(built: Builder, value: str) -> str:
     other = built.conv(built.input((1, 1, MANY, MANY)), 1, (1, 1))
     return built.node("Add", [value, built.dequantise(other)])
 
 
-def shifted(built: Builder, value: str) -> str:
+def add_zero_point(built: Builder, value: str) -> str:
     return built.node("Add", [value, built.constant(np.array([[[1.5]], [[2]]], np.float32))])
 
 
@@ -45,9 +45,9 @@ CASES: dict[str, Case] = {
     "both repeat": (lambda: two("Sub", (1, 4), (3, 1)), "Sub", subtractable),
     "constant for each element": (lambda: with_constant("Add", (2, 4), (2, 4)), "Add", addable),
     "constant that broadcasts the value": (lambda: with_constant("Add", (1, 4), (3, 1)), "Add", addable),
-    "sum of mixed axes": (lambda: mixed(summed), "Add", addable),
+    "sum of mixed axes": (lambda: mixed(add), "Add", addable),
     "constant and mixed axes": (
-        lambda: mixed(shifted, (1, 2, MANY, MANY), (1, MANY, 34, 17)),
+        lambda: mixed(add_zero_point, (1, 2, MANY, MANY), (1, MANY, 34, 17)),
         "Add",
         in_order,
     ),
@@ -60,5 +60,5 @@ def test_fallback(name: str) -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    # Whether the device multiplies is tried with Mul.
+    # Mul tests the constraint on multiplication by the device.
     assert untried(ADD_OPERATORS, CASES.values()) == {"multipliers"}

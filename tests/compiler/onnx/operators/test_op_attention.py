@@ -1,4 +1,4 @@
-"""Every constraint of attention, broken once, and attention that contradicts itself."""
+"""Attention: every constraint violated once, and contradictory models."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def with_scores_output() -> onnx.ModelProto:
 
 
 def mixed_heads() -> onnx.ModelProto:
-    """Heads that are every other channel of a product's result."""
+    """Heads take every other channel of a product's result."""
     made = Exploded(rng(), SIZES)
     builder = made.builder
     source = builder.dense(builder.input((2, 4, 6)), 8, op="MatMul", bias=False)
@@ -83,10 +83,10 @@ def mixed_heads() -> onnx.ModelProto:
     return models.ended(builder, made.product(made.weights(product), v), v_source)
 
 
-def exploded(
+def decompose(
     change: Callable[[Exploded, str], str], *, after: bool = False, scale: float = 0.05
 ) -> onnx.ModelProto:
-    """Attention written out, its scores (`after`: probabilities) changed; softmax reads them in steps of `scale`."""
+    """Decompose attention and change its scores (`after`: probabilities); softmax reads steps of `scale`."""
     made = Exploded(rng(), SIZES)
     q, _ = made.heads(2, 4, 4)
     k, k_source = made.heads(2, 5, 4)
@@ -97,17 +97,17 @@ def exploded(
     return models.ended(made.builder, value, v_source)
 
 
-def masked(mask: np.ndarray) -> onnx.ModelProto:
-    return exploded(lambda made, scores: made.masked(scores, mask))
+def add_mask(mask: np.ndarray) -> onnx.ModelProto:
+    return decompose(lambda made, scores: made.masked(scores, mask))
 
 
-def scaled(factor: np.ndarray | float, *, mask: bool = False) -> onnx.ModelProto:
+def scale_scores(factor: np.ndarray | float, *, mask: bool = False) -> onnx.ModelProto:
     def change(made: Exploded, scores: str) -> str:
         if mask:
             scores = made.masked(scores, models.additive(np.arange(5) < 3))
         return made.builder.node("Mul", [scores, made.builder.constant(np.asarray(factor, np.float32))])
 
-    return exploded(change)
+    return decompose(change)
 
 
 def other_axis() -> onnx.ModelProto:
@@ -149,23 +149,26 @@ def pair(
     made: Exploded, value: str, scale: float, kind: type = np.int8, back: tuple[float, int] | None = None
 ) -> str:
     """Quantise and dequantise with zero point 0, or back with another scale and zero point."""
-    given = [made.builder.constant(np.float32(scale)), made.builder.constant(np.array(0, kind))]
-    quantised = made.builder.node("QuantizeLinear", [value, *given])
+    arguments = [made.builder.constant(np.float32(scale)), made.builder.constant(np.array(0, kind))]
+    quantised = made.builder.node("QuantizeLinear", [value, *arguments])
     if back is not None:
-        given = [made.builder.constant(np.float32(back[0])), made.builder.constant(np.array(back[1], kind))]
-    return made.builder.node("DequantizeLinear", [quantised, *given])
+        arguments = [
+            made.builder.constant(np.float32(back[0])),
+            made.builder.constant(np.array(back[1], kind)),
+        ]
+    return made.builder.node("DequantizeLinear", [quantised, *arguments])
 
 
 def quantised_by_channel(made: Exploded, value: str) -> str:
     builder = made.builder
-    given = [builder.constant(np.full(5, 0.1, np.float32)), builder.constant(np.zeros(5, np.int8))]
-    quantised = builder.node("QuantizeLinear", [value, *given], axis=-1)
-    return builder.node("DequantizeLinear", [quantised, *given], axis=-1)
+    arguments = [builder.constant(np.full(5, 0.1, np.float32)), builder.constant(np.zeros(5, np.int8))]
+    quantised = builder.node("QuantizeLinear", [value, *arguments], axis=-1)
+    return builder.node("DequantizeLinear", [quantised, *arguments], axis=-1)
 
 
 def masked_and(scale: float) -> onnx.ModelProto:
-    """A mask, whose keys a pair then gives the least score of its range."""
-    return exploded(
+    """Add a mask, then a pair that raises masked scores to the lowest value of its range."""
+    return decompose(
         lambda made, value: pair(made, made.masked(value, models.additive(np.arange(5) < 3)), scale)
     )
 
@@ -209,13 +212,13 @@ OPERATOR: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
     ),
 }
 WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
-    "factor zero": (lambda: scaled(0.0), written_out.scores_scale),
-    "factor of nothing but the clamp": (lambda: scaled(3e6), attention_form.scores_scale_fits),
-    "factor NaN": (lambda: scaled(np.nan), written_out.scores_scale),
-    "factor by key": (lambda: scaled(np.ones(5)), written_out.scores_scale),
-    "scale behind the mask": (lambda: scaled(0.5, mask=True), written_out.scores_scale),
-    "bias added": (lambda: masked(np.full(5, -3.0)), written_out.scores_mask),
-    "masked row": (lambda: masked(LOW_ROW), written_out.scores_mask),
+    "factor zero": (lambda: scale_scores(0.0), written_out.scores_scale),
+    "factor of nothing but the clamp": (lambda: scale_scores(3e6), attention_form.scores_scale_fits),
+    "factor NaN": (lambda: scale_scores(np.nan), written_out.scores_scale),
+    "factor by key": (lambda: scale_scores(np.ones(5)), written_out.scores_scale),
+    "scale behind the mask": (lambda: scale_scores(0.5, mask=True), written_out.scores_scale),
+    "bias added": (lambda: add_mask(np.full(5, -3.0)), written_out.scores_mask),
+    "masked row": (lambda: add_mask(LOW_ROW), written_out.scores_mask),
     "mask of other steps": (
         lambda: key_mask_models.masked(rng(), SIZES, scale=1.0).model,
         written_out.scores_mask,
@@ -232,17 +235,17 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
         lambda: key_mask_models.masked(rng(), SIZES, behind=True).model,
         written_out.scores_scale,
     ),
-    "window added": (lambda: masked(models.additive(WINDOW)), attention_form.mask_kind),
+    "window added": (lambda: add_mask(models.additive(WINDOW)), attention_form.mask_kind),
     "probabilities replaced": (
-        lambda: exploded(replaced, after=True),
+        lambda: decompose(replace_input, after=True),
         written_out.undefined_zero,
     ),
     "clipped to 16 bits": (
-        lambda: exploded(lambda made, value: pair(made, value, 1e-4, np.int16)),
+        lambda: decompose(lambda made, value: pair(made, value, 1e-4, np.int16)),
         row_forms.scores_clamped,
     ),
     "clipped in steps of 3": (
-        lambda: exploded(lambda made, value: pair(made, made.scaled(value, 1e4), 3.0), scale=100.0),
+        lambda: decompose(lambda made, value: pair(made, made.scaled(value, 1e4), 3.0), scale=100.0),
         row_forms.scores_clamped,
     ),
     "beyond the clamp": (
@@ -251,27 +254,27 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
     ),
     "masked keys clipped": (lambda: masked_and(0.1), row_forms.masked_apart),
     "half of the probabilities": (
-        lambda: exploded(lambda made, value: pair(made, value, 0.5 / 127), after=True),
+        lambda: decompose(lambda made, value: pair(made, value, 0.5 / 127), after=True),
         row_forms.probabilities_whole,
     ),
     "another scale back": (
-        lambda: exploded(lambda made, value: pair(made, value, 0.1, back=(0.2, 0))),
+        lambda: decompose(lambda made, value: pair(made, value, 0.1, back=(0.2, 0))),
         row_forms.pairs_constant,
     ),
     "another zero point back": (
-        lambda: exploded(lambda made, value: pair(made, value, 1 / 127, back=(1 / 127, 3)), after=True),
+        lambda: decompose(lambda made, value: pair(made, value, 1 / 127, back=(1 / 127, 3)), after=True),
         row_forms.pairs_constant,
     ),
-    "a scale for each key": (lambda: exploded(quantised_by_channel), row_forms.pairs_constant),
+    "a scale for each key": (lambda: decompose(quantised_by_channel), row_forms.pairs_constant),
     "another axis": (other_axis, written_out.scores_axis),
     "float values": (float_values, written_out.values_quantised),
     "probabilities read twice": (read_twice, written_out.private),
     "scaled probabilities": (
-        lambda: exploded(lambda made, value: made.scaled(value, 2.0), after=True),
+        lambda: decompose(lambda made, value: made.scaled(value, 2.0), after=True),
         multipliable,
     ),
     "no attention": (
-        lambda: exploded(lambda made, value: made.builder.node("Erf", [value])),
+        lambda: decompose(lambda made, value: made.builder.node("Erf", [value])),
         one_value,
     ),
 }
@@ -286,7 +289,7 @@ def test_operator_falls_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRITTEN_OUT)
 def test_written_out_falls_back(name: str) -> None:
-    """The first product says what is wrong with the rest, where it runs by itself as well, and nothing is attention."""
+    """The first product names the cause, even where it runs by itself, and nothing is fused."""
     build, constraint = WRITTEN_OUT[name]
     graph = import_model(build())
     reasons = [why for _, op, _, why in graph.assignment if op == "MatMul" and why]
@@ -298,7 +301,7 @@ def test_written_out_falls_back(name: str) -> None:
 
 
 def test_heads_in_every_other_channel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are brought together by a product, unless that is too large."""
+    """A product gathers them, unless it is too large."""
     assert on_host(import_model(mixed_heads())) == {}
     monkeypatch.setattr(reorder, "cheapest", lambda before, behind: None)
     reasons = on_host(import_model(mixed_heads())).values()
@@ -322,8 +325,8 @@ def test_every_constraint_has_a_case() -> None:
     }
 
 
-def test_limits_are_those_that_are_told() -> None:
-    """Sums of products of bytes less their zero points fit 32 bits. One more than there may be is too large."""
+def test_reported_limits_are_exact() -> None:
+    """Sums of products of bytes less zero points fit 32 bits up to the reported limit, and not one beyond."""
     test_operator_falls_back("large heads")
     assert f"at most {attention_form.MAX_KEYS} queries and keys" in str(attention_form.keys_fit.__doc__)
     limits = f"at most {attention_form.MAX_HEAD_SIZE} elements, and rows of {attention_form.MAX_ROW}"
@@ -344,7 +347,7 @@ def heads(q: int, kv: int, shape: tuple[int, int, int] = (1, 4, 12)) -> Callable
     return build
 
 
-def replaced(made: Exploded, value: str) -> str:
+def replace_input(made: Exploded, value: str) -> str:
     guard = made.builder.node("IsNaN", [value])
     return made.builder.node("Where", [guard, made.builder.constant(np.float32(1)), value])
 

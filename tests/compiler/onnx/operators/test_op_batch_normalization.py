@@ -1,4 +1,4 @@
-"""BatchNormalization: every constraint broken once, and the reason that is given for it."""
+"""BatchNormalization: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.compiler.onnx.operators.norms import (
 )
 
 
-def normalised(
+def normalise(
     variance: float = 1.0, shape: tuple[int, ...] = (1, 4, 6, 6), mean: str = "constant", **attributes: int
 ) -> onnx.ModelProto:
     built = builder()
@@ -33,17 +33,17 @@ def mean(axes: list[int], shape: tuple[int, ...] = (1, 4, 6, 6)) -> onnx.ModelPr
 
 CASES: dict[str, Case] = {
     "normalisation of six dimensions": (
-        lambda: normalised(shape=(1, 4, 2, 3, 4, 5)),
+        lambda: normalise(shape=(1, 4, 2, 3, 4, 5)),
         "BatchNormalization",
         batch_norm_operands,
     ),
     "normalisation by an input": (
-        lambda: normalised(mean="input"),
+        lambda: normalise(mean="input"),
         "BatchNormalization",
         batch_norm_operands,
     ),
     "normalisation by a negative variance": (
-        lambda: normalised(-1.0),
+        lambda: normalise(-1.0),
         "BatchNormalization",
         batch_norm_inference,
     ),

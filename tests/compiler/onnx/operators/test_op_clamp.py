@@ -1,4 +1,4 @@
-"""Clip and Relu: every constraint broken once, and the reason that is given for it."""
+"""Clip and Relu: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.compiler.onnx.conditions import input_quantisable
 from weft.compiler.onnx.operators.lookup import CLAMP_OPERATORS, bounds_constant
 
 
-def clipped() -> onnx.ModelProto:
+def clip() -> onnx.ModelProto:
     built = builder()
     bound = built.node("ReduceMin", [built.dequantise(source(built, (3,)))], keepdims=0)
     return ended(built, built.node("Clip", [built.dequantise(source(built)), bound]))
@@ -24,7 +24,7 @@ def float_input() -> onnx.ModelProto:
 
 
 CASES: dict[str, Case] = {
-    "bound from an input": (lambda: clipped(), "Clip", bounds_constant),
+    "bound from an input": (lambda: clip(), "Clip", bounds_constant),
     "value from the host": (lambda: float_input(), "Relu", input_quantisable),
 }
 

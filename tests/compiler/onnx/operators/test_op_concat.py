@@ -1,4 +1,4 @@
-"""Concat: every constraint broken once, and the reason that is given for it."""
+"""Concat: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from support.qdq_models import Builder
 from weft.compiler.onnx.operators.move import CONCAT_OPERATORS, concat_order, inputs_quantised
 
 
-def joined(built: Builder, value: str) -> str:
+def concat(built: Builder, value: str) -> str:
     return built.node("Concat", [value, value], axis=1)
 
 
 def integers_and_floats() -> onnx.ModelProto:
-    """Of which one passes an operator of the host."""
+    """Concat integers and floats; the integers pass a host operator."""
     built = builder()
     values = [built.dequantise(source(built)) for _ in range(2)]
     return ended(built, built.node("Concat", [values[0], built.node("Erf", [values[1]])], axis=1))
@@ -23,7 +23,7 @@ def integers_and_floats() -> onnx.ModelProto:
 
 CASES: dict[str, Case] = {
     "concatenated integers and floats": (integers_and_floats, "Concat", inputs_quantised),
-    "concatenated mixed axes": (lambda: mixed(joined), "Concat", concat_order),
+    "concatenated mixed axes": (lambda: mixed(concat), "Concat", concat_order),
 }
 
 

@@ -1,4 +1,4 @@
-"""Conv: every constraint broken once, and the reason that is given for it."""
+"""Conv: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def hop(seed: int) -> tuple[onnx.ModelProto, np.random.Generator]:
     value = built.node("Conv", inputs, strides=strides, dilations=dilations, group=groups, **padding)
     length = channels // groups * int(np.prod(kernel))
     spread = given.scale * float(scales.mean()) * 74 * 74 * length**0.5
-    made = built.quantise(value, built.shape_of(value), float(np.float32(spread / 64)), 3, False)
-    return built.finish(made), rng
+    result = built.quantise(value, built.shape_of(value), float(np.float32(spread / 64)), 3, False)
+    return built.finish(result), rng
 
 
 def check_hop(seed: int, tally: one_step.Tally) -> None:

@@ -1,4 +1,4 @@
-"""ConvTranspose: every constraint broken once, and random ones against ONNX Runtime and on the golden interpreter."""
+"""ConvTranspose: every constraint violated once, and random ones against ONNX Runtime and on the golden interpreter."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS
 
 
-def drawn(rng: Rng, *sizes: int) -> list[int]:
+def draw_attributes(rng: Rng, *sizes: int) -> list[int]:
     return [int(rng.integers(1, size + 1)) for size in sizes]
 
 
-def transposed(
+def conv_transpose(
     built: Builder,
     given: Quantised,
     op: dict[str, object],
@@ -32,7 +32,7 @@ def transposed(
     bias: bool,
     each: bool,
 ) -> str:
-    """The node with weights of `weight`, one scale for `each` output of a group."""
+    """ConvTranspose with weights of shape `weight`, one scale per output of a group if `each`."""
     name, scales = built.weight(weight, 1, per_channel=each, unsigned=bool(built.rng.integers(2)))
     inputs = [built.dequantise(given), name]
     if bias:
@@ -41,12 +41,12 @@ def transposed(
 
 
 def random_model(rng: Rng, rank: int) -> tuple[Builder, Quantised]:
-    """All attributes that ONNX allows."""
+    """Draw all attributes that ONNX allows."""
     built, groups = Builder(rng), int(rng.choice([1, 1, 2, 3]))
-    inputs, outputs = (groups * size for size in drawn(rng, 5, 5))
+    inputs, outputs = (groups * size for size in draw_attributes(rng, 5, 5))
     if rng.random() < 0.2:
         groups = outputs = inputs
-    sizes, kernel, strides, dilations = (drawn(rng, *[most] * rank) for most in (7, 4, 3, 3))
+    sizes, kernel, strides, dilations = (draw_attributes(rng, *[most] * rank) for most in (7, 4, 3, 3))
     op: dict[str, object] = {"group": groups, "strides": strides, "dilations": dilations}
     reach = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
     full = [(size - 1) * stride + span for size, stride, span in zip(sizes, strides, reach, strict=True)]
@@ -62,9 +62,9 @@ def random_model(rng: Rng, rank: int) -> tuple[Builder, Quantised]:
         pads = [int(rng.integers(0, min(size, 4))) // 2 for size in (*full, *full)]
         op["pads"] = pads
         op["output_padding"] = [int(rng.integers(0, stride)) for stride in strides]
-    given = built.input((int(rng.integers(1, 3)), inputs, *sizes))
+    arrays = built.input((int(rng.integers(1, 3)), inputs, *sizes))
     weight = (inputs, outputs // groups, *kernel)
-    value = transposed(built, given, op, weight, bias=bool(rng.integers(2)), each=bool(rng.integers(2)))
+    value = conv_transpose(built, arrays, op, weight, bias=bool(rng.integers(2)), each=bool(rng.integers(2)))
     if rng.random() < 0.3:
         value = built.node("Relu", [value])
     _, zero, unsigned = built.parameters()
@@ -91,11 +91,11 @@ def test_random_more(seed: int) -> None:
     one_step.check(built.finish(value), rng, one_step.Tally())
 
 
-def test_nothing_is_multiplied_by_zeros() -> None:
-    """Four convolutions, whose elements of the kernel are those of the whole."""
+def test_no_multiplication_by_zeros() -> None:
+    """Four convolutions whose kernels partition the whole kernel."""
     built = builder()
     given = source(built, (1, 8, 6, 6))
-    name = transposed(
+    name = conv_transpose(
         built, given, {"strides": [2, 2], "pads": [1, 1, 1, 1]}, (8, 8, 4, 4), bias=True, each=True
     )
     graph = import_model(built.finish(built.quantise(name, built.shape_of(name), 0.1, 0, False)))
@@ -107,8 +107,8 @@ def test_nothing_is_multiplied_by_zeros() -> None:
 def test_phases_cover_results() -> None:
     for seed in range(200):
         rng = np.random.default_rng(seed)
-        size, kernel, stride, dilation = drawn(rng, 6, 5, 4, 4)
-        output, before = drawn(rng, 20, 5)
+        size, kernel, stride, dilation = draw_attributes(rng, 6, 5, 4, 4)
+        output, before = draw_attributes(rng, 20, 5)
         axis = Spread(size, output, kernel, stride, dilation, before)
         met = np.zeros((output, size, kernel), int)
         for phase in axis.phases():
@@ -118,22 +118,22 @@ def test_phases_cover_results() -> None:
                     if 0 <= read < size:
                         met[phase.first + j * stride, read, tap] += 1
         places = [i * stride + k * dilation - before for i in range(size) for k in range(kernel)]
-        wanted = [
+        expected = [
             (o, i, k) for (i, k), o in zip(np.ndindex(size, kernel), places, strict=True) if 0 <= o < output
         ]
-        assert sorted(wanted) == [tuple(found) for found in np.argwhere(met).tolist()]
+        assert sorted(expected) == [tuple(found) for found in np.argwhere(met).tolist()]
         assert met.max(initial=0) <= 1
 
 
 def one_table() -> onnx.ModelProto:
     built = builder()
-    name = transposed(built, source(built), {"strides": [2, 2]}, (4, 4, 2, 2), bias=False, each=False)
+    name = conv_transpose(built, source(built), {"strides": [2, 2]}, (4, 4, 2, 2), bias=False, each=False)
     value = built.quantise(name, built.shape_of(name), 0.1, 0, False)
     rounded = built.node("Sigmoid", [built.dequantise(value)])
     return built.finish(built.quantise(rounded, value.shape, 1 / 256, 0, True))
 
 
-def test_tables_behind_are_part_of_it() -> None:
+def test_following_tables_are_fused() -> None:
     graph = import_model(one_table())
     (segment,) = (item for item in graph.segments if hasattr(item, "ops"))
     config = PRESETS["small"]
@@ -144,12 +144,12 @@ def test_tables_behind_are_part_of_it() -> None:
 
 @pytest.mark.parametrize(("preset", "count"), [("tiny", 4), ("small", 4), ("default", 5)])
 @pytest.mark.parametrize("first", [False, True])
-def test_sums_behind_are_part_of_it(preset: str, count: int, first: bool) -> None:
-    """With steps in the other operand as in the result, where that is quicker by estimate."""
+def test_following_sums_are_fused(preset: str, count: int, first: bool) -> None:
+    """The other operand has the result's steps, and fusion is faster by estimate."""
     rng = np.random.default_rng(4)
     built = Builder(rng)
-    given, other = built.input((1, 4, 20, 24)), built.input((1, 8, 40, 48))
-    name = transposed(built, given, {"strides": [2, 2]}, (4, 8, 2, 2), bias=True, each=True)
+    arguments, other = built.input((1, 4, 20, 24)), built.input((1, 8, 40, 48))
+    name = conv_transpose(built, arguments, {"strides": [2, 2]}, (4, 8, 2, 2), bias=True, each=True)
     value = built.quantise(name, other.shape, 0.3, 3, False)
     total = built.add(*((value, other) if first else (other, value)), relu=True)
     graph = one_step.check(built.finish(total), rng, one_step.Tally(), preset)
@@ -161,7 +161,7 @@ def test_sums_behind_are_part_of_it(preset: str, count: int, first: bool) -> Non
 
 def cubes() -> onnx.ModelProto:
     built = builder()
-    name = transposed(built, source(built, (1, 2, 3, 4, 5)), {}, (2, 2, 1, 1, 1), bias=False, each=False)
+    name = conv_transpose(built, source(built, (1, 2, 3, 4, 5)), {}, (2, 2, 1, 1, 1), bias=False, each=False)
     return ended(built, name)
 
 
@@ -169,7 +169,7 @@ def far(stride: int) -> onnx.ModelProto:
     built = builder()
     return ended(
         built,
-        transposed(built, source(built), {"strides": [stride, 9]}, (4, 2, 2, 2), bias=False, each=False),
+        conv_transpose(built, source(built), {"strides": [stride, 9]}, (4, 2, 2, 2), bias=False, each=False),
     )
 
 

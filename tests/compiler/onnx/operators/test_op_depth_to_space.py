@@ -1,4 +1,4 @@
-"""DepthToSpace and SpaceToDepth: every constraint broken once, and which operators they become."""
+"""DepthToSpace and SpaceToDepth: every constraint violated once, and which operators they become."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of constant tables by indices that are inputs, against ONNX Runtime; and every constraint broken once."""
+"""Rows of constant tables by indices that are inputs, against ONNX Runtime; and every constraint violated once."""
 
 from __future__ import annotations
 
@@ -50,31 +50,29 @@ def table(built: Builder, shape: tuple[int, ...], kind: str) -> str:
 
 
 def feeds(model: onnx.ModelProto, rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
-    """Any index of a row, from the end or from the start."""
-    given = {}
+    arguments = {}
     for item in model.graph.input:
         shape = [size.dim_value for size in item.type.tensor_type.shape.dim]
         dtype = helper.tensor_dtype_to_np_dtype(item.type.tensor_type.elem_type)
-        given[item.name] = rng.integers(-rows, rows, shape).astype(dtype)
-    return given
+        arguments[item.name] = rng.integers(-rows, rows, shape).astype(dtype)
+    return arguments
 
 
 def check(model: onnx.ModelProto, given: dict[str, np.ndarray], scale: float) -> np.ndarray:
-    """On the device as a whole; how many steps it is from ONNX Runtime."""
     graph = import_model(model, config=CONFIG)
     assert any(isinstance(op, Embedding) for op in device_ops(graph)), on_host(graph)
     assert not on_host(graph)
-    (wanted,) = plain_session(model).run(None, given)
-    (found,) = run_graph(graph, given).values()
-    assert found.dtype == wanted.dtype
-    assert found.shape == wanted.shape
-    return np.abs(np.rint((found.astype(np.float64) - wanted) / scale))
+    (expected,) = plain_session(model).run(None, given)
+    (actual,) = run_graph(graph, given).values()
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    return np.abs(np.rint((actual.astype(np.float64) - expected) / scale))
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "each row", "each column", "floats"])
 def test_random(kind: str) -> None:
     """Indices of any shape, rows of one or two dimensions, results of 8 and 16 bits."""
-    found: list[np.ndarray] = []
+    result: list[np.ndarray] = []
     for seed in range(16):
         rng = np.random.default_rng(seed)
         built = Builder(rng, 21, int(rng.choice([8, 8, 16])))
@@ -86,10 +84,10 @@ def test_random(kind: str) -> None:
         value = built.node("Gather", [table(built, shape, kind), indices(built, at, dtype)], axis=axis)
         value = built.node("Relu", [value]) if rng.random() < 0.3 else value
         scale, zero, unsigned = built.parameters()
-        made = built.quantise(value, (*at, *shape[1:]), scale, zero, unsigned)
-        model = built.finish(made)
-        found.append(check(model, feeds(model, rng, shape[0]), float(made.exact[0])).reshape(-1))
-    apart = np.concatenate(found)
+        produced = built.quantise(value, (*at, *shape[1:]), scale, zero, unsigned)
+        model = built.finish(produced)
+        result.append(check(model, feeds(model, rng, shape[0]), float(produced.exact[0])).reshape(-1))
+    apart = np.concatenate(result)
     assert apart.max() <= 1
     assert apart.mean() < 0.01, "all but ties of float32"
 
@@ -128,7 +126,6 @@ def encoder(built: Builder, at: tuple[int, int], rows: int, width: int) -> onnx.
 
 @pytest.mark.parametrize(("on", "preset"), [("rtl", "small"), ("golden", "default"), ("golden", "large")])
 def test_programs(on: str, preset: str, tmp_path: Path) -> None:
-    """All of an encoder's start on the device: what crosses are indices. Saved and loaded, and run twice."""
     rng, rows = np.random.default_rng(2), 2
     built = Builder(rng)
     model = encoder(built, (2, 11), rows, 40)
@@ -136,20 +133,20 @@ def test_programs(on: str, preset: str, tmp_path: Path) -> None:
     assert not [row for row in program.assignment if row[2] == "host" and "graph boundary" not in row[3]]
     program.save(tmp_path / "program")
     for _ in range(2):
-        given = feeds(model, rng, rows)
-        (found,) = (
+        inputs = feeds(model, rng, rows)
+        (outputs,) = (
             weft.load(tmp_path / "program")
-            .run(given, on, stall_seed=3 if on == "rtl" else None)
+            .run(inputs, on, stall_seed=3 if on == "rtl" else None)
             .outputs.values()
         )
-        (wanted,) = plain_session(model).run(None, given)
-        assert np.abs(found - wanted).max() <= 2 * np.abs(np.diff(np.unique(wanted))).min()
+        (expected,) = plain_session(model).run(None, inputs)
+        assert np.abs(outputs - expected).max() <= 2 * np.abs(np.diff(np.unique(expected))).min()
     if on == "rtl":
-        again = program.run(given, "golden").outputs.values()
-        assert np.array_equal(found, next(iter(again)))
+        again = program.run(inputs, "golden").outputs.values()
+        assert np.array_equal(outputs, next(iter(again)))
         with pytest.raises(CompileError, match=r"has index 2 at \[0, 4\], but the table has 2 rows"):
             program.run(
-                {name: np.where(np.indices(value.shape).sum(0) == 4, 2, 0) for name, value in given.items()}
+                {name: np.where(np.indices(value.shape).sum(0) == 4, 2, 0) for name, value in inputs.items()}
             )
 
 
@@ -159,10 +156,10 @@ def test_sequential_core(on: str) -> None:
     built, rng = builder(), np.random.default_rng(6)
     value = built.node("Gather", [table(built, (9, 11), "uint8"), indices(built, (7,))])
     model = built.finish(built.quantise(value, (7, 11), 0.07, 5, False))
-    program, given = weft.compile(model, "icebreaker"), feeds(model, rng, 9)
-    (found,) = program.run(given, on).outputs.values()
-    (wanted,) = plain_session(model).run(None, given)
-    assert np.abs(np.rint((found - wanted) / 0.07)).max() <= 1
+    program, inputs = weft.compile(model, "icebreaker"), feeds(model, rng, 9)
+    (outputs,) = program.run(inputs, on).outputs.values()
+    (expected,) = plain_session(model).run(None, inputs)
+    assert np.abs(np.rint((outputs - expected) / 0.07)).max() <= 1
 
 
 def test_one_input_for_two_tables() -> None:
@@ -170,17 +167,17 @@ def test_one_input_for_two_tables() -> None:
     rng = np.random.default_rng(7)
     built = Builder(rng)
     name = indices(built, (3, 4))
-    made = [
+    result = [
         built.quantise(built.node("Gather", [table(built, shape, "int8"), name]), (3, 4, shape[1]), 0.05, 0, False)
         for shape in ((9, 8), (5, 8), (5, 12))
     ]  # fmt: skip
-    joined = built.node("Concat", [built.dequantise(item) for item in made], axis=-1)
+    joined = built.node("Concat", [built.dequantise(item) for item in result], axis=-1)
     model = built.finish(built.quantise(joined, (3, 4, 28), 0.05, 0, False))
-    given = {name: rng.integers(-5, 5, (3, 4))}
-    assert check(model, given, 0.05).max() <= 1
+    inputs = {name: rng.integers(-5, 5, (3, 4))}
+    assert check(model, inputs, 0.05).max() <= 1
 
 
-def refused(shape: tuple[int, ...] = (4, 6), **attributes: object) -> onnx.ModelProto:
+def lookup(shape: tuple[int, ...] = (4, 6), **attributes: object) -> onnx.ModelProto:
     built = builder()
     value = built.node("Gather", [table(built, shape, "int8"), indices(built, (2, 3))], **attributes)
     return built.finish(built.quantise(value, built.shape_of(value), 0.1, 0, False))
@@ -200,7 +197,7 @@ def many() -> onnx.ModelProto:
 
 
 CASES: dict[str, Case] = {
-    "columns": (lambda: refused(axis=1), "Gather", rows_constant),
+    "columns": (lambda: lookup(axis=1), "Gather", rows_constant),
     "many rows": (many, "Gather", table_size),
 }
 
@@ -211,7 +208,7 @@ def test_fallback(name: str) -> None:
 
 
 def test_without_softmax() -> None:
-    check_fallback((refused, "Gather", softmax_unit), probability_bits=0)
+    check_fallback((lookup, "Gather", softmax_unit), probability_bits=0)
 
 
 def test_of_no_constant() -> None:

@@ -1,4 +1,4 @@
-"""InstanceNormalization and GroupNormalization against ONNX Runtime, and every constraint broken once."""
+"""InstanceNormalization and GroupNormalization against ONNX Runtime, and every constraint violated once."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def model_of(rng: np.random.Generator, op: str) -> tuple[onnx.ModelProto, float]
     value = built.node(op, names, epsilon=float(rng.choice([1e-5, 1e-2])), **more)
     _, zero, unsigned = built.parameters()
     scale = float(np.float32(rng.uniform(0.02, 0.06)))
-    return typed(built.finish(built.quantise(value, shape, scale, zero, unsigned)), value, shape), scale
+    return add_shape(built.finish(built.quantise(value, shape, scale, zero, unsigned)), value, shape), scale
 
 
-def typed(model: onnx.ModelProto, value: str, shape: tuple[int, ...]) -> onnx.ModelProto:
-    """With the shape of a value, which onnx does not find for GroupNormalization."""
+def add_shape(model: onnx.ModelProto, value: str, shape: tuple[int, ...]) -> onnx.ModelProto:
+    """Add the output's shape, which onnx does not infer for GroupNormalization."""
     model.graph.value_info.append(onnx.helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, shape))
     return model
 
@@ -56,9 +56,9 @@ def test_random_shapes(op: str) -> None:
         feeds = {model.graph.input[0].name: rng.normal(0, 3, shape).astype(np.float32)}
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        wanted = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
-        given = run_graph(graph, feeds)[model.graph.output[0].name]
-        difference = np.rint((given - wanted) / scale)
+        expected = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
+        outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        difference = np.rint((outputs - expected) / scale)
         assert np.abs(difference).max() <= 1, seed
         wrong += int((difference != 0).sum())
         total += difference.size
@@ -76,19 +76,19 @@ def normal(
         name = built.constant(np.full(channels, weight, np.float32))
     names = [value, name, built.constant(np.zeros(channels, np.float32))]
     if groups:
-        made = built.node("GroupNormalization", names, num_groups=groups)
-        return typed(built.finish(built.quantise(made, shape, 0.1, 0, False)), made, shape)
+        result = built.node("GroupNormalization", names, num_groups=groups)
+        return add_shape(built.finish(built.quantise(result, shape, 0.1, 0, False)), result, shape)
     return ended(built, built.node("InstanceNormalization", names))
 
 
-def unquantised() -> onnx.ModelProto:
+def leave_in_float() -> onnx.ModelProto:
     built = builder()
     value = built.node("Cos", [built.node("Softmax", [built.dequantise(source(built))], axis=2)])
     constants = [built.constant(np.ones(4, np.float32)) for _ in range(2)]
     return ended(built, built.node("InstanceNormalization", [value, *constants]))
 
 
-def shuffled() -> onnx.ModelProto:
+def shuffle_channels() -> onnx.ModelProto:
     def then(built: Builder, value: str) -> str:
         constants = [built.constant(np.ones(built.shape_of(value)[1], np.float32)) for _ in range(2)]
         return built.node("InstanceNormalization", [value, *constants])
@@ -98,9 +98,9 @@ def shuffled() -> onnx.ModelProto:
 
 OP = "InstanceNormalization"
 CASES: dict[str, Case] = {
-    "input that is not quantised": (unquantised, OP, input_quantised),
+    "input that is not quantised": (leave_in_float, OP, input_quantised),
     "volume": (lambda: normal((1, 4, 2, 3, 3)), OP, group_image),
-    "axes that are mixed": (shuffled, OP, image_order),
+    "axes that are mixed": (shuffle_channels, OP, image_order),
     "weights that are an input": (lambda: normal(weight="input"), OP, group_constants),
     "weights that are not finite": (lambda: normal(weight=np.nan), OP, group_constants),
     "groups of three": (lambda: normal((1, 6, 4, 4), groups=2), "GroupNormalization", group_size),

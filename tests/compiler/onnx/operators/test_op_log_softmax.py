@@ -1,4 +1,4 @@
-"""LogSoftmax against ONNX Runtime, and every constraint broken once."""
+"""LogSoftmax against ONNX Runtime, and every constraint violated once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of one value: every constraint broken once, and the reason that is given for it."""
+"""Functions of one value: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_without_tables() -> None:
     assert reasons[product] == reasons[sigmoid] == sentence(tables)
 
 
-def test_numbers_of_which_a_function_makes_none() -> None:
+def test_inputs_without_a_result_are_named() -> None:
     """The first and the last that the value can have, as the model has them."""
     chain = Chain(0.5, 100)
     model = chain.ended(chain.apply("Tanh", chain.apply("Sqrt", chain.value)))
@@ -74,25 +74,25 @@ def test_numbers_of_which_a_function_makes_none() -> None:
 def test_the_reason_is_that_of_the_nearest_value() -> None:
     """A function of several values that is no number of any of them."""
 
-    def given(*causes: str) -> NodeContext:
-        """With a function for each cause why it is no number; "" if it is one."""
+    def results_of(*causes: str) -> NodeContext:
+        """Function results with the cause of each invalid result; "" if valid."""
         entries = (SimpleNamespace(is_defined=not cause, cause=cause) for cause in causes)
         return cast(
             NodeContext, SimpleNamespace(functions=[SimpleNamespace(entries=item) for item in entries])
         )
 
-    assert numbers(given("near", "far")) == "near"
-    assert numbers(given("near", "")) is None
+    assert numbers(results_of("near", "far")) == "near"
+    assert numbers(results_of("near", "")) is None
 
 
-def test_what_is_not_chosen_need_be_no_number() -> None:
+def test_unselected_values_may_be_nan() -> None:
     chain = Chain()
     positive = chain.apply("Greater", chain.value, 0.0)
     model = chain.ended(chain.apply("Where", positive, chain.apply("Log", chain.value), chain.number(0.0)))
     assert on_host(check(model, chain.feeds)) == {}
 
 
-def test_a_rounded_value_that_was_no_number_is_none() -> None:
+def test_rounded_nan_stays_on_the_host() -> None:
     """Its bytes are whatever the host makes of it; the host keeps that, and the device goes on from there."""
     chain = Chain()
     value = chain.rounded(chain.apply("Log", chain.value))

@@ -1,4 +1,4 @@
-"""LRN against ONNX Runtime, or what ONNX says where that departs from it, and every constraint broken once."""
+"""LRN against ONNX Runtime, or what ONNX says where that departs from it, and every constraint violated once."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from weft.compiler.onnx.operators.norms import (
 from weft.hdl.isa.config import PRESETS
 
 
-def drawn(
+def draw_model(
     rng: np.random.Generator, shape: tuple[int, ...], *, even: bool
 ) -> tuple[onnx.ModelProto, dict[str, Any], float]:
-    """A model of one LRN, behind a convolution or of an input, with its attributes and the scale of its output."""
+    """Draw an LRN after a convolution or an input, its attributes, and its output scale."""
     built = Builder(rng)
     given = built.input(shape)
     if len(shape) == 4 and rng.random() < 0.4:
@@ -63,30 +63,29 @@ def feeds_of(
 def steps_off(model: onnx.ModelProto, feeds: dict[str, np.ndarray], scale: float) -> np.ndarray:
     graph = import_model(model)
     assert not on_host(graph)
-    (found,) = run_graph(graph, feeds).values()
-    (wanted,) = plain_session(model).run(None, feeds)
-    return np.rint(np.abs(found - wanted) / scale)
+    (actual,) = run_graph(graph, feeds).values()
+    (expected,) = plain_session(model).run(None, feeds)
+    return np.rint(np.abs(actual - expected) / scale)
 
 
 def test_random() -> None:
-    """All on the device, and at most one step from ONNX Runtime."""
     wrong = total = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
         shape = tuple(int(rng.integers(1, most)) for most in (3, 50, 7, 7))
-        model, _, scale = drawn(rng, shape, even=False)
+        model, _, scale = draw_model(rng, shape, even=False)
         off = steps_off(model, feeds_of(model, rng, shape), scale)
         assert off.max() <= 1, seed
         wrong, total = wrong + int(off.sum()), total + off.size
     assert wrong < 0.03 * total
 
 
-def test_what_onnx_runtime_refuses() -> None:
-    """Windows of even size, with one more of the channels behind than of those before, and rows."""
+def test_forms_that_onnx_runtime_refuses() -> None:
+    """Windows of even size, with one more channel after the centre than before, and rows."""
     for seed in range(12):
         rng = np.random.default_rng(seed)
         shape = (1, int(rng.integers(2, 30)), 3, 4) if seed % 2 else (2, int(rng.integers(2, 30)), 5)
-        model, used, scale = drawn(rng, shape, even=bool(seed % 3))
+        model, used, scale = draw_model(rng, shape, even=bool(seed % 3))
         feeds = feeds_of(model, rng, shape)
         plain = onnx.ModelProto()
         plain.CopyFrom(model)
@@ -99,15 +98,14 @@ def test_what_onnx_runtime_refuses() -> None:
         exact = x / (used["bias"] + used["alpha"] / used["size"] * sums) ** used["beta"]
         graph = import_model(model)
         assert not on_host(graph)
-        (found,) = run_graph(graph, feeds).values()
+        (actual,) = run_graph(graph, feeds).values()
         zero = _zero(model)
         low = -128 if zero.dtype == np.int8 else 0
-        wanted = np.clip(np.rint(exact / scale) + zero, low, low + 255)
-        assert np.abs(np.rint(found / scale) + zero - wanted).max() <= 1, seed
+        expected = np.clip(np.rint(exact / scale) + zero, low, low + 255)
+        assert np.abs(np.rint(actual / scale) + zero - expected).max() <= 1, seed
 
 
 def _without(model: onnx.ModelProto, node: onnx.NodeProto) -> onnx.ModelProto:
-    """What comes before a node."""
     kept = list(model.graph.node)[: list(model.graph.node).index(node)]
     del model.graph.node[:]
     model.graph.node.extend(kept)
@@ -121,16 +119,16 @@ def _zero(model: onnx.ModelProto) -> np.ndarray:
 
 @pytest.mark.parametrize("preset", ["tiny", "default"])
 def test_programs(preset: str) -> None:
-    """On the golden interpreter it is what the micro-ops make."""
+    """The golden interpreter equals the micro-ops."""
     config = PRESETS[preset].replace(kernel=64)
     for seed in range(3):
         rng = np.random.default_rng([seed, 5])
         shape = (1, int(rng.integers(3, 40)), 5, 6)
-        model, _, _ = drawn(rng, shape, even=False)
+        model, _, _ = draw_model(rng, shape, even=False)
         feeds = feeds_of(model, rng, shape)
-        (found,) = weft.compile(model, config).run(feeds).outputs.values()
-        (wanted,) = run_graph(import_model(model, config=config), feeds).values()
-        assert np.array_equal(found, wanted), seed
+        (outputs,) = weft.compile(model, config).run(feeds).outputs.values()
+        (expected,) = run_graph(import_model(model, config=config), feeds).values()
+        assert np.array_equal(outputs, expected), seed
 
 
 def of(shape: tuple[int, ...] = (1, 8, 3, 3), **attributes: float) -> onnx.ModelProto:
@@ -145,8 +143,8 @@ def floats() -> onnx.ModelProto:
     return ended(built, built.node("LRN", [value], size=3))
 
 
-def crossed() -> onnx.ModelProto:
-    """Pixels of a convolution as channels."""
+def exchange_axes() -> onnx.ModelProto:
+    """Take a convolution's pixels as channels."""
     return mixed(lambda built, value: built.node("LRN", [value], size=3), (MANY, MANY, 1, 1))
 
 
@@ -154,7 +152,7 @@ CASES: dict[str, Case] = {
     "floats": (floats, "LRN", input_quantised),
     "power above 1": (lambda: of(beta=1.5), "LRN", response_power),
     "large squares": (lambda: of(alpha=1e6), "LRN", response_range),
-    "axes that take too many copies": (crossed, "LRN", response_order),
+    "axes that take too many copies": (exchange_axes, "LRN", response_order),
     "many channels": (lambda: of((1, 40000, 1, 1)), "LRN", response_length),
 }
 

@@ -1,4 +1,4 @@
-"""Gemm and MatMul: every constraint broken once, and the reason that is given for it."""
+"""Gemm and MatMul: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.compiler.onnx.operators.multiply import (
 )
 
 
-def biased(bias: str) -> onnx.ModelProto:
+def add_bias(bias: str) -> onnx.ModelProto:
     built = builder()
     value = built.dequantise(source(built, (4, 4)))
     weight, _ = built.weight((4, 4), 1, per_channel=True, unsigned=False)
@@ -37,9 +37,9 @@ def product(built: Builder, value: str) -> str:
 CASES: dict[str, Case] = {
     "transA": (lambda: dense(shape=(4, 2), transA=1), "Gemm", plain_product),
     "alpha": (lambda: dense(alpha=0.5), "Gemm", plain_product),
-    "bias from an input": (lambda: biased("input"), "Gemm", bias_constant),
-    "bias for each row": (lambda: biased("matrix"), "Gemm", bias_constant),
-    "bias in a column": (lambda: biased("column"), "Gemm", bias_constant),
+    "bias from an input": (lambda: add_bias("input"), "Gemm", bias_constant),
+    "bias for each row": (lambda: add_bias("matrix"), "Gemm", bias_constant),
+    "bias in a column": (lambda: add_bias("column"), "Gemm", bias_constant),
     "product of a vector": (lambda: dense("MatMul", (4,)), "MatMul", product_input),
     "rows of mixed axes": (lambda: mixed(product, (MANY, MANY)), "MatMul", row_order),
 }

@@ -1,4 +1,4 @@
-"""Reshapes and transposes: every constraint broken once, and the reason that is given for it."""
+"""Reshapes and transposes: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def convolution(
     return ended(built, built.node("Conv", [value, name], **attributes))
 
 
-def swapped() -> onnx.ModelProto:
+def swap_axes() -> onnx.ModelProto:
     """A transpose that no convolution reads, of too many rows and columns to copy them one by one."""
     built = builder()
     value = built.conv(source(built, (1, 1, MANY, MANY)), 1, (1, 1))
@@ -37,13 +37,12 @@ def swapped() -> onnx.ModelProto:
 
 
 def mixed_transpose() -> onnx.ModelProto:
-    """Of a convolution's result that was reshaped to an axis across two of its own."""
-    shape, given = (1, 2, MANY * MANY), (1, MANY, 34, 17)
-    return mixed(lambda built, value: built.node("Transpose", [value], perm=[0, 2, 1]), shape, given)
+    shape, arguments = (1, 2, MANY * MANY), (1, MANY, 34, 17)
+    return mixed(lambda built, value: built.node("Transpose", [value], perm=[0, 2, 1]), shape, arguments)
 
 
 CASES: dict[str, Case] = {
-    "transpose": (swapped, "Transpose", transposable),
+    "transpose": (swap_axes, "Transpose", transposable),
     "transpose of mixed axes": (mixed_transpose, "Transpose", transposable),
 }
 

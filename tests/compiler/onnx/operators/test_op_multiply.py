@@ -1,4 +1,4 @@
-"""Mul and Div: every constraint broken once, and the reason that is given for it."""
+"""Mul and Div: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.compiler.onnx.conditions import multipliers
 from weft.compiler.onnx.operators.multiply import MULTIPLY_OPERATORS, divisible, multipliable, pairs
 
 
-def divided(divisor: str) -> onnx.ModelProto:
+def divide(divisor: str) -> onnx.ModelProto:
     built = builder()
     value = built.dequantise(source(built))
     name = {
@@ -21,7 +21,7 @@ def divided(divisor: str) -> onnx.ModelProto:
     return ended(built, built.node("Div", [value, name]))
 
 
-def unquantised() -> onnx.ModelProto:
+def leave_in_float() -> onnx.ModelProto:
     built = builder()
     other = built.node("Cos", [built.node("Softmax", [built.dequantise(source(built))], axis=2)])
     return ended(built, built.node("Mul", [built.dequantise(source(built)), other]))
@@ -29,8 +29,8 @@ def unquantised() -> onnx.ModelProto:
 
 CASES: dict[str, Case] = {
     "constant that is not finite": (lambda: with_constant("Mul", (1, 4), (4,), np.nan), "Mul", multipliable),
-    "division by zero": (lambda: divided("zero"), "Div", divisible),
-    "product of a value and an input": (unquantised, "Mul", multipliable),
+    "division by zero": (lambda: divide("zero"), "Div", divisible),
+    "product of a value and an input": (leave_in_float, "Mul", multipliable),
     "channels that repeat": (lambda: two("Mul", (2, 4), (2, 1)), "Mul", pairs),
 }
 

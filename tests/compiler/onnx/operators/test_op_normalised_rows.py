@@ -65,7 +65,6 @@ class Writer:
         return self.built.node("Pow", [value, self.number(2.0)])
 
     def divided(self, value: str, number: str) -> str:
-        """By the root of a number."""
         way, node = self.rng.integers(5), self.built.node
         if way == 4:
             return self.either("Mul", value, node("Pow", [number, self.number(-0.5)]))
@@ -128,8 +127,8 @@ class Writer:
         return norm
 
 
-def drawn(rng: np.random.Generator) -> tuple[Shape, list[int]]:
-    """A shape, and the axes of its rows."""
+def draw_shape(rng: np.random.Generator) -> tuple[Shape, list[int]]:
+    """Draw a shape, and the axes of its rows."""
     if rng.random() < 0.3:  # images, channels of which are normalised
         return (
             int(rng.integers(1, 3)),
@@ -143,10 +142,12 @@ def drawn(rng: np.random.Generator) -> tuple[Shape, list[int]]:
     return shape, [axis - len(shape) for axis in axes] if rng.integers(2) else axes
 
 
-def written(rng: np.random.Generator, kind: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], float]:
-    """A model of a normalisation in float between two quantised values, an input, and the output's scale."""
+def decomposed_model(
+    rng: np.random.Generator, kind: str
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray], float]:
+    """Model of a float normalisation between two quantised values: model, input, and output scale."""
     built = Builder(rng, int(rng.choice([13, 17, 18, 21])))
-    shape, axes = drawn(rng)
+    shape, axes = draw_shape(rng)
     x = built.input(shape)
     writer = Writer(built, shape, [axis % len(shape) for axis in axes])
     value = getattr(writer, kind)(built.dequantise(x))
@@ -177,13 +178,13 @@ def test_in_float(kind: str) -> None:
     wrong = total = 0
     for seed in range(40):
         rng = np.random.default_rng([seed, len(kind), ord(kind[1])])
-        model, feeds, scale = written(rng, kind)
+        model, feeds, scale = decomposed_model(rng, kind)
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), (seed, on_host(graph))
         assert kinds_of(graph) == ["RowShare" if kind == "l1" else "LayerNorm"], seed
-        wanted = reference(model, feeds)
-        given = run_graph(graph, feeds)[model.graph.output[0].name]
-        difference = np.rint((given - wanted) / scale)
+        expected = reference(model, feeds)
+        outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        difference = np.rint((outputs - expected) / scale)
         assert np.abs(difference).max() <= 1, seed
         wrong, total = wrong + int((difference != 0).sum()), total + difference.size
     assert wrong < 0.05 * total
@@ -193,7 +194,7 @@ def test_in_float(kind: str) -> None:
 def test_lp_normalization(p: int) -> None:
     for seed in range(20):
         rng = np.random.default_rng([seed, p])
-        built, (shape, axes) = Builder(rng, int(rng.choice([13, 22]))), drawn(rng)
+        built, (shape, axes) = Builder(rng, int(rng.choice([13, 22]))), draw_shape(rng)
         x = built.input(shape)
         value = built.node("LpNormalization", [built.dequantise(x)], axis=axes[-1], p=p)
         scale = float(np.float32(0.02 / shape[axes[-1]] ** (1 / p)))
@@ -201,14 +202,14 @@ def test_lp_normalization(p: int) -> None:
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), seed
         feeds = {built.inputs[0].name: rng.normal(0, 2, shape).astype(np.float32)}
-        wanted = reference(model, feeds)
-        given = run_graph(graph, feeds)[model.graph.output[0].name]
-        assert np.abs(np.rint((given - wanted) / scale)).max() <= 1, seed
+        expected = reference(model, feeds)
+        outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        assert np.abs(np.rint((outputs - expected) / scale)).max() <= 1, seed
 
 
 @pytest.mark.parametrize("way", ["sqrt", "inverse", "power"])
 def test_root_of_a_number_that_is_quantised(way: str) -> None:
-    """What is added behind a DequantizeLinear counts, and so do constants behind the quotient."""
+    """An addend after DequantizeLinear counts, and so do constants after the quotient."""
     for seed in range(12):
         rng = np.random.default_rng([seed, len(way)])
         built, shape = Builder(rng), (int(rng.integers(1, 9)), int(rng.integers(2, 50)))
@@ -226,16 +227,16 @@ def test_root_of_a_number_that_is_quantised(way: str) -> None:
             quotient = built.node(
                 "Mul", [names[0], built.node("Pow", [value, built.constant(np.float32(-0.5))])]
             )
-        made = built.node("Add", [quotient, built.constant(rng.normal(0, 1, shape[1]).astype(np.float32))])
-        model = built.finish(built.quantise(made, shape, 0.05, 0, False))
+        result = built.node("Add", [quotient, built.constant(rng.normal(0, 1, shape[1]).astype(np.float32))])
+        model = built.finish(built.quantise(result, shape, 0.05, 0, False))
         graph = import_model(model, config=Config(kernel=64))
         assert kinds_of(graph) == ["RowScale"], seed
         feeds = {
             built.inputs[0].name: rng.normal(0, 1, shape).astype(np.float32),
             built.inputs[1].name: rng.uniform(0, 4, (shape[0], 1)).astype(np.float32),
         }
-        given = run_graph(graph, feeds)[model.graph.output[0].name]
-        assert np.abs(np.rint((given - reference(model, feeds)) / 0.05)).max() <= 1, seed
+        outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        assert np.abs(np.rint((outputs - reference(model, feeds)) / 0.05)).max() <= 1, seed
 
 
 @pytest.mark.parametrize("way", ["as it is", "expanded", "as columns", "in order"])
@@ -254,8 +255,8 @@ def test_numbers_of_other_rows(way: str) -> None:
     graph = import_model(model, config=Config(kernel=64))
     assert kinds_of(graph) == (["LayerNorm"] if way == "in order" else [])
     feeds = {built.inputs[0].name: built.rng.normal(0, 1, (5, 5)).astype(np.float32)}
-    given = run_graph(graph, feeds)[model.graph.output[0].name]
-    assert np.abs(np.rint((given - reference(model, feeds)) / 0.01)).max() <= 1
+    outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+    assert np.abs(np.rint((outputs - reference(model, feeds)) / 0.01)).max() <= 1
 
 
 class Samples(CalibrationDataReader):  # type: ignore[misc]
@@ -292,8 +293,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantised_by_onnx_runtime(kind: str, options: str, tmp_path: Path) -> None:
-    """All of it runs on the device, with every rounding of the model, whatever ONNX Runtime's quantiser leaves in
-    float."""
     for seed in range(3):
         rng = np.random.default_rng([seed, len(options), ord(kind[0]), ord(kind[1])])
         paths = tmp_path / "float.onnx", tmp_path / "quantised.onnx"
@@ -304,19 +303,19 @@ def test_quantised_by_onnx_runtime(kind: str, options: str, tmp_path: Path) -> N
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), on_host(graph)
         assert any(isinstance(op, RowOp) for segment in graph.segments for op in getattr(segment, "ops", ()))
-        wanted = reference(model, samples[0])
+        expected = reference(model, samples[0])
         (name,) = (item.name for item in model.graph.output)
         steps = [
             numpy_helper.to_array(item) for item in model.graph.initializer if item.name == f"{name}_scale"
         ]
-        difference = np.rint((run_graph(graph, samples[0])[name] - wanted) / float(steps[0]))
+        difference = np.rint((run_graph(graph, samples[0])[name] - expected) / float(steps[0]))
         assert np.abs(difference).max() <= 2, (
             seed
         )  # a step of what the last product reads may be more of its own
         assert (difference != 0).mean() < 0.2
 
 
-def refused(build: Callable[[Builder, str], str]) -> onnx.ModelProto:
+def end_model(build: Callable[[Builder, str], str]) -> onnx.ModelProto:
     """Nodes behind a quantised value of (2, 3, 8), which end the model."""
     built = builder()
     return ended(built, build(built, built.dequantise(source(built, (2, 3, 8)))))
@@ -327,7 +326,6 @@ def mean(built: Builder, value: str, axis: int = -1) -> str:
 
 
 def other_mean() -> onnx.ModelProto:
-    """Of another value with the same parameters."""
     built = builder()
     first, other = (built.input((2, 3, 8)) for _ in range(2))
     x = built.dequantise(first)
@@ -339,19 +337,19 @@ def sum_taken_off() -> onnx.ModelProto:
     def build(built: Builder, x: str) -> str:
         return built.node("Sub", [x, built.node("ReduceSum", [x, built.constant(np.array([-1], np.int64))])])
 
-    return refused(build)
+    return end_model(build)
 
 
-def cubed() -> onnx.ModelProto:
+def cube() -> onnx.ModelProto:
     def build(built: Builder, x: str) -> str:
         centred = built.node("Sub", [x, mean(built, x)])
         return mean(built, built.node("Pow", [centred, built.constant(np.float32(3))]))
 
-    return refused(build)
+    return end_model(build)
 
 
 def times_mean() -> onnx.ModelProto:
-    return refused(lambda built, x: built.node("Mul", [x, mean(built, x)]))
+    return end_model(lambda built, x: built.node("Mul", [x, mean(built, x)]))
 
 
 def quantised_squares() -> onnx.ModelProto:
@@ -359,7 +357,7 @@ def quantised_squares() -> onnx.ModelProto:
         centred = built.node("Sub", [x, mean(built, x)])
         return built.node("Mul", [centred, centred])
 
-    return refused(build)
+    return end_model(build)
 
 
 def by_elements() -> onnx.ModelProto:
@@ -369,7 +367,7 @@ def by_elements() -> onnx.ModelProto:
         centred = built.node("Sub", [x, mean(built, x)])
         return built.node("Mul", [centred, built.dequantise(source(built, (2, 3, 8)))])
 
-    return refused(build)
+    return end_model(build)
 
 
 def constants_by_row() -> onnx.ModelProto:
@@ -378,7 +376,7 @@ def constants_by_row() -> onnx.ModelProto:
         normal = built.node("LayerNormalization", [x, weight], axis=-1)
         return built.node("Mul", [normal, built.constant(np.ones((2, 3, 1), np.float32))])
 
-    return refused(build)
+    return end_model(build)
 
 
 def mixed_axes() -> onnx.ModelProto:
@@ -397,7 +395,7 @@ def lp(shape: Shape, axis: int, *, quantised: bool = True) -> onnx.ModelProto:
 CASES: dict[str, Case] = {
     "mean of something else": (other_mean, "Sub", row_mean),
     "sum that is taken off": (sum_taken_off, "Sub", row_mean),
-    "distances to the third power": (cubed, "Pow", row_square),
+    "distances to the third power": (cube, "Pow", row_square),
     "rows times their mean": (times_mean, "Mul", row_norm),
     "squares that are quantised": (quantised_squares, "QuantizeLinear", elements_plain),
     "distances times elements": (by_elements, "Mul", row_factor),
@@ -424,9 +422,9 @@ def test_other_norm_on_wide_vectors() -> None:
         centred = built.node("Sub", [x, mean(built, x)])
         return built.node("Div", [centred, built.node("Sqrt", [mean(built, built.node("Mul", [x, x]))])])
 
-    case: Case = (lambda: refused(build), "Div", norm_room)
+    case: Case = (lambda: end_model(build), "Div", norm_room)
     check_fallback(case, kernel=64, n=32, bus_bytes=32)
-    assert not on_host(import_model(refused(build), config=Config(kernel=128, n=32, bus_bytes=32)))
+    assert not on_host(import_model(end_model(build), config=Config(kernel=128, n=32, bus_bytes=32)))
 
 
 @pytest.mark.parametrize(

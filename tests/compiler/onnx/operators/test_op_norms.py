@@ -1,4 +1,4 @@
-"""LayerNormalization and RMSNormalization against ONNX Runtime and onnx, and every constraint broken once."""
+"""LayerNormalization and RMSNormalization against ONNX Runtime and onnx, and every constraint violated once."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_random_shapes(op: str) -> None:
         graph = import_model(model)
         assert not on_host(graph), (seed, shape, axis)
         feeds = {item.name: rng.normal(0, 3, shape).astype(np.float32) for item in model.graph.input}
-        wanted = ReferenceEvaluator(model).run(None, feeds)[0]
-        given = run_graph(graph, feeds)[model.graph.output[0].name]
-        difference = np.rint((given - wanted) / scale)
+        expected = ReferenceEvaluator(model).run(None, feeds)[0]
+        outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        difference = np.rint((outputs - expected) / scale)
         assert np.abs(difference).max() <= 1, (seed, shape, axis)
         wrong += int((difference != 0).sum())
         total += difference.size
@@ -78,11 +78,11 @@ def normal(
     else:
         name = built.constant(np.full(size, weight, np.float32))
     more = [] if bias is None else [built.constant(np.full(size, bias, np.float32))]
-    made = built.node("LayerNormalization", [value, name, *more], axis=axis)
+    result = built.node("LayerNormalization", [value, name, *more], axis=axis)
     if outputs > 1:
         built.nodes[-1].output.append("mean")
-        made = built.node("Add", [made, "mean"])
-    return ended(built, made)
+        result = built.node("Add", [result, "mean"])
+    return ended(built, result)
 
 
 def channels_first() -> onnx.ModelProto:
@@ -95,7 +95,7 @@ def channels_first() -> onnx.ModelProto:
     return mixed(then)
 
 
-def unquantised() -> onnx.ModelProto:
+def leave_in_float() -> onnx.ModelProto:
     built = builder()
     value = built.node("Cos", [built.node("Softmax", [built.dequantise(source(built))], axis=2)])
     return ended(
@@ -104,7 +104,7 @@ def unquantised() -> onnx.ModelProto:
 
 
 CASES: dict[str, Case] = {
-    "input that is not quantised": (unquantised, "LayerNormalization", input_quantised),
+    "input that is not quantised": (leave_in_float, "LayerNormalization", input_quantised),
     "weights that are an input": (lambda: normal(weight="input"), "LayerNormalization", normal_constants),
     "weights that are not finite": (lambda: normal(weight=np.inf), "LayerNormalization", normal_constants),
     "bias that is not finite": (lambda: normal(bias=np.nan), "LayerNormalization", normal_constants),

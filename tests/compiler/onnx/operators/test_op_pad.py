@@ -1,4 +1,4 @@
-"""Pad: every constraint broken once, values that are filled in, and padding that convolutions take over."""
+"""Pad: every constraint violated once, values that are filled in, and padding that convolutions take over."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ from weft.hdl.isa.config import PRESETS
 AROUND = (0, 0, 1, 2, 0, 0, 2, 1)
 
 
-def padded(
+def pad(
     built: Builder,
     value: str,
     pads: tuple[int, ...] = AROUND,
     fill: float | None = None,
     mode: str = "constant",
 ) -> str:
-    given = [] if fill is None else [built.constant(np.float32(fill))]
-    return built.node("Pad", [value, integers(built, *pads), *given], mode=mode)
+    constants = [] if fill is None else [built.constant(np.float32(fill))]
+    return built.node("Pad", [value, integers(built, *pads), *constants], mode=mode)
 
 
 def of(pads: tuple[int, ...] = AROUND, fill: float | None = None, *, mode: str = "constant", before: str = "",
        same: bool = False, shape: tuple[int, ...] = (1, 4, 6, 6)) -> onnx.ModelProto:  # fmt: skip
-    """With the parameters of the input behind it if they are to be the same."""
     built = builder()
     entering = source(built, shape)
     value = built.dequantise(entering)
-    made = padded(built, built.node(before, [value]) if before else value, pads, fill, mode)
-    return built.finish(built.like(made, built.shape_of(made), entering)) if same else ended(built, made)
+    result = pad(built, built.node(before, [value]) if before else value, pads, fill, mode)
+    return (
+        built.finish(built.like(result, built.shape_of(result), entering)) if same else ended(built, result)
+    )
 
 
-def given(fill: bool) -> onnx.ModelProto:
+def pads_as_input(fill: bool) -> onnx.ModelProto:
     """Pads or what is filled in are inputs of the model."""
     built = builder()
     name = built.name("given")
@@ -56,18 +57,18 @@ def given(fill: bool) -> onnx.ModelProto:
     value = built.dequantise(source(built))
     if fill:
         return ended(built, built.node("Pad", [value, integers(built, *AROUND), name]))
-    made = built.node("Pad", [value, name])
-    return ended(built, built.node("Reshape", [made, integers(built, 1, 4, 9, 9)]))
+    result = built.node("Pad", [value, name])
+    return ended(built, built.node("Reshape", [result, integers(built, 1, 4, 9, 9)]))
 
 
 CASES: dict[str, Case] = {
     "floats": (lambda: of(before="Erf"), "Pad", bytes_given),
     "wide": (lambda: of((0, 0, 4096, 0, 0, 0, 0, 0)), "Pad", pads_constant),
     "less of what is reflected": (lambda: of((0, 0, -1, 0, 0, 0, 2, 0), mode="reflect"), "Pad", pads_constant),
-    "a given value": (lambda: given(True), "Pad", pad_value),
+    "a given value": (lambda: pads_as_input(True), "Pad", pad_value),
     "a value between two levels": (lambda: of(fill=0.1234), "Pad", pad_value),
     "not a number": (lambda: of(fill=float("nan"), same=True), "Pad", pad_value),
-    "mixed axes": (lambda: mixed(padded), "Pad", rows_order),
+    "mixed axes": (lambda: mixed(pad), "Pad", rows_order),
     "rows and channels": (lambda: of((0, 1, 1, 0, 0, 0, 0, 0)), "Pad", pad_axes),
     "many channels": (lambda: of((0, 1, 0, 0, 0, 0, 0, 0), shape=(1, 1100, 2, 2)), "Pad", pad_boxes),
     "far reflections": (lambda: of((0, 0, 70, 0, 0, 0, 0, 0), mode="reflect", shape=(1, 2, 90, 2)), "Pad", pad_boxes),
@@ -84,7 +85,7 @@ def test_every_constraint_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("fill", [None, 0.1234, -1e9, 1e9, -np.inf])
-def test_what_is_quantised_at_once_is_filled_with_any_value(fill: float | None) -> None:
+def test_values_quantised_next_are_filled_with_any_value(fill: float | None) -> None:
     (op,) = device_ops(import_model(of(fill=fill, same=True)))
     built = builder()
     entering = source(built)
@@ -97,12 +98,12 @@ def test_what_is_quantised_at_once_is_filled_with_any_value(fill: float | None) 
     assert (type(op).__name__, op.fill) == ("Pad", level)
 
 
-def test_padding_is_that_of_the_convolution_behind_it() -> None:
-    """As exporters of TensorFlow write it: more behind than ahead, with or without parameters of its own."""
+def test_padding_is_fused_into_the_next_convolution() -> None:
+    """TensorFlow's exporters pad more after than before, with or without other parameters."""
     for quantised in (False, True):
         built = builder()
         entering = source(built)
-        value = padded(built, built.dequantise(entering), (0, 0, 0, 0, 0, 0, 1, 1))
+        value = pad(built, built.dequantise(entering), (0, 0, 0, 0, 0, 0, 1, 1))
         if quantised:
             value = built.dequantise(built.like(value, (1, 4, 7, 7), entering))
         weight, _ = built.weight((5, 4, 3, 3), 0, per_channel=True, unsigned=False)

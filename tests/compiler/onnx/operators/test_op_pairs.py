@@ -1,4 +1,4 @@
-"""Min, Max, Div and Pow of two activations against ONNX Runtime, and every constraint broken once."""
+"""Min, Max, Div and Pow of two activations against ONNX Runtime, and every constraint violated once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ Shape = tuple[int, ...]
 
 
 def shapes_of(rng: np.random.Generator) -> tuple[Shape, Shape]:
-    """The same twice; or one with rows, columns or images that repeat; or one number for each row."""
     full = tuple(int(rng.integers(1, 8)) for _ in range(rng.integers(1, 5)))
     way, part = rng.integers(4), full
     channel = 1 if len(full) == 4 else len(full) - 1
@@ -42,7 +41,6 @@ def shapes_of(rng: np.random.Generator) -> tuple[Shape, Shape]:
 
 @pytest.mark.parametrize("op", ["Min", "Max", "Div"])
 def test_random(op: str) -> None:
-    """On the device, and at most one step from ONNX Runtime, divisions by 0 included."""
     wrong = total = zeros = 0
     for seed in range(50):
         rng = np.random.default_rng([seed, ord(op[1])])
@@ -62,8 +60,8 @@ def test_random(op: str) -> None:
         first[0][rng.random(shapes[0]) < 0.1] = 0
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), (seed, shapes, on_host(graph))
-        wanted = reference(model, feeds)
-        difference = np.rint((run_graph(graph, feeds)[model.graph.output[0].name] - wanted) / scale)
+        expected = reference(model, feeds)
+        difference = np.rint((run_graph(graph, feeds)[model.graph.output[0].name] - expected) / scale)
         assert np.abs(difference).max() <= 1, (seed, shapes)
         wrong, total = wrong + int((difference != 0).sum()), total + difference.size
         zeros += int((divisor[1] == 0).sum())
@@ -98,7 +96,6 @@ def power(
 
 
 def test_random_powers() -> None:
-    """On the device, and at most one step from ONNX Runtime, powers of 0 included."""
     wrong = total = zeros = 0
     for seed in range(60):
         rng = np.random.default_rng([seed, 5])
@@ -111,14 +108,14 @@ def test_random_powers() -> None:
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), (seed, shapes, on_host(graph))
         with np.errstate(all="ignore"):
-            wanted = reference(model, feeds)
+            expected = reference(model, feeds)
         quantiser = [item for item in model.graph.node if item.op_type == "QuantizeLinear"][-1]
         scale = next(
             onnx.numpy_helper.to_array(item)
             for item in model.graph.initializer
             if item.name == quantiser.input[1]
         )
-        difference = np.rint((run_graph(graph, feeds)[model.graph.output[0].name] - wanted) / scale)
+        difference = np.rint((run_graph(graph, feeds)[model.graph.output[0].name] - expected) / scale)
         assert np.abs(difference).max() <= 1, (seed, shapes)
         wrong, total = wrong + int((difference != 0).sum()), total + difference.size
         zeros += int((next(iter(feeds.values())) <= 0).sum())

@@ -1,4 +1,4 @@
-"""Parts and repetitions of values: every constraint broken once, and which operators they become."""
+"""Parts and repetitions of values: every constraint violated once, and which operators they become."""
 
 from __future__ import annotations
 
@@ -41,29 +41,27 @@ def rows(built: Builder, value: str) -> str:
 
 
 def corner(built: Builder, value: str) -> str:
-    """Along three axes."""
     return built.node("Slice", [value, *(integers(built, *at) for at in ((0, 0, 0), (1, 2, 3), (0, 1, 2)))])
 
 
-def given(built: Builder, value: str) -> str:
+def indices_as_input(built: Builder, value: str) -> str:
     """Elements that an input of the model tells."""
     name = built.name("places")
     built.inputs.append(helper.make_tensor_value_info(name, TensorProto.INT64, [2]))
     return built.node("Gather", [value, name], axis=1)
 
 
-def scattered(built: Builder, value: str) -> str:
+def scatter(built: Builder, value: str) -> str:
     places = np.random.default_rng(0).permutation(200)
     return built.node("Gather", [value, built.constant(places)], axis=2)
 
 
-def resized(built: Builder, value: str, mode: str = "linear", **how: str) -> str:
+def resize(built: Builder, value: str, mode: str = "linear", **how: str) -> str:
     scales = built.constant(np.array([1, 1, 2, 2], np.float32))
     return built.node("Resize", [value, "", scales], mode=mode, **how)
 
 
-def cropped(built: Builder, value: str) -> str:
-    """More than there is, with something else around it."""
+def crop(built: Builder, value: str) -> str:
     region = built.constant(np.array([0, 0, -0.5, 0, 1, 1, 1.5, 1], np.float32))
     scales = built.constant(np.array([1, 1, 2, 2], np.float32))
     mode = {"mode": "nearest", "coordinate_transformation_mode": "tf_crop_and_resize"}
@@ -72,12 +70,12 @@ def cropped(built: Builder, value: str) -> str:
 
 CASES: dict[str, Case] = {
     "floats": (lambda: of(rows, before="Erf"), "Slice", bytes_given),
-    "given": (lambda: of(given), "Gather", places_constant),
-    "cubic": (lambda: of(lambda built, value: resized(built, value, "cubic")), "Resize", resized_nearest),
-    "filled": (lambda: of(cropped), "Resize", resized_nearest),
+    "given": (lambda: of(indices_as_input), "Gather", places_constant),
+    "cubic": (lambda: of(lambda built, value: resize(built, value, "cubic")), "Resize", resized_nearest),
+    "filled": (lambda: of(crop), "Resize", resized_nearest),
     "mixed axes": (lambda: mixed(rows), "Slice", rows_order),
     "six axes": (lambda: of(corner, (2, 3, 4, 5, 6, 2)), "Slice", rows_order),
-    "scattered rows": (lambda: of(scattered, (1, 4, 200, 2)), "Gather", boxes_few),
+    "scattered rows": (lambda: of(scatter, (1, 4, 200, 2)), "Gather", boxes_few),
     "scattered channels": (lambda: of(lambda built, value: built.node(
         "Gather", [value, built.constant(np.arange(1400)[::-1])], axis=1), (1, 1400, 2, 2)), "Gather", boxes_few),
 }  # fmt: skip
@@ -93,14 +91,13 @@ def test_every_constraint_has_a_case() -> None:
 
 
 def five(built: Builder, value: str) -> str:
-    """Along one axis of five."""
     return built.node("Slice", [value, *(integers(built, at) for at in (0, 2, 1))])
 
 
 BECOMES: dict[str, tuple[Then, tuple[int, ...], list[str]]] = {
     "every other row": (rows, (1, 4, 6, 6), ["Rescale"]),
     "one axis of five": (five, (2, 3, 4, 5, 6), ["Rescale"]),
-    "twice as large": (lambda built, value: resized(built, value, "nearest"), (1, 4, 6, 6), ["Rescale"] * 4),
+    "twice as large": (lambda built, value: resize(built, value, "nearest"), (1, 4, 6, 6), ["Rescale"] * 4),
     "pixels as large as the image": (
         lambda built, value: built.node("Expand", [value, integers(built, 1, 4, 90, 90)]), (1, 4, 1, 1), ["Rescale"]),
     "a few ranges of channels": (

@@ -1,4 +1,4 @@
-"""PRelu with a slope for each channel: every constraint broken once, and random ones against ONNX Runtime."""
+"""PRelu with a slope for each channel: every constraint violated once, and random ones against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_one_slope_without_tables() -> None:
     assert [type(op).__name__ for op in device_ops(graph)] == ["Rescale", "Conv", "Add"]
 
 
-def shuffled() -> onnx.ModelProto:
+def shuffle_channels() -> onnx.ModelProto:
     def slopes(built: Builder, value: str) -> str:
         return built.node("PRelu", [value, built.constant(np.array([[[0.5]], [[0.2]]], np.float32))])
 
@@ -70,7 +70,7 @@ def shuffled() -> onnx.ModelProto:
 CASES: dict[str, Case] = {
     "slope of each element": (lambda: with_slopes(np.ones((4, 6, 6))), "PRelu", slope_each),
     "both signs": (lambda: with_slopes(np.array([1, -1, 1, 1]).reshape(4, 1, 1)), "PRelu", slopes_alike),
-    "mixed axes": (shuffled, "PRelu", same_order),
+    "mixed axes": (shuffle_channels, "PRelu", same_order),
 }
 
 

@@ -1,4 +1,4 @@
-"""MatMul of two activations: against ONNX Runtime, every constraint broken once, and compiled programs."""
+"""MatMul of two activations: against ONNX Runtime, every constraint violated once, and compiled programs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ SHAPES: list[tuple[Shape, Shape]] = [
 ]
 
 
-def given(built: Builder, shape: Shape, kind: str) -> str:
+def operand(built: Builder, shape: Shape, kind: str) -> str:
     """An operand as it is, transposed from another order, with heads split from rows, or constant, behind Reshape and
     Transpose or not."""
     if kind == "moved constant":
         turned = (*shape[:-2], shape[-1], shape[-2])
-        value = given(built, (int(np.prod(shape)),), "constant")
+        value = operand(built, (int(np.prod(shape)),), "constant")
         value = built.node("Reshape", [value, built.constant(np.array(turned))])
         return built.node("Transpose", [value], perm=[*range(len(shape) - 2), len(shape) - 1, len(shape) - 2])
     if kind == "constant":
@@ -66,7 +66,7 @@ def model_of(
 ) -> onnx.ModelProto:
     built = Builder(rng)
     value = built.node(
-        "MatMul", [given(built, shape, kind) for shape, kind in zip(shapes, kinds, strict=True)]
+        "MatMul", [operand(built, shape, kind) for shape, kind in zip(shapes, kinds, strict=True)]
     )
     lead = np.broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
     scale = float(np.float32(0.05 * shapes[0][-1] ** 0.5 * rng.uniform(0.5, 4)))
@@ -84,11 +84,11 @@ def steps(model: onnx.ModelProto, rng: np.random.Generator, config: Config) -> n
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     feeds = {item.name: rng.normal(0, 3, [dim.dim_value for dim in item.type.tensor_type.shape.dim])
              .astype(np.float32) for item in model.graph.input}  # fmt: skip
-    wanted = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
-    found = run_graph(import_model(model, config=config), feeds)[model.graph.output[0].name]
-    assert found.shape == wanted.shape
+    expected = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
+    actual = run_graph(import_model(model, config=config), feeds)[model.graph.output[0].name]
+    assert actual.shape == expected.shape
     scale = next(item for item in model.graph.initializer if item.name == model.graph.node[-1].input[1])
-    return np.rint((found - wanted) / onnx.numpy_helper.to_array(scale))
+    return np.rint((actual - expected) / onnx.numpy_helper.to_array(scale))
 
 
 @pytest.mark.parametrize("shapes", SHAPES)
@@ -133,10 +133,10 @@ def test_compiled(name: str) -> None:
 def test_attention_that_is_none_runs_operator_by_operator() -> None:
     """Scores with a bias for each query and key: products, an addition and a softmax, all of them on the device."""
     rng, built = np.random.default_rng(0), Builder(np.random.default_rng(0))
-    q, k, v = (given(built, (2, 3, 8, 6), "heads") for _ in range(3))
+    q, k, v = (operand(built, (2, 3, 8, 6), "heads") for _ in range(3))
     keys = built.node("Transpose", [k], perm=[0, 1, 3, 2])
     scores = built.quantise(built.node("MatMul", [q, keys]), (2, 3, 8, 8), 0.05, 3, False)
-    bias = given(built, (1, 3, 8, 8), "constant")
+    bias = operand(built, (1, 3, 8, 8), "constant")
     summed = built.quantise(built.node("Add", [built.dequantise(scores), bias]), (2, 3, 8, 8), 0.06, 3, False)
     weights = built.node("Softmax", [built.dequantise(summed)], axis=-1)
     weights = built.dequantise(built.quantise(weights, (2, 3, 8, 8), 1 / 255, 0, True))

@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear: every constraint broken once, and the reason that is given for it."""
+"""QuantizeLinear and DequantizeLinear: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 

@@ -27,24 +27,24 @@ def test_refused(why: str) -> None:
     cell = REFUSED[why]
     net = CellNet(cell)
     model = net.model()
-    found = {
+    actual = {
         reason for name, _, place, reason in import_model(model, config=CONFIG).assignment if name == "cell"
     }
-    assert found == {
+    assert actual == {
         "LSTM and GRU need quantised weights, default activations, a kernel engine ('kernel' 32) and 2 look-up tables"
         f" ({why})"
     }
     given = net.inputs(model)
-    wanted = reference(cell, given) if cell.more[0][0] != "input_forget" else None
-    if wanted is not None:
+    expected = reference(cell, given) if cell.more[0][0] != "input_forget" else None
+    if expected is not None:
         found_values = weft.compile(model, CONFIG).run(given).outputs.values()
-        assert all(np.abs(a - b).max() < 1e-5 for a, b in zip(found_values, wanted, strict=True))
+        assert all(np.abs(a - b).max() < 1e-5 for a, b in zip(found_values, expected, strict=True))
 
 
 def test_without_a_kernel_engine() -> None:
     model = CellNet(PLAIN).model()
-    found = {name: reason for name, _, _, reason in import_model(model, config=PRESETS["small"]).assignment}
-    assert found["cell"].endswith("('kernel' is 0, 'lookup_tables' is 4)")
+    actual = {name: reason for name, _, _, reason in import_model(model, config=PRESETS["small"]).assignment}
+    assert actual["cell"].endswith("('kernel' is 0, 'lookup_tables' is 4)")
 
 
 def test_weights_in_float_stay() -> None:
@@ -52,7 +52,7 @@ def test_weights_in_float_stay() -> None:
     weights = next(node for node in model.graph.node if node.name == "R_dq")
     model.graph.node.remove(weights)
     model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 36, 9), np.float32), "R"))
-    found = {name: reason for name, _, _, reason in import_model(model, config=CONFIG).assignment}
-    assert found["cell"].endswith(
+    actual = {name: reason for name, _, _, reason in import_model(model, config=CONFIG).assignment}
+    assert actual["cell"].endswith(
         "(the weights 'R' are not quantised to 8 bits with at most one scale per row)"
     )

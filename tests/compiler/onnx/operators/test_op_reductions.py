@@ -1,4 +1,4 @@
-"""Reductions of rows against ONNX Runtime, and every constraint broken once."""
+"""Reductions of rows against ONNX Runtime, and every constraint violated once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 NAMES = ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin")
 
 
-def reduced(built: Builder, op: str, value: str, axes: list[int] | None, **attributes: object) -> str:
+def reduce(built: Builder, op: str, value: str, axes: list[int] | None, **attributes: object) -> str:
     """A reduction, as its opset has the axes."""
     if axes is None:
         return built.node(op, [value], **attributes)
@@ -78,16 +78,16 @@ def behind(built: Builder, value: str) -> str:
     return built.node("Div", [value, built.constant(np.float32(3))]) if rng.random() < 0.3 else value
 
 
-def calibrated(
+def calibrate(
     built: Builder, value: str, shape: Shape, feeds: dict[str, np.ndarray]
 ) -> tuple[onnx.ModelProto, float]:
     """The model that ends in a value, quantised for what it is for the feeds."""
     nodes, constants = list(built.nodes), list(built.constants)
     model = built.finish(built.quantise(value, shape, 1e-3, 0, True))
     model.graph.output.append(onnx.helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, shape))
-    found = session(model).run([value], feeds)[0]
+    actual = session(model).run([value], feeds)[0]
     built.nodes, built.constants = nodes, constants
-    low, high = min(float(found.min()), 0.0), max(float(found.max()), 1e-3)
+    low, high = min(float(actual.min()), 0.0), max(float(actual.max()), 1e-3)
     unsigned = bool(built.rng.integers(2))
     scale = float(np.float32((high - low) / 240))
     zero = round(8 - low / scale) - (0 if unsigned else 128)
@@ -102,7 +102,6 @@ def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 @pytest.mark.parametrize("op", NAMES)
 def test_random(op: str) -> None:
-    """All on the device, and at most one step from ONNX Runtime."""
     wrong = total = 0
     for seed in range(30):
         rng = np.random.default_rng([seed, len(op), ord(op[-1])])
@@ -110,23 +109,25 @@ def test_random(op: str) -> None:
         shape = (*(int(rng.integers(1, 7)) for _ in range(rng.integers(0, 4))), int(rng.integers(2, 60)))
         axes, keep = drawn_axes(rng, shape), int(rng.integers(2))
         x = built.input(shape)
-        value = reduced(built, op, built.dequantise(x), axes, keepdims=keep)
+        value = reduce(built, op, built.dequantise(x), axes, keepdims=keep)
         if op in ("ReduceSumSquare", "ReduceL1"):
             value = behind(built, value)
         feeds = {built.inputs[0].name: (rng.normal(0, 1, shape) * rng.uniform(0.1, 3)).astype(np.float32)}
-        model, scale = calibrated(built, value, output_shape(shape, axes, keep), feeds)
+        model, scale = calibrate(built, value, output_shape(shape, axes, keep), feeds)
         graph = import_model(model, config=Config(kernel=64))
         assert not on_host(graph), (seed, shape, axes)
-        wanted = session(model).run(None, feeds)[0]
-        given = run_graph(graph, feeds)[model.graph.output[0].name]
-        assert given.shape == wanted.shape
-        difference = np.rint((given - wanted) / scale)
+        expected = session(model).run(None, feeds)[0]
+        outputs = run_graph(graph, feeds)[model.graph.output[0].name]
+        assert outputs.shape == expected.shape
+        difference = np.rint((outputs - expected) / scale)
         assert np.abs(difference).max() <= 1, (seed, shape, axes)
         wrong, total = wrong + int((difference != 0).sum()), total + difference.size
     assert wrong < max(2, 0.05 * total)
 
 
-def refused(op: str, shape: Shape = (2, 3, 8), axes: object = (-1,), **attributes: object) -> onnx.ModelProto:
+def end_model(
+    op: str, shape: Shape = (2, 3, 8), axes: object = (-1,), **attributes: object
+) -> onnx.ModelProto:
     built = builder()
     value = built.dequantise(source(built, shape))
     names = [value] if axes is None else [value, built.constant(np.array(axes, np.int64))]
@@ -142,10 +143,10 @@ def then(op: str, *constants: object, first: bool = False) -> onnx.ModelProto:
     return ended(built, built.node(op, [*names, value] if first else [value, *names]))
 
 
-def unquantised() -> onnx.ModelProto:
+def leave_in_float() -> onnx.ModelProto:
     built = builder()
     value = built.node("Cos", [built.node("Softmax", [built.dequantise(source(built))], axis=2)])
-    return ended(built, reduced(built, "ReduceMax", value, [1]))
+    return ended(built, reduce(built, "ReduceMax", value, [1]))
 
 
 def given_axes() -> onnx.ModelProto:
@@ -164,7 +165,6 @@ def root_of_mean() -> onnx.ModelProto:
 
 
 def power(exponent: float, *ahead: str) -> onnx.ModelProto:
-    """Of a sum of squares, or of what nodes `ahead` make of it."""
     built = builder()
     value = built.dequantise(source(built, (2, 3, 8)))
     value = built.node("ReduceSumSquare", [value, built.constant(np.array([-1], np.int64))])
@@ -183,14 +183,18 @@ def whole_number() -> onnx.ModelProto:
 
 
 CASES: dict[str, Case] = {
-    "input that is not quantised": (unquantised, "ReduceMax", reduction_input),
-    "no axes": (lambda: refused("ReduceSum", axes=None, noop_with_empty_axes=1), "ReduceSum", reduction_axes),
+    "input that is not quantised": (leave_in_float, "ReduceMax", reduction_input),
+    "no axes": (
+        lambda: end_model("ReduceSum", axes=None, noop_with_empty_axes=1),
+        "ReduceSum",
+        reduction_axes,
+    ),
     "axes that take too many copies": (
-        lambda: mixed(lambda built, value: reduced(built, "ReduceMax", value, [-1])),
+        lambda: mixed(lambda built, value: reduce(built, "ReduceMax", value, [-1])),
         "ReduceMax",
         reduction_order,
     ),
-    "row that is too long": (lambda: refused("ReduceSum", (1, 40000)), "ReduceSum", reduction_length),
+    "row that is too long": (lambda: end_model("ReduceSum", (1, 40000)), "ReduceSum", reduction_length),
     "root of what may be negative": (root_of_mean, "Sqrt", number_steps),
     "constant by row": (lambda: then("Add", np.ones((3, 1), np.float32)), "Add", number_steps),
     "whole numbers": (whole_number, "Cast", number_steps),
@@ -213,7 +217,7 @@ def test_fallback(name: str) -> None:
 
 
 def test_without_a_kernel_engine() -> None:
-    check_fallback((lambda: refused("ReduceMin"), "ReduceMin", kernel_room), kernel=0)
+    check_fallback((lambda: end_model("ReduceMin"), "ReduceMin", kernel_room), kernel=0)
 
 
 def test_every_constraint_has_a_case() -> None:
@@ -225,9 +229,9 @@ def test_count() -> None:
     rng = np.random.default_rng(3)
     built = Builder(rng)
     x = built.input((1, 40, 16, 16))
-    value = reduced(built, "ReduceMean", built.dequantise(x), [1, 2, 3], keepdims=0)
+    value = reduce(built, "ReduceMean", built.dequantise(x), [1, 2, 3], keepdims=0)
     feeds = {built.inputs[0].name: rng.normal(1, 1, (1, 40, 16, 16)).astype(np.float32)}
-    model, scale = calibrated(built, value, (1,), feeds)
+    model, scale = calibrate(built, value, (1,), feeds)
     graph = import_model(model, config=Config(kernel=64))
     assert not on_host(graph)
     difference = run_graph(graph, feeds)[model.graph.output[0].name] - session(model).run(None, feeds)[0]
@@ -243,9 +247,9 @@ def test_the_least_of_a_number_is_ahead_of_its_root_and_gain(
 ) -> None:
     """``max(gain * root(total), value)`` is ``gain * root(max(total, least))``."""
     number = RowNumber(Any, (1, 4), (1,), (), "squares", 1.0, root=root, gain=gain)  # type: ignore[arg-type]
-    found = _at_least(number, value)
-    assert found is not None
-    assert found.least == least
-    again = _at_least(found, value / 2)
+    actual = _at_least(number, value)
+    assert actual is not None
+    assert actual.least == least
+    again = _at_least(actual, value / 2)
     assert again is not None
     assert again.least == least

@@ -1,4 +1,4 @@
-"""Linear Resize: every constraint broken once, and random ones against ONNX Runtime and on the golden interpreter."""
+"""Linear Resize: every constraint violated once, and random ones against ONNX Runtime and on the golden interpreter."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from weft.compiler.onnx.operators.resize import (
 Shape = tuple[int, ...]
 
 
-def resized(built: Builder, value: str, factors: Shape | list[float], **how: object) -> str:
+def resize(built: Builder, value: str, factors: Shape | list[float], **how: object) -> str:
     scales = built.constant(np.array(factors, np.float32))
     return built.node("Resize", [value, "", scales], mode="linear", **how)
 
 
-def sized(built: Builder, value: str, sizes: Shape, **how: object) -> str:
+def resize_to(built: Builder, value: str, sizes: Shape, **how: object) -> str:
     return built.node(
         "Resize", [value, "", "", built.constant(np.array(sizes, np.int64))], mode="linear", **how
     )
 
 
-def requantised(built: Builder, value: str, given: Quantised) -> onnx.ModelProto:
+def requantise(built: Builder, value: str, given: Quantised) -> onnx.ModelProto:
     """With a scale by which few results are half a level."""
     _, zero, unsigned = built.parameters()
     scale = float(np.float32(given.scale * 0.7183))
@@ -50,7 +50,7 @@ def random_model(rng: Rng, mode: str) -> onnx.ModelProto:
     """Up and down by whole factors, or to sizes that are no multiple."""
     built = Builder(rng)
     rank = int(rng.choice([1, 2, 2, 2, 3]))
-    given = built.input(
+    inputs = built.input(
         (
             int(rng.integers(1, 3)),
             int(rng.choice([1, 3, 5, 17])),
@@ -58,19 +58,19 @@ def random_model(rng: Rng, mode: str) -> onnx.ModelProto:
         )
     )
     along = range(max(2, rank), rank + 2)
-    value = built.dequantise(given)
+    value = built.dequantise(inputs)
     if rng.random() < 0.25:
-        sizes = list(given.shape)
+        sizes = list(inputs.shape)
         for axis in along:
             sizes[axis] = int(rng.integers(1, 8))
-        return requantised(
-            built, sized(built, value, tuple(sizes), coordinate_transformation_mode=mode), given
+        return requantise(
+            built, resize_to(built, value, tuple(sizes), coordinate_transformation_mode=mode), inputs
         )
     factors = [1.0] * (rank + 2)
     for axis in along:
-        down = [1 / factor for factor in (2, 3) if given.shape[axis] % factor == 0]
+        down = [1 / factor for factor in (2, 3) if inputs.shape[axis] % factor == 0]
         factors[axis] = float(rng.choice([1, 2, 2, 3, 4, *down]))
-    return requantised(built, resized(built, value, factors, coordinate_transformation_mode=mode), given)
+    return requantise(built, resize(built, value, factors, coordinate_transformation_mode=mode), inputs)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -84,21 +84,24 @@ def test_random(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["linear", "nearest"])
 @pytest.mark.parametrize("factors", [(0.6, 0.6), (1.5, 1.5), (2.7, 1.0)])
-def test_corners_are_those_of_the_result(factors: tuple[float, float], mode: str) -> None:
+def test_corners_use_the_size_of_the_result(factors: tuple[float, float], mode: str) -> None:
     """The last element of the result, whose size is rounded down, is that of the input."""
     rng = np.random.default_rng(5)
     built = Builder(rng)
-    given, how = built.input((1, 3, 5, 7)), {"coordinate_transformation_mode": "align_corners", "mode": mode}
+    arguments, how = (
+        built.input((1, 3, 5, 7)),
+        {"coordinate_transformation_mode": "align_corners", "mode": mode},
+    )
     scales = built.constant(np.array([1, 1, *factors], np.float32))
-    value = built.node("Resize", [built.dequantise(given), "", scales], **how)
-    one_step.check(requantised(built, value, given), rng, one_step.Tally())
+    value = built.node("Resize", [built.dequantise(arguments), "", scales], **how)
+    one_step.check(requantise(built, value, arguments), rng, one_step.Tally())
 
 
 def test_twice_as_large() -> None:
     """Four convolutions inside, with weights of 1 and 3 along each axis, and copies at the corners."""
     built = builder()
     given = source(built, (1, 8, 6, 6))
-    graph = import_model(requantised(built, resized(built, built.dequantise(given), [1, 1, 2, 2]), given))
+    graph = import_model(requantise(built, resize(built, built.dequantise(given), [1, 1, 2, 2]), given))
     convs = [op for op in device_ops(graph) if isinstance(op, Conv) and op.weight[0].size == 4]
     assert [op.dst.shape for op in convs] == [(1, 5, 5, 8)] * 4
     assert sorted(op.weight[0].ravel().tolist() for op in convs) == [
@@ -112,18 +115,17 @@ def test_twice_as_large() -> None:
 
 @pytest.mark.parametrize("factor", [4, 8])
 def test_large_factors(factor: int) -> None:
-    """What lies outside the first and the last element is copied in one piece."""
     rng = np.random.default_rng(3)
     built = Builder(rng)
     given = built.input((1, 5, 4, 4))
-    value = resized(built, built.dequantise(given), [1, 1, factor, factor])
-    graph = one_step.check(requantised(built, value, given), rng, one_step.Tally())
+    value = resize(built, built.dequantise(given), [1, 1, factor, factor])
+    graph = one_step.check(requantise(built, value, given), rng, one_step.Tally())
     assert len(device_ops(graph)) == (factor + 2) ** 2
 
 
 def of(factors: list[float], shape: Shape = (1, 4, 6, 6), **how: object) -> onnx.ModelProto:
     built = builder()
-    return ended(built, resized(built, built.dequantise(source(built, shape)), factors, **how))
+    return ended(built, resize(built, built.dequantise(source(built, shape)), factors, **how))
 
 
 CASES: dict[str, Case] = {
@@ -132,7 +134,7 @@ CASES: dict[str, Case] = {
     "antialiased": (lambda: of([1, 1, 0.5, 0.5], antialias=1), "Resize", between_elements),
     "large factors": (lambda: of([1, 1, 10, 10]), "Resize", fractions_small),
     "many places": (lambda: of([1, 1, 1.7, 1.7], (1, 4, 60, 60)), "Resize", fractions_small),
-    "mixed axes": (lambda: mixed(lambda built, value: resized(built, value, [1, 1, 2, 2])), "Resize", linear_order),
+    "mixed axes": (lambda: mixed(lambda built, value: resize(built, value, [1, 1, 2, 2])), "Resize", linear_order),
 }  # fmt: skip
 
 
@@ -168,14 +170,14 @@ def test_every_constraint_has_a_case() -> None:
     ],
 )
 def test_first_and_last_places_by_themselves(numerators: list[int], unit: int, between: int | None) -> None:
-    """They are repeated, so they must be elements."""
+    """Edge places are repeated, so they must be elements."""
     given = np.array(numerators)
-    found = _runs_with_ends(given, unit)
-    assert (None if found is None else len(found) - 2) == between
-    if found is not None:
-        made = np.full(len(given), -1)
-        for run in found:
-            made[run.target : run.target + run.length * run.target_step : run.target_step] = (
+    actual = _runs_with_ends(given, unit)
+    assert (None if actual is None else len(actual) - 2) == between
+    if actual is not None:
+        result = np.full(len(given), -1)
+        for run in actual:
+            result[run.target : run.target + run.length * run.target_step : run.target_step] = (
                 run.source + run.step * np.arange(run.length)
             )
-        assert made.tolist() == numerators
+        assert result.tolist() == numerators

@@ -1,4 +1,4 @@
-"""Softmax: every constraint broken once, and the reason that is given for it."""
+"""Softmax: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ def test_any_axis(opset: int, axis: int, behind: str) -> None:
 
 @pytest.mark.parametrize("shape", [(5, 6, 1), (4, 3, 5), (2, 3, 2, 4)])
 def test_rows_of_several_axes(shape: tuple[int, ...]) -> None:
-    """Behind what has more axes as channels than Softmax is over."""
     rng = np.random.default_rng(len(shape))
     built = Builder(rng)
     scale = built.constant(np.ones(shape[1:], np.float32))

@@ -1,4 +1,4 @@
-"""Pools and ReduceMean: every constraint broken once, and the reason that is given for it."""
+"""Pools and ReduceMean: every constraint violated once, with the reason."""
 
 from __future__ import annotations
 
@@ -71,9 +71,12 @@ def test_means(shape: tuple[int, ...], axes: list[int], kernel: int) -> None:
         graph = import_model(model, config=Config(kernel=kernel))
         assert not on_host(graph)
         values = feeds(model, np.random.default_rng(1))
-        (found,), (wanted,) = run_graph(graph, values).values(), ReferenceEvaluator(model).run(None, values)
+        (actual,), (expected,) = (
+            run_graph(graph, values).values(),
+            ReferenceEvaluator(model).run(None, values),
+        )
         (scale,) = (item for item in model.graph.initializer if item.name == model.graph.node[-1].input[1])
-        assert np.abs(np.rint((found - wanted) / onnx.numpy_helper.to_array(scale))).max() <= 1
+        assert np.abs(np.rint((actual - expected) / onnx.numpy_helper.to_array(scale))).max() <= 1
 
 
 CASES: dict[str, Case] = {
@@ -139,5 +142,5 @@ def test_auto_pad(auto_pad: str) -> None:
     model = one("MaxPool", (1, 4, 7, 6), kernel_shape=[4, 3], strides=[2, 1], auto_pad=auto_pad)
     graph = import_model(model)
     (segment,) = (item for item in graph.segments if isinstance(item, DeviceSegment))
-    wanted = {"SAME_UPPER": (1, 1, 2, 1), "SAME_LOWER": (2, 1, 1, 1), "VALID": (0, 0, 0, 0)}[auto_pad]
-    assert segment.ops[0].window.pad == wanted
+    expected = {"SAME_UPPER": (1, 1, 2, 1), "SAME_LOWER": (2, 1, 1, 1), "VALID": (0, 0, 0, 0)}[auto_pad]
+    assert segment.ops[0].window.pad == expected
