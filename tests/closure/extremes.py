@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 from closure import fields
-from support.core_cases import Bench, Core, Scenario, Step, compared
+from support.core_cases import Bench, Core, Scenario, Step, compare_memory
 from support.random_instructions import OUTPUT
 from support.random_programs import Generator
 
@@ -88,7 +88,7 @@ def _generator(core: Core, seed: int) -> Generator:
 
 def _step(made: Generator, bench: Bench) -> Step:
     assert made.append(made.dump())
-    return compared("extremes", made, made.program, bench)
+    return compare_memory("extremes", made, made.program, bench)
 
 
 def _instructions(core: Core) -> Iterator[Instruction]:
@@ -205,7 +205,7 @@ def _all_semaphores(core: Core, bench: Bench, half: int, queue: Queue) -> Step:
         program = _semaphores(core, made, half, queue)
         with contextlib.suppress(ProgramError):
             check([*program, End()], core.config)
-            return compared("semaphores", made, program, bench)
+            return compare_memory("semaphores", made, program, bench)
     raise ProgramError(f"none of {TRIES} programs with all semaphores is valid")
 
 
@@ -244,7 +244,7 @@ def _registers(core: Core, bench: Bench) -> Step:
         (0, 1), (15, 1), (2, 2), (1, 7), (8, 8))]  # fmt: skip
     program.insert(-6, SetRegisters(register0=8, mode0=1, value0=0))
     check([*program, End()], core.config)
-    return compared("registers of programs", made, program, bench)
+    return compare_memory("registers of programs", made, program, bench)
 
 
 def _addresses(core: Core, bench: Bench, other: int) -> Step:
@@ -276,7 +276,7 @@ def _addresses(core: Core, bench: Bench, other: int) -> Step:
         made.program += [ways[turn % 4], Store(base=register, offset=place, src=turn % made.scratchpad)]
     made.image = bytes(image)
     check([*made.program, End()], core.config)
-    return compared("registers that are addresses", made, made.program, bench)
+    return compare_memory("registers that are addresses", made, made.program, bench)
 
 
 def _counts(core: Core, bench: Bench) -> Step:
@@ -301,7 +301,7 @@ def _counts(core: Core, bench: Bench) -> Step:
             turn += 1
     made.image = bytes(image)
     check([*made.program, End()], core.config)
-    return compared("counts of registers that are read", made, made.program, bench)
+    return compare_memory("counts of registers that are read", made, made.program, bench)
 
 
 def _signed(number: int) -> int:

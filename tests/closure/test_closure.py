@@ -13,7 +13,17 @@ from closure import fields, sections
 from closure.cores import FULL, SMALL
 from closure.extremes import MOST, extremes
 from support.core_arithmetic import KERNELS, arithmetic
-from support.core_cases import PLAIN, Benches, Core, Scenario, Step, divided, scenarios, timed, words_of
+from support.core_cases import (
+    PLAIN,
+    Benches,
+    Core,
+    Scenario,
+    Step,
+    divided_scenario,
+    scenarios,
+    timed_scenario,
+    words_of,
+)
 from support.core_directed import ORIGINS, directed, distant
 from support.core_observed import (
     GROUPS,
@@ -156,7 +166,7 @@ def test_time_does_not_depend_on_who_ran_before() -> None:
     bench = Benches(core, kept=True).of(PLAIN[-1])
     with HostedRtl(SMALL, MEMORY, **bench.memory) as device:
         for seed in (3, 7, 11):
-            for made in (timed(core, seed, 25, bench), divided(core, seed, 25, bench)):
+            for made in (timed_scenario(core, seed, 25, bench), divided_scenario(core, seed, 25, bench)):
                 assert [step.fault(device) for step in made.steps] == [None] * len(made.steps)
 
 

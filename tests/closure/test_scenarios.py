@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from closure import extremes
 from closure.cores import FULL, SMALL
-from support.core_balanced import LIMITS, Balanced, balanced
+from support.core_balanced import LIMITS, Balanced, balanced_scenarios
 from support.core_cases import Benches, Core, Scenario
 from support.core_corners import KINDS as CORNERS
 from support.core_corners import Apart, Corners, Kind, corners
@@ -88,7 +88,7 @@ def test_values_of_4_bits_meet_factors_that_saturate() -> None:
 
 @pytest.mark.long
 def test_balanced_programs_are_right() -> None:
-    assert len(runs(balanced(Core(SMALL)))) == 2
+    assert len(runs(balanced_scenarios(Core(SMALL)))) == 2
 
 
 def test_units_wait_for_memories() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from support.core_cases import Benches, Core, Scenario, compared, counted
+from support.core_cases import Benches, Core, Scenario, compare_counters, compare_memory
 from support.core_directed import ORIGINS
 from support.core_large import again
 from support.core_observed import Observed, four_bytes
@@ -327,4 +327,4 @@ def _scenario(core: Core, kind: Kind, memory: dict[str, Any], *, timed: bool = F
     made = kind.made(core.config, 7000, (Load,))
     kind.build(made)
     given = (kind.name, made, made.program, bench)
-    return Scenario(kind.name, bench, [counted(core, *given) if timed else compared(*given)])
+    return Scenario(kind.name, bench, [compare_counters(core, *given) if timed else compare_memory(*given)])

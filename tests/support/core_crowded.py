@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from support.core_cases import Benches, Core, Scenario, Step, compared, counted
+from support.core_cases import Benches, Core, Scenario, Step, compare_counters, compare_memory
 from support.kernel_model import random_kernel
 from support.random_programs import KERNELS, Generator
 from weft.hdl.isa import (
@@ -260,6 +260,6 @@ def crowded(core: Core) -> Iterator[Scenario]:
             bench.fresh = False
             made, name = builder(core.config, seed, serial=False), f"beside {kind.__name__}"
             made.build_beside(kind)
-            same = partial(counted, core) if made.timed(kind) else compared
+            same = partial(compare_counters, core) if made.timed(kind) else compare_memory
             step: Step = same(f"{name} {seed}", made, made.program, bench)
             yield Scenario(step.name, bench, [step])

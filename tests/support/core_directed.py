@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import product
 
-from support.core_broken import broken
-from support.core_cases import Benches, Core, Scenario, Step, carried_out, compared, start, words_of
+from support.core_broken import broken_scenarios
+from support.core_cases import Benches, Core, Scenario, Step, compare_memory, run_words, start, words_of
 from support.random_programs import MEMORY, PROGRAM, WithoutDivision, WithoutNumbers
 from weft.hdl.isa import (
     BASES,
@@ -47,10 +47,10 @@ def directed(core: Core, seed: int = 1) -> Iterator[Scenario]:
     yield registers(core)
     yield waiting(core)
     yield faults(core, seed)
-    yield broken(core, seed, latency=2)
-    yield broken(core, seed, latency=40)
+    yield broken_scenarios(core, seed, latency=2)
+    yield broken_scenarios(core, seed, latency=40)
     for origin in ORIGINS[:2]:
-        yield broken(core, seed, latency=8, origin=origin)
+        yield broken_scenarios(core, seed, latency=8, origin=origin)
     yield from distant(core, seed)
 
 
@@ -62,7 +62,7 @@ def distant(core: Core, seed: int) -> Iterator[Scenario]:
         made = WithoutNumbers(core.config, 3000 + seed + number, serial=number % 2 == 0)
         made.build(6 if core.sequential else 20)
         name = f"memory at {origin:#x}"
-        yield Scenario(name, bench, [compared(name, made, made.program, bench)])
+        yield Scenario(name, bench, [compare_memory(name, made, made.program, bench)])
 
 
 def registers(core: Core) -> Scenario:
@@ -180,8 +180,8 @@ def faults(core: Core, seed: int) -> Scenario:
     for number, (word, what) in enumerate(bad):
         steps.append(Step(f"fault {number}", _refused(word + End().encode(), what), what))
         if number % 12 == 0:
-            steps.append(Step(f"after fault {number}", lambda device, limit: carried_out(
-                device, good, words, limit), carried_out(bench.golden, good, words, None), good.program))  # fmt: skip
+            steps.append(Step(f"after fault {number}", lambda device, limit: run_words(
+                device, good, words, limit), run_words(bench.golden, good, words, None), good.program))  # fmt: skip
     return Scenario("faults", bench, steps)
 
 
@@ -209,7 +209,7 @@ def wild(core: Core, seed: int) -> Scenario:
     good = WithoutDivision(config, seed, serial=True)
     good.build(0)
     words = words_of(good.program)
-    expected = carried_out(bench.golden, good, words, None)
+    expected = run_words(bench.golden, good, words, None)
     # A READ whose address is no multiple of what it reads may leave its 4 KiB.
     kinds = [kind for kind in _kinds(config) if kind not in (End, ReadRegisters)]
     for turn in range(WILD):
@@ -225,7 +225,7 @@ def wild(core: Core, seed: int) -> Scenario:
             at = pick.getrandbits(32) // config.bus_bytes * config.bus_bytes
             steps.append(Step("wild program", _cut_short(words, at, pick), ""))
         if turn % 2:
-            steps.append(Step("after wild ones", lambda device, limit: carried_out(
+            steps.append(Step("after wild ones", lambda device, limit: run_words(
                 device, good, words, limit), expected, good.program))  # fmt: skip
     # Pixels of as many vectors as there may be, which follow each other or overlap.
     for length, apart in product((0xFFFF, 0xAAAA, 0x5555), (0, 1, 3)):

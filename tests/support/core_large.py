@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from support.core_cases import Benches, Core, Scenario, compared
+from support.core_cases import Benches, Core, Scenario, compare_memory
 from support.core_observed import Observed, four_bytes
 from support.random_instructions import BLOCKS, DUMP, MEMORY, block_of
 from support.random_programs import Generator
@@ -242,5 +242,5 @@ def large(core: Core) -> Iterator[Scenario]:
         if core.sequential:
             made.columns = COLUMNS[:2]
         build(made)
-        step = compared(f"large {name}", made, made.program, bench)
+        step = compare_memory(f"large {name}", made, made.program, bench)
         yield Scenario(step.name, bench, [step])

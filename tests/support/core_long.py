@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from support.core_cases import Bench, Core, Scenario, compared, counted
+from support.core_cases import Bench, Core, Scenario, compare_counters, compare_memory
 from weft.hdl.isa import BASES, Instruction, Load, Store
 from weft.hdl.isa.config import Config
 from weft.sim.golden.interpreter import GoldenDevice
@@ -38,9 +38,9 @@ def long(core: Core) -> list[Scenario]:
     found = []
     for name, items in {"long loads": _loads(config), "a wide row": _wide_row(config)}.items():
         bench = Bench({"latency": 1}, GoldenDevice(config, SIZE))
-        found.append(Scenario(name, bench, [compared(name, made, _in_order(items), bench)]))
+        found.append(Scenario(name, bench, [compare_memory(name, made, _in_order(items), bench)]))
     slow = Bench({"latency": 1, "bandwidth": SLOW}, GoldenDevice(config, SIZE))
-    step = counted(core, "long stores", made, _in_order(_stores(config)), slow)
+    step = compare_counters(core, "long stores", made, _in_order(_stores(config)), slow)
     return [*found, Scenario(step.name, slow, [step])]
 
 

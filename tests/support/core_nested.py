@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from support.core_cases import Benches, Core, Scenario, compared, counted
+from support.core_cases import Benches, Core, Scenario, compare_counters, compare_memory
 from support.core_observed import Observed, iterations
 from weft.hdl.isa import Instruction, Kernel, Load, Mm, Reduce, Store, Vec, places
 
@@ -129,5 +129,5 @@ def nested(core: Core, kinds: Iterable[type[Instruction]] = LOOPS) -> Iterator[S
         if core.sequential:
             made.most = 1 << 10
         made.build_nested()
-        same = compared if kind is Kernel else partial(counted, core)
+        same = compare_memory if kind is Kernel else partial(compare_counters, core)
         yield Scenario(name, bench, [same(name, made, made.program, bench)])

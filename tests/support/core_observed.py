@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from support.core_cases import PLAIN, STALLS, Benches, Core, Scenario, compared, counted
+from support.core_cases import PLAIN, STALLS, Benches, Core, Scenario, compare_counters, compare_memory
 from support.kernel_model import random_kernel
 from support.random_instructions import DUMP, MEMORY
 from support.random_programs import KERNELS, Generator
@@ -274,7 +274,7 @@ def observed(core: Core, seeds: range, count: int) -> Iterator[Scenario]:
             if core.sequential:  # some hundred cycles each
                 made.most = MOST_OF_SEQUENTIAL
             made.build(count)
-            step = compared(f"{name} {seed}", made, made.program, bench)
+            step = compare_memory(f"{name} {seed}", made, made.program, bench)
             yield Scenario(step.name, bench, [step])
 
 
@@ -287,5 +287,5 @@ def long_loops(core: Core, kinds: Iterable[type[Instruction]] = LOOPS) -> Iterat
         bench = Benches(core).of({"latency": 1})
         made, name = Observed(core.config, 4000, (kind,)), f"long loops of {kind.__name__}"
         made.build_loops()
-        same = compared if kind is Kernel else partial(counted, core)
+        same = compare_memory if kind is Kernel else partial(compare_counters, core)
         yield Scenario(name, bench, [same(name, made, made.program, bench)])

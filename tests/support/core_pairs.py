@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from support.core_cases import Benches, Core, Scenario, counted
+from support.core_cases import Benches, Core, Scenario, compare_counters
 from support.random_programs import Generator
 from weft.hdl.checker.program import check
 from weft.hdl.isa import End, Instruction, Load, Microcode, Mm, Source, Store, Vec
@@ -39,7 +39,7 @@ def beside(core: Core) -> Iterator[Scenario]:
                 _add(made, made.draw(Microcode))
             _add(made, dataclasses.replace(second, wait=semaphore))
     assert made.append(made.dump())
-    yield Scenario("beside", bench, [counted(core, "beside", made, made.program, bench)])
+    yield Scenario("beside", bench, [compare_counters(core, "beside", made, made.program, bench)])
 
 
 def _signals(made: Generator, semaphore: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from support.core_arithmetic import arithmetic
-from support.core_balanced import balanced
+from support.core_balanced import balanced_scenarios
 from support.core_cases import Core, Scenario
 from support.core_corners import corners
 from support.core_crowded import crowded
@@ -19,5 +19,15 @@ from support.core_signals import signals
 def special(core: Core) -> Iterator[Scenario]:
     """Long loops, within others as well, the corners of arithmetic and of operands, large transfers and sums, pairs of
     instructions, units that meet at a memory, and signals."""
-    for kind in (long_loops, nested, arithmetic, balanced, large, beside, crowded, signals, corners):
+    for kind in (
+        long_loops,
+        nested,
+        arithmetic,
+        balanced_scenarios,
+        large,
+        beside,
+        crowded,
+        signals,
+        corners,
+    ):
         yield from kind(core)

@@ -10,7 +10,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 
-from support.bit_flips import flipping
+from support.bit_flips import flip_bits
 from support.random_programs import MEMORY, PROGRAM, Generator
 from weft.hdl.isa import Mm
 from weft.hdl.isa.config import PRESETS, Config
@@ -147,7 +147,7 @@ def stops(seeds: Iterable[int], sequential: bool) -> Tally[str]:
 
 @cache
 def _flipping_verilog(config: Config, sequential: bool, one_in: int) -> str:
-    return flipping(core_verilog(config, sequential=sequential), one_in)
+    return flip_bits(core_verilog(config, sequential=sequential), one_in)
 
 
 def flips(config: Config, seeds: Iterable[int], sequential: bool, one_in: int) -> tuple[Tally[str], int]:

@@ -65,10 +65,10 @@ def masked(
     weights = made.weights(scores, 100.0)
     made.rounded = False
     value = made.product(weights, v)
-    model = models.ended(builder, made.joined(value, v_source) if join else value, v_source)
+    model = models.quantise_result(builder, made.joined(value, v_source) if join else value, v_source)
     feeds = qdq_models.feeds(model, rng)
     allowed = rng.integers(0, 2, (images, sizes.keys)).astype(bool)
     allowed[:, 0] = True  # for every query of a causal mask, too
     feeds["mask"] = models.additive(allowed).reshape(images, 1, 1, sizes.keys)
-    models.calibrated(model, feeds)
+    models.calibrate_scores(model, feeds)
     return Case(model, feeds, np.broadcast_to(allowed, (sizes.batch, sizes.keys)))

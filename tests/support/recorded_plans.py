@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from support.attention_cases import random_attention
-from support.certified_cases import EVERY_CONFIG, KINDS, compiled
+from support.certified_cases import EVERY_CONFIG, KINDS, compile_random
 from support.op_cases import random_op, with_more
 from support.rooflines import random_layer, small_layer
 from weft.compiler.ir.graph import Conv, DeviceOp, Region, View
@@ -74,7 +74,7 @@ def _of_config(name: str) -> Iterator[tuple[DeviceOp, Config]]:
 
 def _of_kind(kind: str) -> Iterator[tuple[DeviceOp, Config]]:
     for number in range(OTHERS):
-        segment, config = compiled(kind, number)
+        segment, config = compile_random(kind, number)
         for op in segment.ops:
             yield op, config
         if kind == "attention":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from support.certified_cases import EVERY_CONFIG, KINDS, compiled, drawn
+from support.certified_cases import EVERY_CONFIG, KINDS, compile_random, draw_network
 from support.op_cases import apart, segment_of
 from support.rooflines import LATENCY, random_layer, small_layer
 from weft.compiler.backend import compile_segment
@@ -38,11 +38,11 @@ def segments(name: str) -> Iterator[tuple[str, DeviceSegment, Config]]:
     """What is compiled under a name: that of a configuration, or of a kind of operator, with a title for each."""
     if name in KINDS:
         for seed in range(OTHERS):
-            yield (f"{seed}", *compiled(name, seed))
+            yield (f"{seed}", *compile_random(name, seed))
         return
     config, place = EVERY_CONFIG[name], sorted(EVERY_CONFIG).index(name)
     for number in range(DRAWN):
-        yield (f"network {number}", *drawn(place + number * len(EVERY_CONFIG)))
+        yield (f"network {number}", *draw_network(place + number * len(EVERY_CONFIG)))
     for number in range(LAYERS):
         rng = np.random.default_rng([place, number])
         yield f"layer {number}", segment_of(*apart(random_layer(rng, config))), config

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import serial
 from support.board_model import BoardModel
-from support.board_terminal import CONFIG, Terminal, refused
-from support.connected_board import tired
+from support.board_terminal import CONFIG, Terminal, check_refused
+from support.connected_board import stop_answering_after
 
 from weft.boards.link import session
 from weft.boards.link.frames import PAYLOAD, Answer, Operation, Parser, Request, frame
@@ -389,41 +389,41 @@ def test_wrong_arguments(device: BoardDevice, model: BoardModel) -> None:
 def test_boards_for_something_else_are_refused(terminal: Terminal, model: BoardModel) -> None:
     own = CONFIG.replace(accumulator_depth=128)
     model.identity = replace(model.identity, digest=PRESETS["small"].digest)
-    refused(
+    check_refused(
         terminal,
         f"the board model at {terminal.path} is built for configuration small "
         f"(digest {PRESETS['small'].digest:#010x}), the program is for configuration tiny "
         f"(digest {CONFIG.digest:#010x}): compile for the board or flash the other bitstream",
     )
     model.identity = replace(model.identity, digest=own.digest)
-    refused(terminal, f"built for configuration of your own (digest {own.digest:#010x}), the program")
+    check_refused(terminal, f"built for configuration of your own (digest {own.digest:#010x}), the program")
     model.identity = replace(model.identity, protocol=9)
-    refused(terminal, "speaks version 9 of the link, this weft version 2: build and flash it again")
+    check_refused(terminal, "speaks version 9 of the link, this weft version 2: build and flash it again")
     model.identity = replace(model.identity, protocol=2, digest=CONFIG.digest)
     model.set(Reg.VERSION, 77)
-    refused(terminal, "register VERSION of the core")
+    check_refused(terminal, "register VERSION of the core")
     model.set(Reg.VERSION, VERSION)
     BoardDevice.open(terminal.path, CONFIG).close()
 
 
 def test_what_is_no_board_is_refused(terminal: Terminal, model: BoardModel) -> None:
     terminal.board = lambda data: b""
-    refused(terminal, "nothing answers at")
+    check_refused(terminal, "nothing answers at")
     terminal.board = lambda data: data
-    refused(terminal, "is no weft board, or runs at another baud rate: of")
+    check_refused(terminal, "is no weft board, or runs at another baud rate: of")
     terminal.board = lambda data: random.randbytes(len(data))
-    refused(terminal, "is no weft board, or runs at another baud rate: of")
+    check_refused(terminal, "is no weft board, or runs at another baud rate: of")
 
     def other(data: bytes) -> bytes:
         bodies = Parser().feed(model.feed(data))
         return b"".join(frame(body[:3] + bytes(len(body) - 3)) for body in bodies)
 
     terminal.board = other
-    refused(terminal, "is no weft board: an identity starts with")
+    check_refused(terminal, "is no weft board: an identity starts with")
 
 
 def test_a_board_that_is_lost(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
-    terminal.board = tired(model, 5000)
+    terminal.board = stop_answering_after(model, 5000)
     device._session.attempts, device._session.patience = 3, 0.3
     with pytest.raises(DeviceError, match=f"the board at {terminal.path} no longer answers"):
         device.write(0, bytes(20_000))

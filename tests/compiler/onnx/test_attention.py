@@ -48,7 +48,7 @@ def test_agrees_with_the_reference(kind: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     model = kind(rng)
     values = qdq_models.feeds(model, rng)
-    models.calibrated(model, values)
+    models.calibrate_scores(model, values)
     graph = import_model(model)
     assert not on_host(graph)
     assert {type(op).__name__ for op in device_ops(graph)} <= {"Attention", "Rescale"}
@@ -89,7 +89,7 @@ def test_pairs_that_nothing_can_leave_only_round() -> None:
     most = 4 * 255 * 255 * q_source.scale * k_source.scale
     scores = made.pair(made.product(q, made.keys_transposed(k, k_source)), most / 127)
     value = made.product(made.weights(scores, most / 127), v)
-    graph = import_model(models.ended(made.builder, value, v_source))
+    graph = import_model(models.quantise_result(made.builder, value, v_source))
     (op,) = device_ops(graph)
     assert op.rounding is None
     assert ROUNDING in {note for _, _, _, note in graph.assignment}
@@ -163,7 +163,7 @@ def test_heads_as_images_stay_images() -> None:
     made.builder = builder
     q, k, v = (builder.dequantise(part) for part in parts)
     value = made.product(made.weights(made.product(q, made.keys_transposed(k, parts[1]))), v)
-    model = models.ended(builder, value, parts[2])
+    model = models.quantise_result(builder, value, parts[2])
     graph = import_model(model)
     assert not on_host(graph)
     op = device_ops(graph)[-1]
@@ -181,7 +181,7 @@ def test_other_ranks(rank: int) -> None:
     scores = builder.node("MatMul", [builder.dequantise(q), keys])
     scores = builder.node("Mul", [scores, builder.constant(np.float32(0.3))])
     value = builder.node("MatMul", [builder.node("Softmax", [scores], axis=-1), builder.dequantise(v)])
-    model = models.ended(builder, value, v)
+    model = models.quantise_result(builder, value, v)
     assert not on_host(import_model(model))
     assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
@@ -199,7 +199,7 @@ def test_mask_chosen_by_where(swapped: bool) -> None:
     low = builder.constant(np.float32(np.finfo(np.float32).min))
     chosen = [builder.constant(~seen), low, scores] if swapped else [builder.constant(seen), scores, low]
     value = made.product(made.weights(builder.node("Where", chosen)), v)
-    model = models.ended(builder, value, v_source)
+    model = models.quantise_result(builder, value, v_source)
     (op,) = ops_of(model)
     assert (op.causal, op.offset, op.lengths) == (True, 0, (5,))
     assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
@@ -213,7 +213,7 @@ def test_scores_scaled_twice() -> None:
     v, v_source = made.heads(2, 5, 4)
     scores = made.scaled(made.product(q, made.keys_transposed(k, k_source)), 0.125)
     value = made.product(made.weights(made.scaled(scores, 0.5, "Div")), v)
-    model = models.ended(made.builder, value, v_source)
+    model = models.quantise_result(made.builder, value, v_source)
     (op,) = ops_of(model)
     assert isinstance(op, Attention)
     assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
@@ -237,7 +237,7 @@ def test_probabilities_that_are_not_a_number(zero: float) -> None:
         made.product(q, made.keys_transposed(k, k_source)), models.additive(np.arange(5) < 3)
     )
     value = made.product(guarded(made, made.weights(scores), zero), v)
-    model = models.ended(made.builder, value, v_source)
+    model = models.quantise_result(made.builder, value, v_source)
     graph = import_model(model)
     assert bool(on_host(graph)) == bool(zero)
     assert [isinstance(op, Attention) for op in device_ops(graph)] == ([] if zero else [True])
@@ -440,7 +440,9 @@ def test_attention_without_look_up_tables(name: str) -> None:
     scores = made.scaled(made.product(q, made.keys_transposed(k, k_source)), 0.1)
     value = made.product(made.weights(scores), v)
     like = made.builder.like(value, made.builder.shape_of(value), v_source)
-    model = models.ended(made.builder, made.builder.node("Tanh", [made.builder.dequantise(like)]), v_source)
+    model = models.quantise_result(
+        made.builder, made.builder.node("Tanh", [made.builder.dequantise(like)]), v_source
+    )
     program = weft.compile(model, Config.load(name).replace(kernel=64, lookup_tables=0))
     placed = {op: (place, why) for _, op, place, why in program.assignment}
     assert placed["MatMul"][0] == "device"

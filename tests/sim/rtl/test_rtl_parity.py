@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.bit_flips import flipping
+from support.bit_flips import flip_bits
 from support.faulty_runs import CONFIG, PARITY, flips
 from support.random_programs import MEMORY, Generator
 
@@ -54,4 +54,4 @@ def test_without_parity_results_are_wrong() -> None:
 
 def test_nothing_to_change() -> None:
     with pytest.raises(ValueError, match="no memory was found"):
-        flipping("module other;\nendmodule\n", 256)
+        flip_bits("module other;\nendmodule\n", 256)

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 from support import op_cases
-from support.certified_cases import CONFIGS, KINDS, compiled, drawn
+from support.certified_cases import CONFIGS, KINDS, compile_random, draw_network
 from support.extreme_inputs import Inputs, extreme_inputs
 from support.mutated import change_bytes, change_value, change_words
 from support.op_cases import apart
@@ -199,12 +199,12 @@ def _inputs(graph: Graph, program: DeviceProgram, rng: Rng) -> list[Inputs]:
 
 
 def _convolutions(seed: int, rng: Rng) -> SegmentSubject:
-    segment, config = drawn(seed)
+    segment, config = draw_network(seed)
     return SegmentSubject(segment, config, compile_segment(segment, config), rng)
 
 
 def _kernels(kind: str, seed: int, rng: Rng) -> SegmentSubject:
-    segment, config = compiled(kind, seed)
+    segment, config = compile_random(kind, seed)
     return SegmentSubject(segment, config, compile_segment(segment, config), rng)
 
 
@@ -254,7 +254,7 @@ def _sequential(seed: int, rng: Rng) -> SegmentSubject:
     """Programs for the sequential core: on boards' own configurations, and with kernels and softmax."""
     while True:
         if rng.random() < 0.5:
-            segment, config = compiled(str(rng.choice(sorted(KINDS))), int(rng.integers(1 << 30)))
+            segment, config = compile_random(str(rng.choice(sorted(KINDS))), int(rng.integers(1 << 30)))
         else:
             config = SEQUENTIAL[int(rng.integers(len(SEQUENTIAL)))]
             segment = op_cases.random_mixture(rng, 6, 16, products=bool(config.multiply))[0]

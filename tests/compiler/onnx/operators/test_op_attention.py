@@ -80,7 +80,7 @@ def mixed_heads() -> onnx.ModelProto:
     k, k_source = made.heads(2, 5, 4)
     v, v_source = made.heads(2, 5, 4)
     product = made.product(value, made.keys_transposed(k, k_source))
-    return models.ended(builder, made.product(made.weights(product), v), v_source)
+    return models.quantise_result(builder, made.product(made.weights(product), v), v_source)
 
 
 def exploded(
@@ -94,7 +94,7 @@ def exploded(
     scores = made.pair(made.product(q, made.keys_transposed(k, k_source)), 0.4)
     weights = made.weights(scores if after else change(made, scores), scale)
     value = made.product(change(made, weights) if after else weights, v)
-    return models.ended(made.builder, value, v_source)
+    return models.quantise_result(made.builder, value, v_source)
 
 
 def masked(mask: np.ndarray) -> onnx.ModelProto:
@@ -117,7 +117,7 @@ def other_axis() -> onnx.ModelProto:
     v, v_source = made.heads(2, 5, 4)
     scores = made.product(q, made.keys_transposed(k, k_source))
     value = made.product(made.builder.node("Softmax", [scores], axis=2), v)
-    return models.ended(made.builder, value, v_source)
+    return models.quantise_result(made.builder, value, v_source)
 
 
 def float_values() -> onnx.ModelProto:
@@ -127,14 +127,14 @@ def float_values() -> onnx.ModelProto:
     v, v_source = made.heads(2, 5, 4)
     scores = made.product(q, made.keys_transposed(k, k_source))
     value = made.product(made.weights(scores), made.builder.node("Erf", [v]))
-    return models.ended(made.builder, value, v_source)
+    return models.quantise_result(made.builder, value, v_source)
 
 
 def broadcast_heads() -> onnx.ModelProto:
     made = Exploded(rng(), SIZES)
     q, _ = made.heads(2, 4, 4)
     k, k_source = made.heads(1, 5, 4)
-    return models.ended(made.builder, made.product(q, made.keys_transposed(k, k_source)), k_source)
+    return models.quantise_result(made.builder, made.product(q, made.keys_transposed(k, k_source)), k_source)
 
 
 def read_twice() -> onnx.ModelProto:
