@@ -24,7 +24,7 @@ from support.core_cases import (
     timed_scenario,
     words_of,
 )
-from support.core_directed import ORIGINS, directed, distant
+from support.core_directed import ORIGINS, directed_scenarios, distant
 from support.core_observed import (
     GROUPS,
     LOOPS,
@@ -32,7 +32,7 @@ from support.core_observed import (
     Observed,
     iterations,
     long_loops,
-    observed,
+    observed_scenarios,
 )
 from support.core_pairs import beside
 from support.random_instructions import DUMP
@@ -56,7 +56,7 @@ def device() -> HostedRtl:
 
 
 def all_of(core: Core) -> list[Scenario]:
-    return [*directed(core), *scenarios(core, range(1), 5), *observed(core, range(1), 3)]
+    return [*directed_scenarios(core), *scenarios(core, range(1), 5), *observed_scenarios(core, range(1), 3)]
 
 
 def test_the_core_passes_its_scenarios() -> None:
@@ -181,7 +181,7 @@ def test_a_step_says_what_differs(device: HostedRtl) -> None:
 
 
 def test_registers_with_a_fault_are_seen(device: HostedRtl, monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario = next(directed(SEQUENTIAL))
+    scenario = next(directed_scenarios(SEQUENTIAL))
     monkeypatch.setattr(
         HostedRtl, "write_bytes", lambda self, address, value, strobe, **options: self.poke(address, value)
     )

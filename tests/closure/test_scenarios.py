@@ -16,11 +16,11 @@ from support.core_balanced import LIMITS, Balanced, balanced_scenarios
 from support.core_cases import Benches, Core, Scenario
 from support.core_corners import KINDS as CORNERS
 from support.core_corners import Apart, Corners, Kind, corners
-from support.core_crowded import REFUSED, SEEDS, crowded
+from support.core_crowded import REFUSED, SEEDS, crowded_scenarios
 from support.core_directed import ends
 from support.core_large import SHORT_STORES, Large, WholeSums, large
 from support.core_long import long
-from support.core_nested import LOOPS, Nested, nested
+from support.core_nested import LOOPS, Nested, nested_scenarios
 from support.core_signals import KINDS, MASKS, signals
 from support.random_instructions import DUMP
 from support.random_programs import MEMORY
@@ -58,7 +58,7 @@ def test_each_loop_is_long_within_another(kind: type[Instruction]) -> None:
 
 
 def test_loops_within_loops_take_the_time_of_the_cycle_model() -> None:
-    runs(nested(Core(SMALL), (Vec, Load)))
+    runs(nested_scenarios(Core(SMALL), (Vec, Load)))
 
 
 def test_sums_show_both_of_their_terms() -> None:
@@ -92,7 +92,7 @@ def test_balanced_programs_are_right() -> None:
 
 
 def test_units_wait_for_memories() -> None:
-    counters = runs(crowded(Core(SMALL)))
+    counters = runs(crowded_scenarios(Core(SMALL)))
     loads = len(SEEDS[Load])
     assert len(counters) == loads + len(REFUSED[Softmax])
     assert all(item[Counter.LOAD_PORT] > 0 for item in counters[:loads])
@@ -101,7 +101,7 @@ def test_units_wait_for_memories() -> None:
 
 @pytest.mark.long
 def test_kernels_are_refused_what_they_read_and_write_right() -> None:
-    scenarios = list(crowded(Core(FULL)))
+    scenarios = list(crowded_scenarios(Core(FULL)))
     for counters in runs(scenarios[-len(REFUSED[Kernel]) - len(REFUSED[Softmax]) :], FULL):
         assert counters[Counter.VEC_PORT] > 5000
 
@@ -146,7 +146,7 @@ def test_quotients_show_the_last_bit_of_their_factor() -> None:
 
 def test_a_kernel_runs_while_products_read() -> None:
     """Neither waits for the other."""
-    scenario = next(crowded(Core(FULL)))
+    scenario = next(crowded_scenarios(Core(FULL)))
     program = scenario.steps[0].program
     first = next(index for index, item in enumerate(program) if isinstance(item, Mm))
     beside = [item for item in program[first + 1 : first + 7] if isinstance(item, (Kernel, Store))]

@@ -230,13 +230,13 @@ def timed_scenario(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
     words, steps = words_of(made.program), []
     model = model_of(core, bench)
     for turn in range(2):
-        compare_counters = bench.fresh or not core.sequential
+        with_counters = bench.fresh or not core.sequential
         bench.fresh = False
         run_words(model, made, words, None)  # memory saves up bandwidth from one run to the next
         counters = counters_of(model)
 
         def run(
-            device: HostedRtl, limit: int | None, compare_counters: bool = compare_counters, turn: int = turn
+            device: HostedRtl, limit: int | None, with_counters: bool = with_counters, turn: int = turn
         ) -> object:
             if turn == 0:
                 device.spend()  # others may have run before
@@ -245,10 +245,10 @@ def timed_scenario(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
                 device.poke(Reg.CONTROL, START)  # which is for a core that does nothing
             device.wait(limit or LIMIT)
             seen: dict[str, object] = {"memory": device.read(0, MEMORY)}
-            return seen | (counters_of(device, seed + turn) if compare_counters else {})
+            return seen | (counters_of(device, seed + turn) if with_counters else {})
 
         expected: dict[str, object] = {"memory": run_words(bench.golden, made, words, None)}
-        expected |= counters if compare_counters else {}
+        expected |= counters if with_counters else {}
         steps.append(Step(f"timed {seed}, {turn}", run, expected, made.program, model.intervals))
     return Scenario(f"timed {seed}", bench, steps)
 
@@ -346,6 +346,6 @@ def loops(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
     def run(device: HostedRtl, limit: int | None) -> object:
         device.spend()
         found: dict[str, object] = {"memory": made.run(device, limit=limit or LIMIT)}
-        return found | (counters_of(device) if compare_counters else {})
+        return found | (counters_of(device) if with_counters else {})
 
     return Scenario(f"loops {seed}", bench, [Step(f"loops {seed}", run, expected, made.program[:-1])])

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support import qdq_models
-from support.graph_runs import on_host, run_graph, run_kept
+from support.graph_runs import on_host, run_graph, run_with_states
 from support.ort_sessions import plain_session
 from support.qdq_models import Builder, Quantised, finished
 
@@ -32,7 +32,7 @@ def same_as_given_back(model: onnx.ModelProto, graph: Graph, states: dict[str, s
     for _ in range(3):
         every = qdq_models.feeds(model, rng) | given
         wanted = run_graph(plain, every)
-        found = run_kept(graph, {name: every[name] for name in graph.inputs}, kept)
+        found = run_with_states(graph, {name: every[name] for name in graph.inputs}, kept)
         assert all(np.array_equal(found[name], wanted[name]) for name in graph.outputs)
         given = {source: wanted[target] for source, target in states.items()}
 
@@ -199,7 +199,7 @@ def test_as_if_the_user_gave_it_back(name: str) -> None:
         theirs = dict(
             zip(("y0", "y1"), plain_session(model).run(None, {x: feed, before: given}), strict=True)
         )
-        found = run_kept(kept, {x: feed}, states)
+        found = run_with_states(kept, {x: feed}, states)
         assert np.array_equal(found["y0"], wanted["y0"])
         for key, value in wanted.items():
             assert np.rint(np.abs(value - theirs[key]) / steps[key]).max() <= 1
@@ -228,7 +228,7 @@ def test_states_that_are_not_quantised_are_the_hosts(dtype: int) -> None:
     assert "state" not in kinds_of_state_inputs(graph)
     states = {state.source: state.initial for state in graph.states}
     for count in range(3):
-        run_kept(graph, {model.graph.input[0].name: np.zeros((2, 3), np.float32)}, states)
+        run_with_states(graph, {model.graph.input[0].name: np.zeros((2, 3), np.float32)}, states)
         assert (states["h"] == count + 1).all()
     assert states["h"].dtype == helper.tensor_dtype_to_np_dtype(dtype)
 
@@ -245,7 +245,7 @@ def test_an_input_and_an_output_of_which_one_is_the_other() -> None:
     graph = import_model(model, states={"a": "next_a", "b": "next_b"})
     states = {"a": np.full((2, 3), 1, np.int8), "b": np.full((2, 3), 2, np.int8)}
     for one, other in ((2, 1), (1, 2)):
-        run_kept(graph, {model.graph.input[0].name: np.zeros((2, 3), np.float32)}, states)
+        run_with_states(graph, {model.graph.input[0].name: np.zeros((2, 3), np.float32)}, states)
         assert ((states["a"] == one) & (states["b"] == other)).all()
 
 

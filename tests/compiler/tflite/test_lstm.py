@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from support.graph_runs import run_kept
+from support.graph_runs import run_with_states
 from support.litert import runs, steps
 from support.tflite_models import Model
 
@@ -88,7 +88,7 @@ def check(case: Lstm) -> None:
     assert list(states) == ["h", "c"]
     given = values, values[:, ::-1]
     for feed, theirs in zip(given, runs(content, [{x: feed} for feed in given]), strict=True):
-        (found,) = run_kept(graph, {"x": feed}, states).values()
+        (found,) = run_with_states(graph, {"x": feed}, states).values()
         assert steps(found, theirs[y]).max() <= 1
 
 

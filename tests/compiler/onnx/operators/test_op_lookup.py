@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import onnx
 import pytest
-from support.fallbacks import Case, builder, check_fallback, ended, source, two, untried
+from support.fallbacks import Case, builder, check_fallback, finish_model, source, two, untested_constraints
 from support.function_models import Chain, check, silu
 from support.graph_runs import device_ops, on_host
 
@@ -21,13 +21,13 @@ from weft.hdl.isa.config import Config
 def of_float() -> onnx.ModelProto:
     built = builder()
     value = built.node("LogSoftmax", [built.dequantise(source(built))])
-    return ended(built, built.node("Sigmoid", [value]))
+    return finish_model(built, built.node("Sigmoid", [value]))
 
 
 def logarithm(op: str = "Log") -> onnx.ModelProto:
     built = builder()
     value = built.node(op, [built.dequantise(source(built))])
-    return ended(built, built.node("Relu", [value]))
+    return finish_model(built, built.node("Relu", [value]))
 
 
 CASES: dict[str, Case] = {
@@ -45,7 +45,12 @@ def test_fallback(name: str) -> None:
 
 def test_every_constraint_has_a_case() -> None:
     # Tables and values of 16 bits have tests of their own; Q nodes without parameters are tried with those.
-    assert untried(LOOKUP_OPERATORS, CASES.values()) == {"tables", "per_tensor", "lines_near", "wide_engine"}
+    assert untested_constraints(LOOKUP_OPERATORS, CASES.values()) == {
+        "tables",
+        "per_tensor",
+        "lines_near",
+        "wide_engine",
+    }
 
 
 def test_without_tables() -> None:
