@@ -46,7 +46,7 @@ def inputs(program: weft.Program, seed: int) -> dict[str, np.ndarray]:
 
 
 def main() -> int:
-    from support.preloaded_board import preloaded
+    from support.preloaded_board import preloaded_board
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -58,7 +58,7 @@ def main() -> int:
     board, wrong = find(options.board), 0
     print(HEADER)
     print("|---" * (HEADER.count("|") - 1) + "|")
-    with preloaded(board, board.config) as device:
+    with preloaded_board(board, board.config) as device:
         for name in options.models:
             model = source(name)
             (told,) = estimate(model, [board.name])

@@ -12,7 +12,7 @@ from collections import Counter as Tally
 import numpy as np
 import pytest
 from support.attention_cases import attention
-from support.op_cases import apart, convolution, segment_of, whole
+from support.op_cases import convolution, segment_of, split_operators, whole
 from support.rooflines import LATENCY, bounds, ends, filled, random_layer, reason, roofline, small_layer
 
 from weft.boards.registry import BOARDS
@@ -31,7 +31,9 @@ _MANY = 120
 
 
 def cycles_of(op: Conv | Attention, config: Config) -> int:
-    segment = DeviceSegment("attention", (op,)) if isinstance(op, Attention) else segment_of(*apart(op))
+    segment = (
+        DeviceSegment("attention", (op,)) if isinstance(op, Attention) else segment_of(*split_operators(op))
+    )
     program = compile_segment(segment, config)
     image = Image(program)
     device = TimingDevice(config, image.memory_bytes, latency=LATENCY, bandwidth=config.bus_bytes)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from support.memory_cases import KINDS, case, cases
-from support.preloaded_board import Preloaded, preloaded
+from support.preloaded_board import Preloaded, preloaded_board
 
 from weft.boards.registry import find
 from weft.hdl.isa.config import Config
@@ -59,7 +59,7 @@ def test_every_counter_is_exact_at_some_phase() -> None:
     """Refreshes go on between programs, so nobody knows how far the first one in a program is off."""
     board, rng = find("ulx3s-12f"), np.random.default_rng(21)
     sdram = sdram_of(board.name)
-    with preloaded(board, board.config) as device:
+    with preloaded_board(board, board.config) as device:
         for kind in KINDS:
             while True:
                 image, inputs = case(rng, board.config, kind, BANDWIDTH)
@@ -87,7 +87,7 @@ def test_cycles_are_the_boards(name: str, clock: float | None) -> None:
     board = dataclasses.replace(board, clock=clock or board.clock)
     sdram = sdram_of(name, clock)
     exact, apart = 0, []
-    with preloaded(board, board.config) as device:
+    with preloaded_board(board, board.config) as device:
         for title, image, inputs in cases(board.config, 22, 5, BANDWIDTH):
             real = counted(device, image, inputs)
             model = modelled(board.config, image, inputs, sdram)

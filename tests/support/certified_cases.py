@@ -10,7 +10,6 @@ import numpy as np
 
 from support import attention_cases, op_cases, wide_cases
 from support.op_cases import (
-    apart,
     draw,
     random_chain,
     random_mixture,
@@ -18,6 +17,7 @@ from support.op_cases import (
     random_source,
     random_view,
     segment_of,
+    split_operators,
 )
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
@@ -277,7 +277,9 @@ def draw_network(seed: int) -> tuple[DeviceSegment, Config]:
             segment = random_mixture(rng, products=bool(config.multiply))[0]
         else:
             segment = segment_of(random_op(rng))
-        ops = [item for op in segment.ops for item in (apart(op) if isinstance(op, Conv) else (op,))]
+        ops = [
+            item for op in segment.ops for item in (split_operators(op) if isinstance(op, Conv) else (op,))
+        ]
         tables = config.lookup_tables or all(op.lookup is None for op in ops)
         if tables and not any(operator_of(op).unsupported(op, config) for op in ops):
             return segment, config

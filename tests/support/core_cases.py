@@ -336,9 +336,9 @@ def rename_semaphores(program: list[Instruction], pick: random.Random, config: C
 def loops(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
     """Scenario of a program with loops and registers."""
     made = LoopProgram(core.config, seed, count, divides=False)
-    compare_counters = bench.memory in PLAIN
+    with_counters = bench.memory in PLAIN
     expected: dict[str, object] = {"memory": made.run(bench.golden)}
-    if compare_counters:
+    if with_counters:
         model = TimingDevice(core.config, MEMORY, **bench.memory)
         made.run(model)
         expected |= counters_of(model)

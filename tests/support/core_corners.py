@@ -165,7 +165,7 @@ class Corners(Observed):
             self.draw_valid(Mm, place | {"accumulate": 1, "align": 0, "depthwise": 0})
 
     def build_operands(self) -> None:
-        """Add kernels that read all vectors of all operands in every column, and write a number that depends on each."""
+        """Add kernels that read all vectors of all operands in every column, and write a number that depends on all."""
         self.prologue()
         r = self.random
         for _ in range(OPERANDS):

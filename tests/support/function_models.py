@@ -22,7 +22,7 @@ KINDS = {np.int8: TensorProto.INT8, np.uint8: TensorProto.UINT8}
 class Chain(Builder):
     """Builder of a model from int8 or uint8 `source` (all 256 values in `shape`) to bytes again.
 
-    `value` is the dequantised source; `ended` returns the model of a value computed from it.
+    `value` is the dequantised source; `finish_with` returns the model of a value computed from it.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Chain(Builder):
         super().__init__(np.random.default_rng(0), opset)
         self.shape, self.dtype = shape, dtype
         self.inputs.append(helper.make_tensor_value_info("source", KINDS[dtype], shape))
-        self.value = self.dequantised("source", scale, zero, dtype)
+        self.value = self.add_dequantise("source", scale, zero, dtype)
         self.outputs: list[onnx.ValueInfoProto] = []
 
     def number(self, value: float) -> str:
@@ -46,17 +46,19 @@ class Chain(Builder):
         names = [name if isinstance(name, str) else self.number(name) for name in inputs]
         return self.node(op, names, **attributes)
 
-    def quantised(self, value: str, scale: float, zero: int = 0, dtype: type[np.integer] = np.int8) -> str:
+    def add_quantise(self, value: str, scale: float, zero: int = 0, dtype: type[np.integer] = np.int8) -> str:
         return self.node("QuantizeLinear", [value, self.number(scale), self.constant(np.array(zero, dtype))])
 
-    def dequantised(self, value: str, scale: float, zero: int = 0, dtype: type[np.integer] = np.int8) -> str:
+    def add_dequantise(
+        self, value: str, scale: float, zero: int = 0, dtype: type[np.integer] = np.int8
+    ) -> str:
         return self.node(
             "DequantizeLinear", [value, self.number(scale), self.constant(np.array(zero, dtype))]
         )
 
-    def rounded(self, value: str, scale: float = 0.03, zero: int = 3) -> str:
+    def round_trip(self, value: str, scale: float = 0.03, zero: int = 3) -> str:
         """Pass a value through a Q/DQ pair."""
-        return self.dequantised(self.quantised(value, scale, zero), scale, zero)
+        return self.add_dequantise(self.add_quantise(value, scale, zero), scale, zero)
 
     def give(self, value: str, kind: int, shape: tuple[int, ...] | None = None) -> None:
         """Make a value an output."""
@@ -68,10 +70,10 @@ class Chain(Builder):
         opsets = [helper.make_opsetid(*domain) for domain in domains]
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
-    def ended(
+    def finish_with(
         self, value: str, scale: float = 0.02, zero: int = 5, dtype: type[np.integer] = np.int8
     ) -> onnx.ModelProto:
-        self.give(self.quantised(value, scale, zero, dtype), KINDS[dtype])
+        self.give(self.add_quantise(value, scale, zero, dtype), KINDS[dtype])
         return self.model()
 
     @property
@@ -81,7 +83,7 @@ class Chain(Builder):
         return {"source": np.resize(every, self.shape)}
 
 
-def wanted(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+def run_ort(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -92,7 +94,7 @@ def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray], steps: int = 0) 
     """Import a model and check that it gives ONNX Runtime's bytes, with `steps` other operators beside look-ups."""
     graph = import_model(model)
     given = run_graph(graph, feeds)
-    for output, expected in zip(model.graph.output, wanted(model, feeds), strict=True):
+    for output, expected in zip(model.graph.output, run_ort(model, feeds), strict=True):
         assert given[output.name].dtype == expected.dtype
         assert np.abs(given[output.name].astype(float) - expected).max() <= steps, output.name
     return graph

@@ -1,4 +1,4 @@
-"""Attention written out whose mask of keys is an input."""
+"""Attention written out, with the mask of keys as an input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Case:
     allowed: np.ndarray
 
 
-def masked(
+def masked_attention(
     rng: np.random.Generator,
     sizes: Sizes,
     *,
@@ -40,9 +40,9 @@ def masked(
     rounded: bool = False,
     behind: bool = False,
 ) -> Case:
-    """Attention written out, whose mask is a quantised input of (images, 1, 1, keys).
+    """Draw attention written out, whose mask is a quantised input of (images, 1, 1, keys).
 
-    Scores are `rounded` behind it, or multiplied by 0.5 if `behind`.
+    After the mask, scores are `rounded`, or multiplied by 0.5 if `behind`.
     """
     made = Exploded(rng, sizes, rounded=False)
     builder, images = made.builder, sizes.batch if images is None else images

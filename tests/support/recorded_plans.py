@@ -20,7 +20,7 @@ import numpy as np
 
 from support.attention_cases import random_attention
 from support.certified_cases import EVERY_CONFIG, KINDS, compile_random
-from support.op_cases import random_op, with_more
+from support.op_cases import extend_epilogue, random_op
 from support.rooflines import random_layer, small_layer
 from weft.compiler.ir.graph import Conv, DeviceOp, Region, View
 from weft.compiler.kernel.wide import WideConv
@@ -66,7 +66,7 @@ def _of_config(name: str) -> Iterator[tuple[DeviceOp, Config]]:
     for number in range(LAYERS):
         rng = np.random.default_rng([place, number])
         layer = random_layer(rng, config)
-        yield with_more(rng, layer) if number % 3 == 1 else layer, config
+        yield extend_epilogue(rng, layer) if number % 3 == 1 else layer, config
     for number in range(SMALL):
         rng = np.random.default_rng([place, number])
         yield small_layer(rng) if number % 3 == 0 else random_op(rng), config

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from support.certified_cases import EVERY_CONFIG, KINDS, compile_random, draw_network
-from support.op_cases import apart, segment_of
+from support.op_cases import segment_of, split_operators
 from support.rooflines import LATENCY, random_layer, small_layer
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
@@ -45,8 +45,8 @@ def segments(name: str) -> Iterator[tuple[str, DeviceSegment, Config]]:
         yield (f"network {number}", *draw_network(place + number * len(EVERY_CONFIG)))
     for number in range(LAYERS):
         rng = np.random.default_rng([place, number])
-        yield f"layer {number}", segment_of(*apart(random_layer(rng, config))), config
-        yield f"small layer {number}", segment_of(*apart(small_layer(rng))), config
+        yield f"layer {number}", segment_of(*split_operators(random_layer(rng, config))), config
+        yield f"small layer {number}", segment_of(*split_operators(small_layer(rng))), config
 
 
 def measured(name: str) -> dict[str, Measured]:

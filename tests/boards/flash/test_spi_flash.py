@@ -12,7 +12,7 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from cocotb.triggers import RisingEdge
-from support.memory_driver import Burst, MemoryDriver, burst, moved, random_bursts, reset
+from support.memory_driver import Burst, MemoryDriver, burst, move_bursts, random_bursts, reset
 
 from weft.boards.bus.block_memory import BlockMemory, RamAndFlash
 from weft.boards.bus.port import memory_port
@@ -47,7 +47,9 @@ class Bench(wiring.Component):
 def reads(width: int, at: int, beats: int, count: int = 1) -> list[Burst]:
     """`count` reads of the chip, one behind the other."""
     return [
-        moved([burst(bytearray(CONTENTS), width, False, at + k * beats * width, beats)], WINDOW, CHIP.size)[0]
+        move_bursts(
+            [burst(bytearray(CONTENTS), width, False, at + k * beats * width, beats)], WINDOW, CHIP.size
+        )[0]
         for k in range(count)
     ]
 

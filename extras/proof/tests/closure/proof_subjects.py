@@ -18,7 +18,7 @@ from support import op_cases
 from support.certified_cases import CONFIGS, KINDS, compile_random, draw_network
 from support.extreme_inputs import Inputs, extreme_inputs
 from support.mutated import change_bytes, change_value, change_words
-from support.op_cases import apart
+from support.op_cases import split_operators
 from support.state_models import Ring, Svdf
 
 from weft.boards.board import CoreKind
@@ -229,7 +229,7 @@ def _int4(seed: int, rng: Rng) -> SegmentSubject:
 
 
 def _supported(segment: DeviceSegment, config: Config) -> bool:
-    ops = [item for op in segment.ops for item in (apart(op) if isinstance(op, Conv) else (op,))]
+    ops = [item for op in segment.ops for item in (split_operators(op) if isinstance(op, Conv) else (op,))]
     tables = config.lookup_tables or all(op.lookup is None for op in ops)
     return bool(tables) and not any(operator_of(op).unsupported(op, config) for op in ops)
 

@@ -217,19 +217,19 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
     "bias added": (lambda: masked(np.full(5, -3.0)), written_out.scores_mask),
     "masked row": (lambda: masked(LOW_ROW), written_out.scores_mask),
     "mask of other steps": (
-        lambda: key_mask_models.masked(rng(), SIZES, scale=1.0).model,
+        lambda: key_mask_models.masked_attention(rng(), SIZES, scale=1.0).model,
         written_out.scores_mask,
     ),
     "pair behind a mask from an input": (
-        lambda: key_mask_models.masked(rng(), SIZES, rounded=True).model,
+        lambda: key_mask_models.masked_attention(rng(), SIZES, rounded=True).model,
         row_forms.pairs_constant,
     ),
     "mask of tiny scores": (
-        lambda: key_mask_models.masked(rng(), SIZES, factor=1e-9).model,
+        lambda: key_mask_models.masked_attention(rng(), SIZES, factor=1e-9).model,
         attention_form.key_mask_reaches,
     ),
     "scale behind a mask from an input": (
-        lambda: key_mask_models.masked(rng(), SIZES, behind=True).model,
+        lambda: key_mask_models.masked_attention(rng(), SIZES, behind=True).model,
         written_out.scores_scale,
     ),
     "window added": (lambda: masked(models.additive(WINDOW)), attention_form.mask_kind),

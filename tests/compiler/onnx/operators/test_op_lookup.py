@@ -55,7 +55,7 @@ def test_every_constraint_has_a_case() -> None:
 
 def test_without_tables() -> None:
     chain = Chain()
-    model = chain.ended(silu(chain, chain.value))
+    model = chain.finish_with(silu(chain, chain.value))
     assert on_host(import_model(model)) == {}
     graph = import_model(model, config=Config(lookup_tables=0))
     reasons = on_host(graph)
@@ -68,7 +68,7 @@ def test_without_tables() -> None:
 def test_numbers_of_which_a_function_makes_none() -> None:
     """The first and the last that the value can have, as the model has them."""
     chain = Chain(0.5, 100)
-    model = chain.ended(chain.apply("Tanh", chain.apply("Sqrt", chain.value)))
+    model = chain.finish_with(chain.apply("Tanh", chain.apply("Sqrt", chain.value)))
     reasons = on_host(import_model(model))
     (cause,) = {reason for name, reason in reasons.items() if name.startswith(("sqrt", "tanh"))}
     (name,) = (name for name in reasons if name.startswith("sqrt"))
@@ -93,15 +93,17 @@ def test_the_reason_is_that_of_the_nearest_value() -> None:
 def test_what_is_not_chosen_need_be_no_number() -> None:
     chain = Chain()
     positive = chain.apply("Greater", chain.value, 0.0)
-    model = chain.ended(chain.apply("Where", positive, chain.apply("Log", chain.value), chain.number(0.0)))
+    model = chain.finish_with(
+        chain.apply("Where", positive, chain.apply("Log", chain.value), chain.number(0.0))
+    )
     assert on_host(check(model, chain.feeds)) == {}
 
 
 def test_a_rounded_value_that_was_no_number_is_none() -> None:
     """Its bytes are whatever the host makes of it; the host keeps that, and the device goes on from there."""
     chain = Chain()
-    value = chain.rounded(chain.apply("Log", chain.value))
-    graph = import_model(chain.ended(chain.apply("Tanh", value)))
+    value = chain.round_trip(chain.apply("Log", chain.value))
+    graph = import_model(chain.finish_with(chain.apply("Tanh", value)))
     assert {name.split("_")[0] for name in on_host(graph)} >= {"log", "quantizelinear"}
     assert len(device_ops(graph)) == 1
 
@@ -122,5 +124,5 @@ def test_by_channel_at_the_end() -> None:
 def test_scales_too_large_to_multiply_by() -> None:
     """A requantisation that the device cannot compute is still a table."""
     chain = Chain(1e6)
-    model = chain.ended(chain.apply("Relu", chain.value), 1e-3)
+    model = chain.finish_with(chain.apply("Relu", chain.value), 1e-3)
     assert device_ops(check(model, chain.feeds))[0].lookup is not None
