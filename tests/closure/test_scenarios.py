@@ -134,10 +134,10 @@ def test_quotients_show_the_last_bit_of_their_factor() -> None:
     seen = []
 
     class Watched(Apart):
-        def drawn(self, kind: type[Instruction], change: Any, *, observe: bool = True) -> None:
+        def draw_valid(self, kind: type[Instruction], change: Any, *, observe: bool = True) -> None:
             if kind is Normalise and "scale" in change:
                 seen.append(self._sharpness(change["state"], change["scale"], self.scratchpad // 2))
-            super().drawn(kind, change, observe=observe)
+            super().draw_valid(kind, change, observe=observe)
 
     Watched(FULL, 7000, (Load,)).build_quotients()
     assert len(seen) > 100

@@ -201,7 +201,7 @@ def rename(generator: Program, rng: random.Random) -> None:
 
 def fill(generator: Program, rng: random.Random) -> None:
     """Behind all others STOREs that raise a semaphore up to nearly its largest count, and LOADs that wait for it.
-    Semaphore 0 is one that `Generator.ordered` never uses."""
+    Semaphore 0 is one that `Generator.order_after_all` never uses."""
     byte = {"rows": 1, "length": 1, "pixels": 1}
     assert generator.append(Store(base=4, offset=FREE, **byte))
     assert generator.append(Load(base=0, run=1, dst=1, **byte))

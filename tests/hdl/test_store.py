@@ -51,7 +51,7 @@ class Bench(unit_bench.Bench):
         self.requested = self.confirmed = 0
 
     async def start(self) -> None:
-        await super().start(**self.given(), instruction__valid=0, bus__confirmed=0)
+        await super().start(**self.base_inputs(), instruction__valid=0, bus__confirmed=0)
         for each in (self._requests(), self._beats(), self._confirms(), self._scratchpad()):
             cocotb.start_soon(each)
 

@@ -186,7 +186,7 @@ def wide(rng: Rng, config: Config) -> tuple[DeviceOp, ...]:
     """Draw operators on 16-bit elements, convolutions among them."""
     if rng.random() < 0.5:
         conv = op_cases.random_matmul(rng)
-        src = wide_cases.doubled(conv.src, wide=True)
+        src = wide_cases.with_planes(conv.src, wide=True)
         return (
             WideConv(
                 name="conv", src=src, dst=conv.dst, weight=conv.weight, bias=conv.bias.astype(np.int64) * 100,

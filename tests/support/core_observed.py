@@ -225,7 +225,7 @@ class Observed(Generator):
                 self.put(ops, start)
 
     def _accumulators(self) -> None:
-        """Store the four bytes of the accumulators that fit, which a kernel copies to four vectors of the scratchpad."""
+        """Store the four bytes of the accumulators that fit, which a kernel copies to the scratchpad."""
         self.put(four_bytes(a_memory=1, a=0), 0)
         rows = min(self.config.accumulator_size, self.scratchpad // 4)
         first = self.random.randrange(self.config.accumulator_size - rows + 1)

@@ -50,22 +50,22 @@ def masked_attention(
     k, k_source = made.heads(sizes.heads, sizes.keys, sizes.size, layout=layout)
     v, v_source = made.heads(sizes.heads, sizes.keys, sizes.v_size, layout=layout)
     factor = sizes.size**-0.5 if factor is None else factor
-    scores = made.scaled(made.product(q, made.keys_transposed(k, k_source)), factor)
+    scores = made.scale_by(made.product(q, made.keys_transposed(k, k_source)), factor)
     if causal:
         diagonal = np.tril(np.ones((sizes.queries, sizes.keys), bool), sizes.keys - sizes.queries)
-        scores = made.masked(scores, models.additive(diagonal))
+        scores = made.add_mask(scores, models.additive(diagonal))
     builder.inputs.append(
         helper.make_tensor_value_info("mask", TensorProto.FLOAT, (images, 1, 1, sizes.keys))
     )
     mask = builder.quantise("mask", (images, 1, 1, sizes.keys), scale, zero + 128 * unsigned, unsigned)
     given = [scores, builder.dequantise(mask)]
     scores = builder.node("Add", given[::-1] if swapped else given)
-    scores = made.scaled(scores, 0.5) if behind else scores
+    scores = made.scale_by(scores, 0.5) if behind else scores
     made.rounded = rounded
     weights = made.weights(scores, 100.0)
     made.rounded = False
     value = made.product(weights, v)
-    model = models.quantise_result(builder, made.joined(value, v_source) if join else value, v_source)
+    model = models.quantise_result(builder, made.join_heads(value, v_source) if join else value, v_source)
     feeds = qdq_models.feeds(model, rng)
     allowed = rng.integers(0, 2, (images, sizes.keys)).astype(bool)
     allowed[:, 0] = True  # for every query of a causal mask, too

@@ -157,7 +157,7 @@ class LoopProgram:
         ]  # fmt: skip
         for _ in range(2):
             for kind in kinds:
-                generator.program = generator.ordered(kind)
+                generator.program = generator.order_after_all(kind)
                 assert kind.QUEUE is not None
                 generator.last[kind.QUEUE] = len(generator.program) - 1
 

@@ -144,8 +144,8 @@ def test_heads_stay_where_the_products_before_and_after_put_them() -> None:
     q = made.split(parts[0], 4)
     k = made.split(parts[1], 4, (0, 2, 3, 1))
     v = made.split(parts[2], 4)
-    value = made.product(made.weights(made.scaled(made.pair(made.product(q, k), 0.4), 0.35)), v)
-    joined = builder.like(made.joined(value, parts[2]), (2, 6, 32), parts[2])
+    value = made.product(made.weights(made.scale_by(made.pair(made.product(q, k), 0.4), 0.35)), v)
+    joined = builder.like(made.join_heads(value, parts[2]), (2, 6, 32), parts[2])
     graph = import_model(builder.finish(builder.dense(joined, 5, op="MatMul", bias=False)))
     assert not on_host(graph)
     kinds = [type(op) for op in device_ops(graph)]
@@ -211,8 +211,8 @@ def test_scores_scaled_twice() -> None:
     q, _ = made.heads(2, 5, 4)
     k, k_source = made.heads(2, 5, 4)
     v, v_source = made.heads(2, 5, 4)
-    scores = made.scaled(made.product(q, made.keys_transposed(k, k_source)), 0.125)
-    value = made.product(made.weights(made.scaled(scores, 0.5, "Div")), v)
+    scores = made.scale_by(made.product(q, made.keys_transposed(k, k_source)), 0.125)
+    value = made.product(made.weights(made.scale_by(scores, 0.5, "Div")), v)
     model = models.quantise_result(made.builder, value, v_source)
     (op,) = ops_of(model)
     assert isinstance(op, Attention)
@@ -233,7 +233,7 @@ def test_probabilities_that_are_not_a_number(zero: float) -> None:
     q, _ = made.heads(2, 5, 4)
     k, k_source = made.heads(2, 5, 4)
     v, v_source = made.heads(2, 5, 4)
-    scores = made.masked(
+    scores = made.add_mask(
         made.product(q, made.keys_transposed(k, k_source)), models.additive(np.arange(5) < 3)
     )
     value = made.product(guarded(made, made.weights(scores), zero), v)
@@ -437,7 +437,7 @@ def test_attention_without_look_up_tables(name: str) -> None:
     rng = np.random.default_rng(0)
     made = Exploded(rng, Sizes(1, 1, 1, 4, 4, 8, 8), rounded=False)
     (q, _), (k, k_source), (v, v_source) = (made.heads(1, 4, 8) for _ in range(3))
-    scores = made.scaled(made.product(q, made.keys_transposed(k, k_source)), 0.1)
+    scores = made.scale_by(made.product(q, made.keys_transposed(k, k_source)), 0.1)
     value = made.product(made.weights(scores), v)
     like = made.builder.like(value, made.builder.shape_of(value), v_source)
     model = models.quantise_result(

@@ -120,7 +120,7 @@ def test_keys_that_lie_head_by_head(images: int) -> None:
 
     def attended(keys: str, *masks: str) -> str:
         turned = builder.node("Transpose", [keys], perm=[0, 1, 3, 2])
-        scores = made.scaled(made.product(heads, turned), 0.1)
+        scores = made.scale_by(made.product(heads, turned), 0.1)
         for given in masks:
             scores = builder.node("Add", [scores, given])
         return made.product(builder.node("Softmax", [scores], axis=-1), heads)

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from support import qdq_models
 from support.graph_runs import on_host, run_graph, run_with_states
 from support.ort_sessions import plain_session
-from support.qdq_models import Builder, Quantised, finished
+from support.qdq_models import Builder, Quantised, finish_all
 
 from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
@@ -53,7 +53,7 @@ def on_device() -> tuple[onnx.ModelProto, dict[str, str]]:
     builder = Builder(np.random.default_rng(0))
     x, before, states = two(builder, (1, 4, 3, 5))
     total = builder.add(x, before)
-    return finished(builder, builder.conv(total, 4, (1, 1)), total), states
+    return finish_all(builder, builder.conv(total, 4, (1, 1)), total), states
 
 
 def in_another_order() -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -61,7 +61,7 @@ def in_another_order() -> tuple[onnx.ModelProto, dict[str, str]]:
     builder = Builder(np.random.default_rng(1))
     x, before, states = two(builder, (1, 4, 5, 5))
     total = transposed(builder, builder.add(x, before))
-    return finished(builder, builder.conv(total, 4, (1, 1)), total), states
+    return finish_all(builder, builder.conv(total, 4, (1, 1)), total), states
 
 
 def read_on_the_host() -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -71,7 +71,7 @@ def read_on_the_host() -> tuple[onnx.ModelProto, dict[str, str]]:
     chosen = builder.node("Hardmax", [builder.inputs[1].name])
     other = builder.quantise(chosen, (2, 6), 1 / 128, 0, False)
     total = builder.add(x, before)
-    return finished(builder, builder.add(total, other), total), states
+    return finish_all(builder, builder.add(total, other), total), states
 
 
 def made_on_the_host() -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -79,7 +79,7 @@ def made_on_the_host() -> tuple[onnx.ModelProto, dict[str, str]]:
     x, before, states = two(builder, (2, 6))
     total = builder.add(x, before)
     chosen = builder.node("Hardmax", [builder.dequantise(total)])
-    return finished(
+    return finish_all(
         builder, builder.dense(total, 3), builder.quantise(chosen, (2, 6), 1 / 128, 0, False)
     ), states
 
@@ -91,7 +91,7 @@ def in_two_segments() -> tuple[onnx.ModelProto, dict[str, str]]:
     total = builder.add(x, before)
     chosen = builder.quantise(builder.node("Hardmax", [builder.dequantise(total)]), (2, 6), 1 / 128, 0, False)
     after = builder.add(total, chosen)
-    return finished(builder, builder.dense(after, 3), after), states
+    return finish_all(builder, builder.dense(after, 3), after), states
 
 
 def read_in_two_segments() -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -101,7 +101,7 @@ def read_in_two_segments() -> tuple[onnx.ModelProto, dict[str, str]]:
     total = builder.add(x, before)
     chosen = builder.quantise(builder.node("Hardmax", [builder.dequantise(total)]), (2, 6), 1 / 128, 0, False)
     late = builder.node("Add", [builder.inputs[1].name, builder.dequantise(chosen)])
-    return finished(builder, builder.like(late, (2, 6), total), total), states
+    return finish_all(builder, builder.like(late, (2, 6), total), total), states
 
 
 CASES = {
@@ -123,7 +123,7 @@ def test_a_value_that_two_states_become_is_in_both() -> None:
     builder = Builder(np.random.default_rng(6))
     x, first, second = (builder.input((2, 6)) for _ in range(3))
     total = builder.add(builder.add(x, first), second)
-    model = finished(builder, builder.dense(total, 3), total, total)
+    model = finish_all(builder, builder.dense(total, 3), total, total)
     graph = import_model(model, states={builder.inputs[1].name: "y1", builder.inputs[2].name: "y2"})
     (segment,) = (item for item in graph.segments if isinstance(item, DeviceSegment))
     assert len(segment.states) == 2
@@ -135,7 +135,7 @@ def test_an_output_in_the_same_memory_is_read_where_the_state_is() -> None:
     builder = Builder(np.random.default_rng(7))
     x, before, states = two(builder, (2, 6))
     total = builder.add(x, before)
-    model = finished(builder, builder.dense(total, 3), total)
+    model = finish_all(builder, builder.dense(total, 3), total)
     model.graph.node.append(helper.make_node("Identity", [total.name], ["bytes"]))
     kind = onnx.TensorProto.UINT8 if total.unsigned else onnx.TensorProto.INT8
     model.graph.output.append(helper.make_tensor_value_info("bytes", kind, (2, 6)))
@@ -150,7 +150,7 @@ def cell(seed: int, batch: int, size: int) -> onnx.ModelProto:
     builder = Builder(np.random.default_rng(seed))
     x, before = builder.input((batch, 7)), builder.input((batch, size))
     state = builder.add(builder.dense(x, size), builder.dense(before, size), relu=size > 1)
-    return finished(builder, builder.dense(state, 3), state)
+    return finish_all(builder, builder.dense(state, 3), state)
 
 
 def image(seed: int) -> onnx.ModelProto:
@@ -158,7 +158,7 @@ def image(seed: int) -> onnx.ModelProto:
     builder = Builder(np.random.default_rng(seed))
     x, before = builder.input((1, 3, 5, 4)), builder.input((1, 3, 5, 4))
     total = builder.add(x, before)
-    return finished(builder, builder.conv(total, 4, (3, 3)), total)
+    return finish_all(builder, builder.conv(total, 4, (3, 3)), total)
 
 
 MODELS = {
@@ -212,7 +212,7 @@ def plain_model(source: int = TensorProto.FLOAT, shape: tuple[int, ...] = (2, 3)
     builder = Builder(np.random.default_rng(0))
     x = builder.input((2, 3))
     y = builder.dense(x, 3)
-    model = finished(builder, y)
+    model = finish_all(builder, y)
     kind = helper.tensor_dtype_to_np_dtype(source)
     model.graph.input.append(helper.make_tensor_value_info("h", source, shape))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, kind), "one"))
@@ -237,7 +237,7 @@ def test_an_input_and_an_output_of_which_one_is_the_other() -> None:
     """Two states that change places in every run."""
     builder = Builder(np.random.default_rng(0))
     x = builder.input((2, 3))
-    model = finished(builder, builder.dense(x, 3))
+    model = finish_all(builder, builder.dense(x, 3))
     for source, target in (("a", "next_b"), ("b", "next_a")):
         model.graph.input.append(helper.make_tensor_value_info(source, TensorProto.INT8, (2, 3)))
         model.graph.node.append(helper.make_node("Identity", [source], [target]))

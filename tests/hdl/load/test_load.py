@@ -80,7 +80,7 @@ class Bench(unit_bench.Bench):
         self.beats: dict[str, list[tuple[int, int]]] = {"bus": [], "page": []}
 
     async def start(self) -> None:
-        await super().start(**self.given(), instruction__valid=0)
+        await super().start(**self.base_inputs(), instruction__valid=0)
         for each in (self._signals(), self._scratchpad()):
             cocotb.start_soon(each)
         for bus in ("bus", "page") if self.config.softmax else ("bus",):

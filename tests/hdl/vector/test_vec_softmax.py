@@ -12,7 +12,7 @@ from support.softmax_model import (
     clamp,
     divide,
     final_alignment,
-    normalised,
+    normalise,
     probabilities,
     score,
     wrap,
@@ -167,7 +167,7 @@ class SoftmaxModel:
             return source
         result = divide(known[0][1], i.scale, i.exponent, i.v_zero)
         shift = known[1] if i.scaled else 0
-        return [clamp(normalised(e, result, shift) + i.zero, i.low, i.high) for e in source]
+        return [clamp(normalise(e, result, shift) + i.zero, i.low, i.high) for e in source]
 
 
 def model(memory, instruction):

@@ -60,8 +60,8 @@ def compare(config: Config, seeds: Iterable[int], counts: tuple[int, ...] = (1, 
                 assert sum(item.cycles for item in made.records(device)) < device.counters()[Counter.CYCLES]
             made.place(plain)
             made.place(device)
-            made.alone(plain)
-            made.alone(device)
+            made.run_one_by_one(plain)
+            made.run_one_by_one(device)
             assert made.timeless(device) == made.timeless(plain)
 
 
@@ -180,7 +180,7 @@ def _check_ended(
     assert all(records[:done])
     assert not any(records[done + broken :])
     made.place(golden)
-    made.alone(golden, done)
+    made.run_one_by_one(golden, done)
     for place in range(len(made.parts)):
         if place != made.order[done]:
             at = place * MEMORY

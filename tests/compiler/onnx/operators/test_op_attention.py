@@ -98,13 +98,13 @@ def exploded(
 
 
 def masked(mask: np.ndarray) -> onnx.ModelProto:
-    return exploded(lambda made, scores: made.masked(scores, mask))
+    return exploded(lambda made, scores: made.add_mask(scores, mask))
 
 
 def scaled(factor: np.ndarray | float, *, mask: bool = False) -> onnx.ModelProto:
     def change(made: Exploded, scores: str) -> str:
         if mask:
-            scores = made.masked(scores, models.additive(np.arange(5) < 3))
+            scores = made.add_mask(scores, models.additive(np.arange(5) < 3))
         return made.builder.node("Mul", [scores, made.builder.constant(np.asarray(factor, np.float32))])
 
     return exploded(change)
@@ -166,7 +166,7 @@ def quantised_by_channel(made: Exploded, value: str) -> str:
 def masked_and(scale: float) -> onnx.ModelProto:
     """A mask, whose keys a pair then gives the least score of its range."""
     return exploded(
-        lambda made, value: pair(made, made.masked(value, models.additive(np.arange(5) < 3)), scale)
+        lambda made, value: pair(made, made.add_mask(value, models.additive(np.arange(5) < 3)), scale)
     )
 
 
@@ -242,7 +242,7 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
         row_forms.scores_clamped,
     ),
     "clipped in steps of 3": (
-        lambda: exploded(lambda made, value: pair(made, made.scaled(value, 1e4), 3.0), scale=100.0),
+        lambda: exploded(lambda made, value: pair(made, made.scale_by(value, 1e4), 3.0), scale=100.0),
         row_forms.scores_clamped,
     ),
     "beyond the clamp": (
@@ -267,7 +267,7 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
     "float values": (float_values, written_out.values_quantised),
     "probabilities read twice": (read_twice, written_out.private),
     "scaled probabilities": (
-        lambda: exploded(lambda made, value: made.scaled(value, 2.0), after=True),
+        lambda: exploded(lambda made, value: made.scale_by(value, 2.0), after=True),
         multipliable,
     ),
     "no attention": (
