@@ -1,4 +1,4 @@
-"""That scenarios for rare numbers and times have what they are for."""
+"""Tests that scenarios for rare numbers and times reach these numbers and times."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from weft.sim.rtl.coverage import HostedRtl
 
 
 def runs(scenarios: Iterable[Scenario], config: Config = SMALL) -> list[dict[Counter, int]]:
-    """The counters of the core behind each scenario, all of which it passes."""
+    """Run each scenario, which must pass, and return the core's counters after it."""
     found = []
     for scenario in scenarios:
         with HostedRtl(config, scenario.bench.size, **scenario.bench.memory) as device:
@@ -74,7 +74,7 @@ def test_sums_show_both_of_their_terms() -> None:
 
 
 def test_values_of_4_bits_meet_factors_that_saturate() -> None:
-    """-8 times -128 is the only product that does."""
+    """Only the product -8 times -128 saturates."""
     made = Balanced(FULL, 9000, (Vec,))
     made.build_blocks()
     assert 0x88 in LIMITS
@@ -130,7 +130,7 @@ def test_masks_end_far_in_a_row_and_begin_ahead_of_it() -> None:
 
 @pytest.mark.long
 def test_quotients_show_the_last_bit_of_their_factor() -> None:
-    """Of each sum and scale some results are others if it is another one."""
+    """Some results of each sum and scale change with it."""
     seen = []
 
     class Watched(Apart):
@@ -206,8 +206,8 @@ def test_registers_are_read_in_every_count() -> None:
 
 @pytest.mark.parametrize("config", [SMALL, FULL])
 def test_long_programs_have_large_counts(config: Config) -> None:
-    """Each bit of what counts pixels, rows and bytes, with and without the bit below it; and transfers of which all
-    bits of a count differ from those of shorter ones."""
+    """Each bit of counts of pixels, rows and bytes, with and without the bit below it. Further transfers differ from
+    shorter ones in all bits of a count."""
     items = [item for scenario in long(Core(config)) for step in scenario.steps for item in step.program]
     loads = [item for item in items if isinstance(item, Load)]
     for name, bits in (("pixels", range(9, 16)), ("length", range(9, 16)), ("rows", range(9, 12))):

@@ -11,7 +11,7 @@ from support import tflite_networks
 from support.golden_compare import compare
 from support.graph_runs import run_graph
 from support.litert import layers, steps, tensors
-from support.tflite_cases import CASES, Behind, Case, chain, draw
+from support.tflite_cases import CASES, AfterChannelsFirst, Case, chain, draw
 from support.tflite_models import Model
 
 from weft.compiler.backend import compile_segment
@@ -69,7 +69,7 @@ def test_an_operator_behind_one_that_has_channels_first(name: str) -> None:
     if name in NOT_IN_LITERT["int8"]:
         return
     for seed in range(SEEDS):
-        case = draw(name, seed, "int8", Behind)
+        case = draw(name, seed, "int8", AfterChannelsFirst)
         content, values = case.finish(), case.draws()
         found = tensors(content, values)
         graph = import_model(content)
@@ -162,7 +162,7 @@ FLOATS = {
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("shape", [(2, 5), (1, 3, 4, 2)], ids=str)
 def test_operators_in_float(name: str, shape: tuple[int, ...]) -> None:
-    """Behind a Dequantize and something with channels first, as there is in no real network."""
+    """AfterChannelsFirst a Dequantize and something with channels first, as there is in no real network."""
     item, rng, model = FLOATS[name], np.random.default_rng(9), Model()
     inputs = [model.tensor(shape, dtype) for dtype in item.inputs]
     output = model.tensor(shape, item.result)
