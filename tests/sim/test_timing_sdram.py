@@ -56,7 +56,7 @@ def nearest(image: Image, inputs: dict[str, np.ndarray], sdram: Sdram, real: Cou
 
 
 def test_every_counter_is_exact_at_some_phase() -> None:
-    """Refreshes go on between programs, so nobody knows how far the first one in a program is off."""
+    """Refreshes go on between programs, so the first one's offset within a program is unknown."""
     board, rng = find("ulx3s-12f"), np.random.default_rng(21)
     sdram = sdram_of(board.name)
     with preloaded_board(board, board.config) as device:
@@ -102,7 +102,7 @@ def test_cycles_are_the_boards(name: str, clock: float | None) -> None:
 
 
 def test_phases_repeat() -> None:
-    """However long memory rests before a program, it finds the same as after one interval less or more."""
+    """After any pause of memory, a program finds the state of one interval less or more."""
     config, sdram = find("ulx3s-12f").config, sdram_of("ulx3s-12f")
     image, inputs = case(np.random.default_rng(23), config, "depthwise", BANDWIDTH)
     cycles = []

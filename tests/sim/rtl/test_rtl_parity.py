@@ -1,4 +1,4 @@
-"""Memories with parity: the same results, and bits that change are noticed before anybody takes results for right."""
+"""Memories with parity: equal results, and bit flips are noticed before results are used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_programs(seeds: range, sequential: bool) -> None:
 
 
 @CORES
-def test_changed_bits_are_told(sequential: bool) -> None:
+def test_changed_bits_are_reported(sequential: bool) -> None:
     found, _ = flips(PARITY, range(3), sequential, 256)
     assert found["wrong"] == 0
     assert found["told"] >= 3
@@ -35,8 +35,8 @@ def test_changed_bits_are_told(sequential: bool) -> None:
 
 @pytest.mark.long
 @CORES
-def test_few_changed_bits_are_told(sequential: bool) -> None:
-    """Some of them nobody reads. All memories have some."""
+def test_few_changed_bits_are_reported(sequential: bool) -> None:
+    """Some of them are never read. All memories have some."""
     found, counted = flips(PARITY, range(100, 160), sequential, 4096)
     assert found["wrong"] == 0
     assert found["told"] >= 60
@@ -46,7 +46,7 @@ def test_few_changed_bits_are_told(sequential: bool) -> None:
 
 
 def test_without_parity_results_are_wrong() -> None:
-    """The same changes, so that the tests above can fail."""
+    """Bit flips as above, so that the tests above can fail."""
     found, counted = flips(CONFIG, range(3), sequential=False, one_in=256)
     assert found["wrong"] >= 6
     assert counted == 0
