@@ -66,7 +66,7 @@ def test_a_baud_rate_that_is_given_is_the_only_one(picky: Callable[[Config, int]
     BoardDevice.open(board.terminal.path, CONFIG, baud=1_500_000).close()
 
 
-def test_what_answers_at_no_rate_is_refused_with_all_of_them() -> None:
+def test_refusal_of_a_silent_port_lists_all_rates() -> None:
     terminal = Terminal(lambda data: b"")
     check_refused(
         terminal, "(tried at 3,000,000, 1,500,000, 115,200, 2,000,000, 1,000,000, 500,000, 250,000 baud)"

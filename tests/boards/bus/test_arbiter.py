@@ -72,7 +72,7 @@ async def bench_random(dut):
 
 @cocotb.test()
 async def bench_shares(dut):
-    """Ports that ask all the time end at the same time, and together use every cycle of memory."""
+    """Ports that ask all the time finish together, and use every cycle of memory between them."""
     drivers = await start(dut)
     contents = [await fill(driver, index) for index, driver in enumerate(drivers)]
     for kinds in ([False], [True], [False, True]):

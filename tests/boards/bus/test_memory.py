@@ -1,4 +1,4 @@
-"""What a board's memory should hold is written only where it holds something else."""
+"""Loading writes only the parts of a board's memory that differ."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_check_costs_little_where_nothing_is_there(model: BoardModel) -> None:
     assert model.checks < 20
 
 
-def test_what_lies_outside_is_refused(model: BoardModel) -> None:
+def test_addresses_outside_memory_are_refused(model: BoardModel) -> None:
     memory, _ = connect(model)
     with pytest.raises(DeviceError, match="2 bytes at 0x3ffff do not lie in a memory of 262144 bytes"):
         memory.update(MODEL - 1, b"xy")

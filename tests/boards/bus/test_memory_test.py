@@ -1,4 +1,4 @@
-"""Memory tests: what each kind of fault looks like, that sound memory is none, and what is told of it."""
+"""Memory tests: the signature of each fault, no fault in sound memory, and the report."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SIZE = 1 << 16
 
 
 class Wires(bytearray):
-    """Memory of words of two bytes behind wires, some of which are wrong: see `weft.boards.sdram.chip.ArrayFaults`;
-    address lines are those of bytes here, and banks are 1 KB each, by turns."""
+    """Memory of two-byte words with faulty wires: see `weft.boards.sdram.chip.ArrayFaults`. Address lines count bytes,
+    and banks of 1 KB alternate."""
 
     zeros = ones = together = 0
     low = high = joined = lost = 0
@@ -109,7 +109,7 @@ def test_a_test_of_all_memory_tells_of_every_line(fault: str) -> None:
 
 @pytest.mark.parametrize("value", [0, 1])
 def test_one_bit_that_is_stuck_is_found_wherever_it_is(value: int) -> None:
-    """In a test of all memory; `value` of the two patterns has the other one there."""
+    """In a test of all memory; the other of the two patterns has the opposite `value` there."""
 
     class Stuck(bytearray):
         def __setitem__(self, key: slice, data: bytes) -> None:
@@ -160,7 +160,7 @@ def test_a_board_fills_memory_much_faster_than_the_line() -> None:
     assert line.now < 4 * SIZE / 300_000 / 20
 
 
-def test_what_is_told_of_bytes() -> None:
+def test_report_of_bytes() -> None:
     assert "(bits 0, 7)" in str(MemoryTest(8, 8, (16, 0x81, 0), None, 1.0))
     assert str(MemoryTest(8, 8, (16, 5, 5), None, 1.0)) == "the byte at 0x10 changes by itself"
     assert guess_cause(0x100, bytes(8), b"\1\1" + bytes(6), None) == ""
@@ -178,7 +178,7 @@ def test_a_board_whose_memory_fails_is_refused() -> None:
 
 
 def test_a_board_whose_memory_does_not_answer_is_refused() -> None:
-    """It does not answer any more either."""
+    """It stays silent afterwards."""
     model = board()
     memory, line = connect(model)
     parser, dead = Parser(), False

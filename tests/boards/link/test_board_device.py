@@ -1,4 +1,4 @@
-"""The host against a model of a board behind a pseudo-terminal, on lines with and without noise."""
+"""The host against a board model at a pseudo-terminal, on lines with and without noise."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def test_memory(terminal: Terminal, device: BoardDevice, model: BoardModel, nois
     assert (device.retries > 0) == (noise > 0)
 
 
-def test_what_is_loaded_stays(device: BoardDevice, model: BoardModel) -> None:
-    """It is looked at once, until something else is written there, or a program fails; and written where it differs."""
+def test_loaded_data_stays(device: BoardDevice, model: BoardModel) -> None:
+    """It is checked once, until an overlapping write or a failed program; only differing parts are written."""
 
     def load(address: int, payload: bytes) -> tuple[bool, int]:
-        """Whether it was looked at, and how many bytes were written."""
+        """Load, and return whether it was checked, and the number of bytes written."""
         checks, written = model.checks, device.transfer.written
         device.load(address, payload)
         assert model.memory[address : address + len(payload)] == payload
@@ -107,7 +107,7 @@ def test_what_is_loaded_stays(device: BoardDevice, model: BoardModel) -> None:
         device.load(len(model.memory), b"x")
 
 
-def test_what_a_broken_write_leaves_is_not_taken_for_loaded(
+def test_remains_of_a_broken_write_do_not_count_as_loaded(
     device: BoardDevice, model: BoardModel, terminal: Terminal
 ) -> None:
     payload = random.randbytes(1000)
@@ -138,7 +138,7 @@ def test_a_program(device: BoardDevice, model: BoardModel) -> None:
 
 
 def test_a_list() -> None:
-    """It is started as a program is; what it leaves in base registers the host does not take for its own."""
+    """It starts as a program does; the host does not trust base registers after it."""
     config = CONFIG.replace(descriptors=1)
     model = BoardModel(config)
     terminal = Terminal(model.feed)
@@ -187,7 +187,7 @@ def test_a_list_where_there_are_none(device: BoardDevice) -> None:
 def test_base_registers_that_change_are_written(
     terminal: Terminal, device: BoardDevice, model: BoardModel
 ) -> None:
-    """A language model sets the same ones for every token."""
+    """A language model sets equal ones for every token."""
     asked: list[bytes] = []
     terminal.board = lambda data: asked.append(data) or model.feed(data)
     for address, written in ((0, True), (64, True), (64, False), (0, True), (0, False)):
@@ -276,7 +276,7 @@ UNITS = (Counter.LOAD_BUSY, Counter.MM_BUSY, Counter.STORE_BUSY)
 def test_a_hang_is_noticed_without_counters_of_stalls(
     device: BoardDevice, model: BoardModel, busy: Counter
 ) -> None:
-    """As is a unit that is busy for ever with nothing to show for it, and for VEC after very long."""
+    """A unit that is busy for ever without progress is a hang, too; VEC only after very long."""
     model.duration, model.step = 1 << 30, 100_000
     unit = busy.name.removesuffix("_BUSY")
     cause = f"{unit} is busy" if unit == "MM" else f"{unit} waits for memory"
@@ -331,7 +331,7 @@ def test_a_program_that_runs_is_not_disturbed(device: BoardDevice, model: BoardM
     assert model.runs == 1
 
 
-def test_a_board_that_was_loaded_anew(device: BoardDevice, model: BoardModel) -> None:
+def test_a_reconfigured_board(device: BoardDevice, model: BoardModel) -> None:
     device.start(0)
     device.wait()
     model.starts = 0
@@ -344,7 +344,7 @@ def test_a_board_that_was_loaded_anew(device: BoardDevice, model: BoardModel) ->
 
 
 def test_a_start_without_answer(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
-    """Whether it was carried out is not known: the next start resets the core."""
+    """It is unknown whether it was carried out: the next start resets the core."""
     device._session.attempts, device._session.patience = 3, 0.3
     parser = Parser()
 
@@ -406,7 +406,7 @@ def test_boards_for_something_else_are_refused(terminal: Terminal, model: BoardM
     BoardDevice.open(terminal.path, CONFIG).close()
 
 
-def test_what_is_no_board_is_refused(terminal: Terminal, model: BoardModel) -> None:
+def test_ports_without_a_board_are_refused(terminal: Terminal, model: BoardModel) -> None:
     terminal.board = lambda data: b""
     check_refused(terminal, "nothing answers at")
     terminal.board = lambda data: data
@@ -485,8 +485,8 @@ def test_ports_that_cannot_be_opened(terminal: Terminal, monkeypatch: pytest.Mon
         BoardDevice.open(terminal.path, CONFIG)
 
 
-def test_a_session_that_was_broken_off(terminal: Terminal, model: BoardModel) -> None:
-    """What an interrupted host has left on the line and in the board does no harm to the next one."""
+def test_an_interrupted_session(terminal: Terminal, model: BoardModel) -> None:
+    """Remains of an interrupted host on the line and in the board do not harm the next session."""
     first = BoardDevice.open(terminal.path, CONFIG)
     model.duration = 1 << 30
     first.start(0)
@@ -503,8 +503,8 @@ def test_a_session_that_was_broken_off(terminal: Terminal, model: BoardModel) ->
         assert model.runs == 2
 
 
-def test_answers_of_a_session_before(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
-    """What is left of other requests with the same sequence number is no answer."""
+def test_answers_of_an_earlier_session(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
+    """Late answers to other requests with equal sequence numbers are ignored."""
 
     def old(data: bytes) -> bytes:
         out = b""

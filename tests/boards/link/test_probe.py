@@ -35,7 +35,7 @@ class Faulty(bytearray):
 
 
 def connected(model: BoardModel, rate: float = 0.0) -> tuple[BoardMemory, SimulatedLine]:
-    """The same as always is drawn from here on."""
+    """Connect, with reproducible random draws from here on."""
     random.seed(1)
     return connected_board.connect(model, rate)
 
