@@ -84,7 +84,7 @@ def means(
 
 
 def score_rounding_error(op: Attention, products: np.ndarray, config: Config) -> float:
-    """Return by how many nats 8-bit scores may be off because the multiplier is rounded: a step if some lie on an edge."""
+    """Return the error of 8-bit scores in nats because the multiplier is rounded: a step if some lie on an edge."""
     if op.rounding is None:
         return 0.0
     steps = np.clip(products * op.rounding.scale, -256, 256)

@@ -170,7 +170,7 @@ def written_out(
     opset: int = 21,
     factor: float | None = None,
 ) -> onnx.ModelProto:
-    """Build a whole attention; `scale` is "Mul" or "Div" on the scores, "q" on the queries or "both" on both operands."""
+    """Build a whole attention; `scale` is "Mul" or "Div" on the scores, "q" on queries or "both" on both operands."""
     made = Exploded(rng, sizes, rounded=rounded, opset=opset)
     q, q_source = made.heads(sizes.heads, sizes.queries, sizes.size, layout=layout)
     k, k_source = made.heads(sizes.heads, sizes.keys, sizes.size, layout=layout)
