@@ -95,8 +95,8 @@ class Block:
         return (self.p * factor[..., None]).reshape(len(self.p), -1)[:, : self.width]
 
     def output(self) -> np.ndarray:
-        """The stand-alone operator's result, 0 to 255: `weft.sim.golden.vector.normalise` of products that float64
-        holds."""
+        """Return the stand-alone operator's result, 0 to 255: `weft.sim.golden.vector.normalise` of products that
+        float64 can hold."""
         scale, exponent = output_multiplier(255.0)
         bits, r = numerics.reciprocal(self.sums, scale)
         shift = np.clip(bits[:, None] + exponent + self.final, 0, 63)
@@ -146,7 +146,7 @@ def from_powers(scores: np.ndarray, nats: float, power: Callable[[np.ndarray], n
 
 @dataclass
 class Errors:
-    """Of probabilities and of the 8-bit output, over all rows that were added."""
+    """Errors of probabilities and of the 8-bit output, over all added rows."""
 
     largest: float = 0
     above: int = 0
@@ -234,7 +234,7 @@ class Head:
 
 
 def fused(head: Head, config: Config, *, full: bool) -> dict[str, float]:
-    """RMS errors of attention's int8 results by each method, in steps of the output."""
+    """Return RMS errors of attention's int8 results by each method, in steps of the output."""
     exact = head.attend(lambda below: np.exp(-below))
     multiplier = 127 / float(np.abs(exact).max()) if full else 1.0
     found = {"block": Block(head.scores, head.nats, config).attend(head.v, multiplier).astype(np.float64)}

@@ -1,13 +1,13 @@
-"""What is proven, run and broken on purpose, counted: the table of docs/assurance.md.
+"""Count proofs, random runs and injected faults for the table of docs/assurance.md.
 
     python benchmarks/assurance.py measure [PART ...] [--minutes 30] [--count 100]
     python benchmarks/assurance.py write
 
-``measure`` runs parts, all of them if none is named, and keeps what it counted in docs/assurance.json; ``write`` makes
-the table of that. What other tools count they add to the same file.
+``measure`` runs parts, by default all of them, and stores its counts in docs/assurance.json, as other tools do;
+``write`` makes the table from that file.
 
-fuzz      random inputs of every kind, for so many ``--minutes``
-faults    runs with errors of memory, stops and bits that change, of ``--count`` random programs for each core
+fuzz      random inputs of every kind, for ``--minutes`` faults    runs with memory errors, stops and bit flips, of
+``--count`` random programs for each core
 
 Extras add parts, such as proofs.
 """
@@ -82,8 +82,8 @@ for _extra in contributions("assurance"):
     PARTS |= _extra.PARTS
 
 
-def measured() -> dict[str, Section]:
-    """What was counted before."""
+def read_results() -> dict[str, Section]:
+    """Return the earlier results."""
     return json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
 
 
@@ -115,9 +115,9 @@ def main() -> int:
     if options.command == "measure":
         for part in options.parts or PARTS:
             section = PARTS[part](options)
-            MEASURED.write_text(json.dumps(measured() | {part: section}, indent=1) + "\n")
+            MEASURED.write_text(json.dumps(read_results() | {part: section}, indent=1) + "\n")
             print(f"{part}:", *(": ".join(row) for row in section["rows"]), sep="\n  ")
-    rewrite(PAGE, BEGIN, END, table(measured()))
+    rewrite(PAGE, BEGIN, END, table(read_results()))
     return 0
 
 

@@ -1,12 +1,12 @@
-"""How far `weft estimate` is from simulations of whole boards, network by network.
+"""Compare `weft estimate` with simulations of whole boards, network by network.
 
     python benchmarks/board_estimates.py [--board ulx3s-85f] [--seed 1] MODEL ...
 
 A board is simulated with its core, SDRAM controller, SDRAM chip, arbiter and link; code, weights and inputs are written
-to the chip at once rather than over the link, which takes no part in what is counted. *Cycles* are what the board's own
-counter says behind a run on random inputs, and *apart* is by how much the estimate exceeds that. Outputs are compared
-with the golden interpreter's; a difference ends in an exit code of 1. A MODEL is a file, or a network of
-`benchmarks/zoo.py` (``resnet18``, ``mobilenet_v2``, ``vit_layer``, ``squeezenet`` and so on), quantised.
+to the chip at once rather than over the link, which does not count. *Cycles* is the board's own counter after a run on
+random inputs, and *apart* is the excess of the estimate. Outputs are compared with the golden interpreter's; a
+difference ends in an exit code of 1. A MODEL is a file, or a network of `benchmarks/zoo.py` (``resnet18``,
+``mobilenet_v2``, ``vit_layer``, ``squeezenet`` and so on), quantised.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADER = "| network | cycles | estimate | apart | ms | outputs that differ |"
 
 
 def source(name: str) -> str | bytes:
-    """What `weft.compile` takes."""
+    """Return the source for `weft.compile`."""
     return quantised(name).SerializeToString() if name in NETWORKS else name
 
 
@@ -46,7 +46,7 @@ def inputs(program: weft.Program, seed: int) -> dict[str, np.ndarray]:
 
 
 def main() -> int:
-    from support.preloaded_board import preloaded
+    from support.preloaded_board import preloaded_board
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -58,7 +58,7 @@ def main() -> int:
     board, wrong = find(options.board), 0
     print(HEADER)
     print("|---" * (HEADER.count("|") - 1) + "|")
-    with preloaded(board, board.config) as device:
+    with preloaded_board(board, board.config) as device:
         for name in options.models:
             model = source(name)
             (told,) = estimate(model, [board.name])

@@ -1,10 +1,10 @@
-"""What weights in 4 bits are worth: networks bound by their weights, with the same weights in 8 bits and in 4.
+"""Measure the gain of 4-bit weights: networks bound by their weights, in 8 bits and in 4.
 
     python benchmarks/int4.py
 
-Both are fully connected layers one behind the other, for one row of inputs or for many: the shape of MLPerf Tiny's
-autoencoder, and the two products of a BERT-base layer's feed-forward network. Cycles are those of the cycle model:
-on `default` behind a memory of 2 bytes a cycle, on the ULX3S 85F's configuration behind its SDRAM controller.
+Both are sequences of fully connected layers, for one row of inputs or for many: the shape of MLPerf Tiny's autoencoder,
+and the two products of a BERT-base layer's feed-forward network. Cycles are those of the cycle model: on `default`
+behind a memory of 2 bytes a cycle, on the ULX3S 85F's configuration behind its SDRAM controller.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def network(rows: int, features: tuple[int, ...]) -> DeviceSegment:
     return DeviceSegment("network", tuple(ops))
 
 
-def measured(segment: DeviceSegment, config: Config, board: str | None) -> tuple[int, int]:
-    """Cycles, and bytes moved."""
+def measure(segment: DeviceSegment, config: Config, board: str | None) -> tuple[int, int]:
+    """Return cycles, and bytes moved."""
     bandwidth = memory_of(board, config) if board else BANDWIDTH
     image = Image(compile_segment(segment, config, bandwidth=bandwidth))
     if board:
@@ -71,7 +71,7 @@ def main() -> int:
     for name, shape in NETWORKS.items():
         for board in (None, "ulx3s-85f"):
             config = configuration(board or "default")
-            wide, narrow = (measured(network(*shape), config.replace(int4=int4), board) for int4 in (0, 1))
+            wide, narrow = (measure(network(*shape), config.replace(int4=int4), board) for int4 in (0, 1))
             place = board or f"`default`, {BANDWIDTH:g} bytes a cycle"
             cells = f"{wide[0]:,} | {narrow[0]:,} | {wide[1]:,} | {narrow[1]:,}"
             print(f"| {name} | {place} | {cells} |", flush=True)

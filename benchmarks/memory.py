@@ -1,4 +1,4 @@
-"""What plans for the memory there is are worth: networks behind memories of 1 to 16 bytes a cycle.
+"""Measure the gain of planning for the actual memory: networks on memories of 1 to 16 bytes a cycle.
 
     python benchmarks/memory.py [--network resnet18] [CONFIG ...]
 
@@ -28,8 +28,8 @@ from weft.sim.timing import TimingDevice
 BANDWIDTHS = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
-def measured(network: str, config: Config, planned: float | None, bandwidth: float) -> tuple[int, float]:
-    """Cycles, and megabytes moved."""
+def measure(network: str, config: Config, planned: float | None, bandwidth: float) -> tuple[int, float]:
+    """Return cycles, and megabytes moved."""
     if network != "resnet18":
         program = weft.compile(zoo.quantised(network), config, memory=planned or config.bus_bytes)
         given = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
@@ -55,8 +55,8 @@ def main() -> int:
     for name in options.configs:
         config = configuration(name)
         for bandwidth in BANDWIDTHS:
-            before, much = measured(options.network, config, None, bandwidth)
-            after, little = measured(options.network, config, bandwidth, bandwidth)
+            before, much = measure(options.network, config, None, bandwidth)
+            after, little = measure(options.network, config, bandwidth, bandwidth)
             print(
                 f"| `{name}` | {bandwidth:g} | {before:,} | {much:.1f} | {after:,} | {little:.1f} | "
                 f"{1 - after / before:.1%} |",

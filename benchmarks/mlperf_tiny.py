@@ -52,7 +52,7 @@ HEADER = "| network | device | MACs | cycles | utilisation | ms | MB moved |"
 
 @dataclass(frozen=True)
 class Agreement:
-    """What LiteRT says to random samples."""
+    """LiteRT's agreement on random samples."""
 
     samples: int
     same: int
@@ -90,7 +90,7 @@ def smooth(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.n
 
 
 def agreement(model: Path, program: weft.Program, samples: int) -> Agreement:
-    """Golden interpreter and LiteRT on the same inputs."""
+    """Compare golden interpreter and LiteRT on equal inputs."""
     rng, same, apart = np.random.default_rng(2), 0, []
     for index in range(samples):
         draw = (smooth, noise)[index % 2]
@@ -115,7 +115,7 @@ def row(name: str, program: weft.Program, report: dict[str, Any], clock: float) 
 
 
 def boards_alike() -> list[list[Board]]:
-    """All boards, those together on which a program is the same and as fast."""
+    """Group boards on which a program is identical and equally fast."""
     groups: dict[object, list[Board]] = {}
     for board in BOARDS.values():
         if board.name != LANGUAGE:
@@ -123,8 +123,8 @@ def boards_alike() -> list[list[Board]]:
     return list(groups.values())
 
 
-def told(item: Estimate) -> str:
-    """What the table says of a network on a board."""
+def cell_text(item: Estimate) -> str:
+    """Return the table's cell of a network on a board."""
     if not item.fits:
         return f"needs {item.needed / 1024:,.0f} KB"
     share = "" if item.on_device == item.nodes else f" ({item.on_device} of {item.nodes})"
@@ -138,7 +138,7 @@ def boards_table(folder: Path) -> None:
     print("|---" * (len(groups) + 1) + "|")
     for name, model in {"handwritten digits": digits.model(), **models(folder)}.items():
         made = estimate(model, [group[0].name for group in groups])
-        print(f"| {name} | {' | '.join(map(told, made))} |", flush=True)
+        print(f"| {name} | {' | '.join(map(cell_text, made))} |", flush=True)
 
 
 def models(folder: Path) -> dict[str, Path]:

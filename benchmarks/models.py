@@ -1,16 +1,15 @@
-"""Whole networks through the compiler, the cycle model and the golden interpreter, held against ONNX Runtime.
+"""Whole networks through the compiler, the cycle model and the golden interpreter, compared with ONNX Runtime.
 
     python benchmarks/models.py [--only TEXT] [--config default] [--rtl] [--svg docs/networks.svg]
 
-Networks are those of `zoo.py`: random weights, quantised by ONNX Runtime. Columns: operators that run on the device
-of all there are, QuantizeLinear and DequantizeLinear not counted; seconds to compile and to interpret one image
-(golden); cycles of the device by the cycle model behind a memory of 30 cycles' latency that moves as many bytes a
-cycle as the bus is wide; utilisation of the array over all of these cycles; millions of bytes that the bus moves, and
-how many it would if all results went to memory (``reuse=False``). With both the outputs are compared. Then each
-quantised value is computed by the golden interpreter from ONNX Runtime's own values before it, operator by operator:
-*differ* is how many are not equal, in parts of all, softmax, averages and LRN left out, and *most* by how many steps,
-all included. It fails if one is off by more than a step. What operators become together is what `tests/compiler`
-holds against numpy.
+Networks are those of `zoo.py`: random weights, quantised by ONNX Runtime. Columns: operators that run on the device of
+all there are, QuantizeLinear and DequantizeLinear not counted; seconds to compile and to interpret one image (golden);
+cycles of the device by the cycle model behind a memory of 30 cycles' latency that moves as many bytes a cycle as the
+bus is wide; utilisation of the array over all of these cycles; millions of bytes that the bus moves, and how many it
+would if all results went to memory (``reuse=False``). With both the outputs are compared. Then each quantised value is
+computed by the golden interpreter from ONNX Runtime's own values before it, operator by operator: *differ* is how many
+are not equal, in parts of all, softmax, averages and LRN left out, and *most* by how many steps, all included. It fails
+if one is off by more than a step. What operators become together is what `tests/compiler` holds against numpy.
 
 With `--rtl` three layers of each network, by chance, run on the RTL too, and all of memory is compared. `--svg` only
 draws what the cycles go into.
@@ -26,8 +25,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import zoo
-from oracle import compared, layers, steps
-from plots import stacked
+from oracle import compare_layers, layers, steps
+from plots import stacked_chart
 
 import weft
 from weft.compiler.backend import DeviceProgram
@@ -58,7 +57,7 @@ def differences(
     parts = list(layers(model))
     chosen = set(np.random.default_rng(0).choice(len(parts), min(rtl, len(parts)), replace=False).tolist())
     total = wrong = most = 0
-    for index, layer in enumerate(compared(model, parts, [feeds], config)):
+    for index, layer in enumerate(compare_layers(model, parts, [feeds], config)):
         ((name, given),) = layer.result.outputs.items()
         if index in chosen and any(isinstance(part, DeviceProgram) for part in layer.program.segments):
             simulated = layer.program.run(layer.inputs, on="rtl")
@@ -108,11 +107,11 @@ PARTS = {
     "pool": "pooling",
     "other": "adding, rescaling, copying, softmax",
 }
-"""What cycles go into: work, the rest of layers on the array by what paces them, and layers of other kinds."""
+"""Parts of cycles: work, the rest of layers on the array by their bottleneck, and layers of other kinds."""
 
 
 def parts(name: str, config: Config) -> list[float]:
-    """Of each of `PARTS` its share in a network's cycles."""
+    """Return the share of each of `PARTS` in a network's cycles."""
     program = weft.compile(zoo.quantised(name), config)
     report = program.run(image(program), on="timing", bandwidth=config.bus_bytes).report
     shares = dict.fromkeys(PARTS, 0.0)
@@ -138,7 +137,7 @@ def main() -> int:
     if options.svg:
         rows = {name: parts(name, config) for name in zoo.NETWORKS if options.only in name}
         title = f"What the cycles of networks go into, on {config.n} x {config.n}"
-        options.svg.write_text(stacked(title, tuple(PARTS.values()), "useful", rows))
+        options.svg.write_text(stacked_chart(title, tuple(PARTS.values()), "useful", rows))
         return 0
     print(HEADER)
     fits = True

@@ -20,7 +20,7 @@ _LOADED, _MULTIPLIED, _DRAINED = 1, 2, 4
 
 
 def fits(side: int, config: Config) -> bool:
-    """Whether both operands, the parameters and the result fit, the operands in banks of their own."""
+    """Return whether both operands, the parameters and the result fit, the operands in separate banks."""
     blocks = side // config.n
     per_operand = -(-side * blocks // config.scratchpad_depth)
     return side * blocks <= config.accumulator_size and 3 * per_operand + 1 <= config.scratchpad_banks
@@ -56,7 +56,7 @@ def program(side: int, config: Config) -> tuple[list[Instruction], int]:
 
 
 def image(side: int, config: Config) -> tuple[bytes, int]:
-    """The encoded program, and the DRAM address that it is written to, behind operands and result."""
+    """Return the encoded program, and its DRAM address, after operands and result."""
     instructions, result = program(side, config)
     start = result + side * side + _PAGE
     return b"".join(instruction.encode() for instruction in instructions), start - start % _PAGE

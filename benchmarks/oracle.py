@@ -61,8 +61,8 @@ def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString(), options)
 
 
-def watched(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """A session of the model whose outputs are its quantised values too."""
+def session_with_values(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """Create a session of the model that also outputs its quantised values."""
     known = {value.name: value for value in onnx.shape_inference.infer_shapes(model).graph.value_info}
     more = onnx.ModelProto()
     more.CopyFrom(model)
@@ -81,14 +81,14 @@ class Layer:
     result: weft.Result
 
 
-def compared(
+def compare_layers(
     model: onnx.ModelProto,
     parts: Iterable[onnx.ModelProto],
     feeds: Iterable[dict[str, np.ndarray]],
     config: str | Config,
 ) -> Iterator[Layer]:
-    """`parts`, which are `layers` of the model, with every one of `feeds`, compiled for `config` and run."""
-    names, reference = quantised_values(model), watched(model)
+    """Compile `parts`, which are `layers` of the model, for `config`, run each of `feeds` and compare."""
+    names, reference = quantised_values(model), session_with_values(model)
     known = [dict(zip(names, reference.run(names, feed), strict=True)) for feed in feeds]
     for layer in parts:
         program = weft.compile(layer, config)
@@ -99,5 +99,5 @@ def compared(
 
 
 def steps(wanted: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """By how much quantised values differ."""
+    """Return the differences of quantised values."""
     return np.abs(wanted.astype(np.int32) - given.astype(np.int32))

@@ -160,7 +160,7 @@ folder = sys.argv[1]
 files = {name: f"{folder}/{name}" for name in ("config", "topology", "layout")}
 scalesim(save_disk_space=True, verbose=False, **files).run_scale(top_path=folder)
 """
-"""`python -m scalesim.scale`, but without its traces, which it writes whatever it is told: gigabytes."""
+"""`python -m scalesim.scale` without its traces, gigabytes that it writes unconditionally."""
 
 
 class PeerError(RuntimeError):
@@ -188,7 +188,7 @@ class Result:
 
     @property
     def ahead(self) -> str:
-        """Whether weft takes fewer cycles than both dataflows."""
+        """Return whether weft takes fewer cycles than both dataflows."""
         best = min(self.ws, self.os)
         if self.whole < best:
             return "yes"
@@ -260,7 +260,7 @@ def _cycles(device: TimingDevice) -> tuple[int, int]:
 
 
 def weft_cycles(shape: Shape) -> tuple[int, int]:
-    """Whole and window, behind the memory, compiled as models are."""
+    """Return whole and window cycles with memory, compiled as models are."""
     segment, inputs = shape.segment()
     image = Image(compile_segment(segment, CONFIG))
     device = TimingDevice(CONFIG, image.memory_bytes, latency=LATENCY, bandwidth=float(CONFIG.bus_bytes))
@@ -269,7 +269,7 @@ def weft_cycles(shape: Shape) -> tuple[int, int]:
 
 
 def weft_on_chip(side: int) -> tuple[int, int]:
-    """The same if the array waits until all operands are on chip."""
+    """Return these cycles if the array waits until all operands are on chip."""
     code, start = on_chip.image(side, CONFIG)
     device = TimingDevice(CONFIG, start + len(code), latency=LATENCY, bandwidth=float(CONFIG.bus_bytes))
     on_chip.execute(device, code, start)
@@ -303,7 +303,7 @@ def measure(only: str, jobs: int) -> Iterator[Result]:
 
 
 def again(results: Sequence[Result]) -> Iterator[Result]:
-    """The same with weft's figures of today."""
+    """Return the rows with weft's figures measured anew."""
     shapes = {(group, shape.name): shape for group, found in GROUPS.items() for shape in found}
     for result in results:
         name = result.name.removesuffix(", on chip")
@@ -327,7 +327,7 @@ def _pairs(figures: Sequence[int], macs: int) -> str:
 
 
 def row(result: Result) -> str:
-    """Of the table: cycles and utilisation by turns."""
+    """Return a row of the table: cycles and utilisation in turn."""
     figures = (result.ws, result.os, result.whole, result.window)
     pairs = _pairs(figures, result.macs)
     count = f" (x {result.count})" if result.count > 1 else ""
@@ -398,7 +398,7 @@ def save(path: Path, results: Sequence[Result]) -> None:
 
 
 def load(path: Path) -> list[Result]:
-    """What `save` wrote. Raises `PeerError`."""
+    """Read the file written by `save`. Raises `PeerError`."""
     try:
         return [Result(**item) for item in json.loads(path.read_text())["results"]]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -21,7 +21,7 @@ _STYLE = """<style>
 
 @dataclass(frozen=True)
 class Row:
-    """Bars below each other, in parts of 1; `behind` is drawn behind the last one, in a lighter colour."""
+    """Bars below each other, in parts of 1; `behind` follows the last one, in a lighter colour."""
 
     label: str
     bars: tuple[float, ...]
@@ -29,9 +29,9 @@ class Row:
 
 
 def chart(title: str, legend: Sequence[str], figures: str, sections: Mapping[str, Sequence[Row]]) -> str:
-    """The drawing; `legend` names the bars of every row, and at its end what is behind the last.
+    """Return the drawing; `legend` names the bars of every row, and at its end the part after the last.
 
-    `figures` says what stands beside the rows: the longest of the bars but the last, and the last.
+    `figures` names the numbers beside the rows: the longest bar except the last, and the last.
     """
     top = _top(legend)
     parts: list[str] = []
@@ -45,9 +45,11 @@ def chart(title: str, legend: Sequence[str], figures: str, sections: Mapping[str
     return _page(title, _legend(legend, (*_COLOURS, _BEHIND)), figures, top, y + 4, parts)
 
 
-def stacked(title: str, legend: Sequence[str], figures: str, rows: Mapping[str, Sequence[float]]) -> str:
-    """A drawing with a bar for each label, made of parts that add up to 1; `legend` names the parts, and `figures` what
-    stands beside the rows: the first part."""
+def stacked_chart(
+    title: str, legend: Sequence[str], figures: str, rows: Mapping[str, Sequence[float]]
+) -> str:
+    """Return a drawing with a bar for each label, of parts that add up to 1. `legend` names the parts, and `figures`
+    the number beside the rows: the first part."""
     top = _top(legend)
     parts: list[str] = []
     for index, (label, shares) in enumerate(rows.items()):

@@ -22,7 +22,7 @@ class Shape:
     kernel: int = 1
     stride: int = 1
     count: int = 1
-    """How often the network has it."""
+    """Occurrences in the network."""
 
     @property
     def window(self) -> Window:
@@ -60,7 +60,7 @@ class Shape:
         return self.h * self.w * self.cin + self.cin * self.cout * self.kernel**2 + oh * ow * self.cout
 
     def roofline(self, n: int, bandwidth: float) -> float:
-        """Largest possible utilisation of an n x n array behind `bandwidth` bytes a cycle."""
+        """Return the largest possible utilisation of an n x n array with memory of `bandwidth` bytes a cycle."""
         ideal = self.macs / (n * n)
         return ideal / max(ideal, self.least_bytes / bandwidth)
 

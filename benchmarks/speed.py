@@ -1,8 +1,8 @@
-"""How fast the tools are: Verilog generation, the RTL simulation, the golden interpreter, the compiler.
+"""Speed of the tools: Verilog generation, the RTL simulation, the golden interpreter, the compiler.
 
     python benchmarks/speed.py [--config default]
 
-Wall-clock on whatever machine this is; every figure says what was run.
+Figures are wall-clock times on this machine, each with its workload.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What graph substitutions and rewrites within a budget are worth: networks with and without, by the cycle model.
+"""Measure the gain of graph substitutions and of rewrites within a budget, by the cycle model.
 
     python benchmarks/substitutions.py [NETWORK[:CONFIG[:BYTES]] ...] [--most 400] [--write PAGE]
     python benchmarks/substitutions.py NETWORK[:CONFIG[:BYTES]] ... --budget 2 [--samples 4] [--write ...]

@@ -181,8 +181,8 @@ def attention(*numbers: int, causal: bool = False) -> Callable[[Config], Run]:
     return _one(attention_cases.Case(*numbers, causal=causal).operator())
 
 
-def paged(config: Config) -> Run:
-    """Twelve rows of four heads on two at the end of a sequence of 200 keys in pages of 32, from a pool of ten."""
+def paged_attention(config: Config) -> Run:
+    """Build 12 rows of four heads on two at the end of a sequence of 200 keys in pages of 32, from a pool of ten."""
     quantisation = Quantisation(0.05, 0.05, 0.05, 0.05)
     cache = PagedAttention(
         config,
@@ -252,7 +252,7 @@ def _layers() -> dict[str, Callable[[Config], Run]]:
         "attention 32, 24 queries, 40 keys": attention(32, 24, 40),
         "attention 32, 40 queries, 40 keys, causal": attention(32, 40, 40, causal=True),
         "attention 32, 1 query, 60 keys, 4 heads on 2": attention(32, 1, 60, 4, 2),
-        "paged attention": paged,
+        "paged attention": paged_attention,
         "digits": network(digits.model),
         "small transformer": network(attention_example.model),
     }
@@ -366,7 +366,7 @@ def row(case: Case, measured: Measured) -> str:
 
 
 def off(case: Case, measured: Measured) -> list[str]:
-    """In which way model and RTL differ by too much, a sentence each."""
+    """Return a sentence for each excessive difference of model and RTL."""
     found = []
     if abs(measured.error) > ERROR:
         found.append(f"{case.name}: the model is {measured.error:+.2%} off")
@@ -377,7 +377,7 @@ def off(case: Case, measured: Measured) -> list[str]:
 
 
 def slower(case: Case, measured: Measured, stored: dict[str, Any]) -> list[str]:
-    """Whether the case takes longer than in the baseline, on the RTL or, if that did not run, on the model."""
+    """Return whether the case takes longer than in the baseline, on the RTL or, if that did not run, on the model."""
     on_rtl = measured.rtl_time > 0
     before = stored["rtl"]["cycles"] if on_rtl else stored["model"]
     now = (measured.rtl if on_rtl else measured.model)["cycles"]

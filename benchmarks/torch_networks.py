@@ -44,8 +44,8 @@ MARKS = "<!-- table -->\n", "<!-- end of table -->\n"
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a network: nodes between the first and the last quantised value on the host, with a reason for
-    one of them, and what `weft.Program.run` reports."""
+    """Result of a network: nodes between the first and the last quantised value on the host, with a reason for one of
+    them, and the report of `weft.Program.run`."""
 
     name: str
     exporter: str
@@ -64,8 +64,8 @@ class Row:
         )
 
 
-def quantised(name: str, exporter: str, quantiser: str) -> Path:
-    """The file of a quantised network, which is kept in the cache."""
+def quantise(name: str, exporter: str, quantiser: str) -> Path:
+    """Return the file of a quantised network, which is cached."""
     import torch_zoo
 
     packages = ("torch", "torchvision", "transformers", "onnx", "onnxruntime")
@@ -134,7 +134,7 @@ def samples(shape: list[int], count: int) -> list[np.ndarray]:
 
 
 def between(model: onnx.ModelProto) -> set[str]:
-    """The nodes behind the first quantised activation and ahead of the last, by name."""
+    """Return the names of nodes between the first and the last quantised activation."""
     graph = model.graph
     known = {tensor.name for tensor in graph.initializer}
     behind: set[str] = set()
@@ -157,7 +157,7 @@ def between(model: onnx.ModelProto) -> set[str]:
 
 
 def measure(name: str, exporter: str, quantiser: str, config: Config, *, layers: bool) -> Row:
-    path = quantised(name, exporter, quantiser)
+    path = quantise(name, exporter, quantiser)
     model = onnx.load(path)
     program = weft.compile(path, config)
     inner = between(model)
@@ -180,12 +180,12 @@ def measure(name: str, exporter: str, quantiser: str, config: Config, *, layers:
 
 
 def _apart(model: onnx.ModelProto, config: Config) -> str:
-    """How far layers are from ONNX Runtime, as a column."""
+    """Format the distance of layers from ONNX Runtime as a column."""
     import oracle
 
     feeds = [{model.graph.input[0].name: sample} for sample in samples(_shape(model), 1)]
     differ = total = most = 0
-    for layer in oracle.compared(model, oracle.layers(model), feeds, config):
+    for layer in oracle.compare_layers(model, oracle.layers(model), feeds, config):
         (found,) = layer.result.outputs.values()
         steps = oracle.steps(layer.wanted, found)
         differ, total, most = differ + int((steps > 0).sum()), total + steps.size, max(most, int(steps.max()))

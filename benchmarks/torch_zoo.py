@@ -135,7 +135,7 @@ class Lstm(nn.Module):
 
 
 class Bert(nn.Module):
-    """Layers of transformers' encoder behind the embeddings."""
+    """Layers of transformers' encoder after the embeddings."""
 
     def __init__(self, layers: int = 2, width: int = 128) -> None:
         from transformers import BertConfig
@@ -177,11 +177,11 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lstm": (Lstm, (1, 8, 40)),
     "bert": (Bert, (1, 64, 128)),
 }
-"""What makes each network, and the shape of its input."""
+"""Constructor of each network, and the shape of its input."""
 
 
 def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
-    """A network in its state for inference, always with the same weights, and the shape of its input."""
+    """Return a network in inference mode, with fixed random weights, and the shape of its input."""
     torch.manual_seed(1)
     make, shape = NETWORKS[name]
     module = make()

@@ -114,8 +114,8 @@ def resnet18() -> onnx.ModelProto:
 
 
 def deeplab_v3(side: int = 257, classes: int = 21) -> onnx.ModelProto:
-    """A sixteenth of the image's size behind ResNet-18, and there atrous convolutions with the paper's rates; classes
-    of pixels of that size."""
+    """Build ResNet-18 to a sixteenth of the image's size, atrous convolutions with the paper's rates, and classes of
+    pixels of that size."""
     net = _Net("deeplab_v3", (1, 3, side, side))
     features, have, wide, small = _residual_stages(net, (1, 2, 2, 1)), 512, 256, (side + 15) // 16
     branches = [net.node("Relu", net.conv(features, have, wide))]
@@ -191,7 +191,7 @@ def shufflenet_v2() -> onnx.ModelProto:
 
 
 def vit_layer(tokens: int = 197, width: int = 768, heads: int = 12) -> onnx.ModelProto:
-    """An encoder layer: attention and two linear layers, each behind a normalisation and around which values pass."""
+    """Build an encoder layer: attention and two linear layers, with normalisations before and residual additions."""
     net = _Net("vit_layer", (1, tokens, width))
     size = width // heads
 
@@ -238,7 +238,7 @@ def squeezenet_1_1() -> onnx.ModelProto:
 
 
 def yolov4_tiny(side: int = 416, classes: int = 80) -> onnx.ModelProto:
-    """Both heads behind each other in one output, as their convolutions give them."""
+    """Concatenate both heads in one output, as their convolutions give them."""
     net = _Net("yolov4_tiny", (1, 3, side, side))
     outputs = 3 * (5 + classes)
 
@@ -270,7 +270,7 @@ def yolov4_tiny(side: int = 416, classes: int = 80) -> onnx.ModelProto:
 
 
 def light(name: str) -> onnx.ModelProto:
-    """One of `LIGHT`, with random weights in place of its constant ones."""
+    """Build one of `LIGHT`, with random weights in place of its constant ones."""
     model = onnx.load(Path(onnx.__file__).parent / f"backend/test/data/light/light_{name}.onnx")
     graph = model.graph
     given = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -288,7 +288,7 @@ def light(name: str) -> onnx.ModelProto:
             continue
         user, index = users[made]
         user, index = users[user.output[0]] if user.op_type == "Unsqueeze" else (user, index)
-        values = _drawn(rng, tuple(given[node.input[0]].tolist()), user.op_type, index)
+        values = _draw_weights(rng, tuple(given[node.input[0]].tolist()), user.op_type, index)
         weights.append(numpy_helper.from_array(values.astype(np.float32), made))
     used = {value for node in nodes for value in node.input}
     weights += [tensor for tensor in graph.initializer if tensor.name in used]
@@ -306,8 +306,8 @@ def light(name: str) -> onnx.ModelProto:
     return new
 
 
-def _drawn(rng: np.random.Generator, shape: tuple[int, ...], operator: str, index: int) -> np.ndarray:
-    """Weights that keep the size of values about the same from layer to layer."""
+def _draw_weights(rng: np.random.Generator, shape: tuple[int, ...], operator: str, index: int) -> np.ndarray:
+    """Draw weights that keep the size of values about equal from layer to layer."""
     if operator in ("Conv", "Gemm") and index == 1:
         return rng.normal(0, np.sqrt(2 / np.prod(shape[1:])), shape)
     if operator == "Mul" or (operator == "BatchNormalization" and index in (1, 4)):
@@ -328,9 +328,9 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 
 def quantised(name: str) -> onnx.ModelProto:
-    """A network with int8 weights, one scale a channel, and int8 activations, calibrated on two random images.
+    """Return a network with int8 weights, one scale a channel, and int8 activations, calibrated on two random images.
 
-    It is kept in the cache: what ONNX Runtime does takes up to two minutes.
+    It is cached, because ONNX Runtime takes up to two minutes.
     """
     parts = (Path(__file__).read_text(), version("onnx"), version("onnxruntime"), version("numpy"), name)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]

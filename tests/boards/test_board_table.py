@@ -56,7 +56,7 @@ def builds(table: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 class Builds:
-    """What seeds reach in MHz, 0 where the tool crashes; and the seeds that were built."""
+    """Clock that seeds reach in MHz, 0 where the tool crashes; and the seeds that were built."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -125,7 +125,7 @@ def test_a_row(table: ModuleType, builds: Builds) -> None:
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_estimates_are_fitted_to_what_boards_have(table: ModuleType, name: str) -> None:
-    """As well as to one change at a time, all of them on one board."""
+    """Every board's configuration, and one change of it at a time."""
     board = find(name)
     samples = list(table.fitted_to(board))
     assert (board, table.OWN, board.config) in samples

@@ -119,8 +119,8 @@ def test_the_sdram_gets_a_shifted_clock(name: str, source: float, clock: float) 
     assert made.eye.min_margin == pytest.approx(best_eye(made.clock).min_margin, abs=0.2)
 
 
-def test_the_phase_can_be_moved_where_somebody_does() -> None:
-    """As ecppll has it (see test_pll): the second output, to later phases."""
+def test_boards_that_calibrate_can_move_the_phase() -> None:
+    """As in ecppll (see test_pll): the second output, to later phases."""
     board = BOARDS["ulx3s-85f"]
     for step in (False, True):
         design = elaborate(board, CONFIG, board.clock, lambda *given, step=step: Echo(sdram=True, step=step))
@@ -262,13 +262,13 @@ def test_a_board_can_do_what_it_says(board: Board) -> None:
     assert find(board.name) is board
 
 
-def test_an_unknown_board_is_named_with_those_there_are() -> None:
+def test_refusal_of_an_unknown_board_lists_all_boards() -> None:
     with pytest.raises(BoardError, match=r"^unknown board 'arty'; choose icebreaker, .*, ulx3s-85f-lm$"):
         find("arty")
 
 
 def test_optional_units_that_boards_have() -> None:
-    """Those of docs/boards.md: a change of a preset must not change what a board is built with."""
+    """From docs/boards.md: a change of a preset must not change a board's hardware."""
     kernels = {name: board.config.kernel for name, board in BOARDS.items() if board.config.kernel}
     assert kernels == dict.fromkeys(("tang-primer-20k", "tang-primer-25k", "ulx3s-85f-lm"), 256)
     taps = {

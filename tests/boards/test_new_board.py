@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.documented import documented
+from support.documented import read_block
 
 from weft.boards import families, registry, targets
 from weft.boards.board import Board
@@ -25,7 +25,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
     for package, file in ((families, "families/toy.py"), (targets, "targets/toy_board.py")):
         path = tmp_path / file
         path.parent.mkdir()
-        path.write_text(documented(f"boards/{file}"))
+        path.write_text(read_block(f"boards/{file}"))
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(path.parent)])
         module = f"{package.__name__}.{path.stem}"
         # So that the module is forgotten behind the test.

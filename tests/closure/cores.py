@@ -1,4 +1,4 @@
-"""The cores that are covered and mutated: small ones, which have every unit between them."""
+"""Small cores for coverage and mutation, which together have every unit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FULL = Config(
     queue_depth=2, row_states=16, alignments=32, table_depth=256, lookup_tables=2, kernel=64, depthwise_taps=2, int4=2,
     loops=1,
 )  # fmt: skip
-"""Everything that a configuration may have."""
+"""Every optional feature of a configuration."""
 SMALL = Config(
     n=2, lanes=1, scratchpad_banks=2, scratchpad_depth=128, accumulator_banks=2, accumulator_depth=16, bus_bytes=8,
     queue_depth=1, mantissa_bits=16, probability_bits=7, row_states=4, alignments=16, table_depth=256, lookup_tables=1,
@@ -27,9 +27,9 @@ CORES = {
         "small": Core(SMALL.replace(probability_bits=0, lookup_tables=0, int4=0, kernel=32), sequential=True),
     },
 }
-"""By core the configurations whose coverage is put together; the first is the one that is mutated."""
+"""Configurations whose coverage is merged, by core; the first is mutated."""
 
 
 def component(core: Core) -> Pipelined | SequentialCore:
-    """The hardware."""
+    """Return the hardware of a core."""
     return (SequentialCore if core.sequential else Pipelined)(core.config)

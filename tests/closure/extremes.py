@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 from closure import fields
-from support.core_cases import Bench, Core, Scenario, Step, compared
+from support.core_cases import Bench, Core, Scenario, Step, compare_memory
 from support.random_instructions import OUTPUT
 from support.random_programs import Generator
 
@@ -41,29 +41,29 @@ from weft.sim.golden.interpreter import EXECUTE
 
 LIMITS = ("0", "1", "negative", "maximum")
 KEPT = {"Store": ("base", "offset"), "Load": ("base",)}
-"""Fields that decide where in memory an instruction writes, or what of it a host may change."""
+"""Fields that decide where in memory an instruction writes, or which data a host may change."""
 STRIDES = ("ob", "oy", "ox", "nt", "ky", "kx", "kc", "ry", "rx", "row", "pixel", "vector")
-"""How the names of strides end."""
+"""Suffixes of the names of strides."""
 SHORT = {"length": 1, "run": 1, "pixels": 1, "skip": 0, "before": 0}
 """Fields of a LOAD of one byte."""
 EACH = 40
 """Instructions of a program at most."""
 MOST = 1 << 15
-"""Accesses of an operand, more of which would take too long."""
+"""Accesses of an operand; more would take too long."""
 ALIKE = 4
-"""Instructions of a kind, of queues that have one or two kinds."""
+"""Instructions of a kind, in queues that have one or two kinds."""
 OTHERS = 12
-"""Drawn instructions of which one may have a value that the first cannot."""
+"""Drawn instructions to try if the first does not allow a value."""
 TRIES = 100
 WORDS = 0x6000
-"""Where in memory `_addresses` has numbers for READ."""
+"""Memory address of `_addresses`' numbers for READ."""
 SPACE = 0x7000
-"""Bytes behind `OUTPUT` that programs may write."""
+"""Bytes after `OUTPUT` that programs may write."""
 
 
 def extremes(core: Core, bench: Bench) -> Scenario:
-    """For each instruction and each limit one with as many fields there as are valid together, and with each value of
-    small fields."""
+    """Yield, for each instruction and limit, one with as many valid fields at that limit as possible, and one with each
+    value of small fields."""
     bench.fresh = False
     steps, made, seed = [], _generator(core, 0), 0
     for instruction in _instructions(core):
@@ -88,7 +88,7 @@ def _generator(core: Core, seed: int) -> Generator:
 
 def _step(made: Generator, bench: Bench) -> Step:
     assert made.append(made.dump())
-    return compared("extremes", made, made.program, bench)
+    return compare_memory("extremes", made, made.program, bench)
 
 
 def _instructions(core: Core) -> Iterator[Instruction]:
@@ -105,12 +105,13 @@ def _instructions(core: Core) -> Iterator[Instruction]:
             if 1 < place.width <= fields.FEW and name not in KEPT.get(kind.__name__, ()):
                 found += [_with(one, name, number) for number in range(place.low, place.high + 1)]
         yield from found
-        yield from _alone([one, *others], found, trial)
+        yield from _single_values([one, *others], found, trial)
 
 
-def _alone(ones: list[Instruction], found: list[Instruction], trial: Generator) -> Iterator[Instruction]:
-    """For each value of a field that none of `found` has an instruction with that alone, if one of some is valid with
-    it: others are as small as they may be."""
+def _single_values(
+    ones: list[Instruction], found: list[Instruction], trial: Generator
+) -> Iterator[Instruction]:
+    """Return instructions for each value of a field that none of `found` has. Other fields are minimal."""
     kind, config = type(ones[0]), trial.config
     own = {
         name: place for name, place in places(kind.OPCODE).items() if name not in ("wait", "signal", "start")
@@ -132,7 +133,7 @@ def _alone(ones: list[Instruction], found: list[Instruction], trial: Generator) 
 
 
 def _single(instruction: Instruction) -> dict[str, int]:
-    """Counts of one."""
+    """Return the instruction with counts of one."""
     counts = {loop.count for operand in instruction.OPERANDS for loop in operand.loops}
     own = places(instruction.OPCODE)
     names = ("ob", "oy", "ox") if isinstance(instruction, Kernel) else (*counts, "rows", "line")
@@ -140,7 +141,7 @@ def _single(instruction: Instruction) -> dict[str, int]:
 
 
 def _at(base: Instruction, value: str, trial: Generator) -> Instruction:
-    """`base` with as many fields at a limit as are valid together."""
+    """Return `base` with as many valid fields at a limit as possible."""
     config, kept = trial.config, KEPT.get(type(base).__name__, ())
     for name in places(base.OPCODE):
         if name in ("wait", "signal", "start", *kept) or value not in fields.bins(type(base), name, config):
@@ -174,8 +175,8 @@ def _valid(instruction: Instruction, trial: Generator) -> bool:
 
 
 def _semaphores(core: Core, made: Generator, half: int, queue: Queue) -> list[Instruction]:
-    """Instructions of a queue one after the other, each of which takes half of the semaphores, which one of another
-    queue gives, and gives the others, which one of a third queue takes."""
+    """Return instructions of a queue in sequence. Each takes half of the semaphores, which one queue gives, and gives
+    the others, which another queue takes."""
     given, program, last = 0xFF << 8 * half, [], made.scratchpad - 1
     others: dict[Queue, Instruction] = {
         Queue.LOAD: Load(base=7, run=1, dst=last),
@@ -183,7 +184,7 @@ def _semaphores(core: Core, made: Generator, half: int, queue: Queue) -> list[In
         Queue.STORE: Store(base=4, offset=0x1000, src=last - 1),
     }
     first, second = [item for other, item in others.items() if other != queue][:2]
-    # What changes a kernel comes behind the kernel.
+    # A change of a kernel must follow the kernel.
     for kind in sorted(INSTRUCTIONS.values(), key=lambda kind: kind is Microcode):
         if kind.QUEUE is not queue or kind().unsupported(core.config):
             continue
@@ -199,18 +200,18 @@ def _semaphores(core: Core, made: Generator, half: int, queue: Queue) -> list[In
 
 
 def _all_semaphores(core: Core, bench: Bench, half: int, queue: Queue) -> Step:
-    """A program of `_semaphores` that the checker takes."""
+    """Return a program of `_semaphores` that the checker accepts."""
     for seed in range(TRIES):
         made = _generator(core, 100 + seed)
         program = _semaphores(core, made, half, queue)
         with contextlib.suppress(ProgramError):
             check([*program, End()], core.config)
-            return compared("semaphores", made, program, bench)
+            return compare_memory("semaphores", made, program, bench)
     raise ProgramError(f"none of {TRIES} programs with all semaphores is valid")
 
 
 def _registers(core: Core, bench: Bench) -> Step:
-    """Registers change by all modes and limits in all slots, in a loop that is passed over and one that is not."""
+    """Change registers by all modes and limits in all slots, in a skipped loop and in one that runs."""
     made = _generator(core, 77)
     program: list[Instruction] = []
     values = (0, 1, 2, 15, -1, -(1 << 31), (1 << 31) - 1, 5)
@@ -244,12 +245,12 @@ def _registers(core: Core, bench: Bench) -> Step:
         (0, 1), (15, 1), (2, 2), (1, 7), (8, 8))]  # fmt: skip
     program.insert(-6, SetRegisters(register0=8, mode0=1, value0=0))
     check([*program, End()], core.config)
-    return compared("registers of programs", made, program, bench)
+    return compare_memory("registers of programs", made, program, bench)
 
 
 def _addresses(core: Core, bench: Bench, other: int) -> Step:
-    """Registers get numbers in every way, and stores show each of their bits: they go to the right place by it. READ
-    reads by register `other`, so that no store may go by that, nor by those that loads go by."""
+    """Set registers in every way, and show each of their bits by the address of a store. READ uses register `other`, so
+    no store may use that register, nor registers of loads."""
     made, pick = _generator(core, 78), random.Random(78)
     numbers = [0x55555555, 0xAAAAAAAA, 0xFFFFFFFF, 0, *(pick.getrandbits(32) for _ in range(60))]
     for step in (-1, 1):  # offsets of 1 and of all bits
@@ -276,11 +277,11 @@ def _addresses(core: Core, bench: Bench, other: int) -> Step:
         made.program += [ways[turn % 4], Store(base=register, offset=place, src=turn % made.scratchpad)]
     made.image = bytes(image)
     check([*made.program, End()], core.config)
-    return compared("registers that are addresses", made, made.program, bench)
+    return compare_memory("registers that are addresses", made, made.program, bench)
 
 
 def _counts(core: Core, bench: Bench) -> Step:
-    """READ gives as many registers as it says their numbers, and the next one keeps its own: stores show each."""
+    """READ sets its count of registers, and the next one keeps its number: stores show each."""
     made, pick, turn = _generator(core, 79), random.Random(79), 0
     image = bytearray(made.image)
     assert made.append(made.dump())
@@ -301,9 +302,9 @@ def _counts(core: Core, bench: Bench) -> Step:
             turn += 1
     made.image = bytes(image)
     check([*made.program, End()], core.config)
-    return compared("counts of registers that are read", made, made.program, bench)
+    return compare_memory("counts of registers that are read", made, made.program, bench)
 
 
 def _signed(number: int) -> int:
-    """The same word of 32 bits as an int32."""
+    """Return a 32-bit word as an int32."""
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)

@@ -1,4 +1,4 @@
-"""Functional coverage: values of instructions' fields, and instructions under way at the same time in two units."""
+"""Functional coverage: values of instructions' fields, and overlapping instructions of two units."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from weft.hdl.isa.kernel import MICRO_OPS
 from weft.sim.rtl.coverage import Counts, Point
 
 _WORDS = tuple(f"op{index}" for index in range(MICRO_OPS))
-"""Micro-operations are no numbers, and their fields are covered as signals."""
+"""Micro-operations are not numeric; their fields are covered as signals."""
 FEW = 3
-"""Bits of a field all values of which are points: modes, flags, and numbers of tables."""
+"""Bits of fields of which every value is a point: modes, flags, and numbers of tables."""
 
 
 def maximum(kind: type[Instruction], name: str, config: Config) -> int:
-    """The largest value of a field: of an address on the chip, the last one that the memory has."""
+    """Return the largest value of a field: of an on-chip address, the last address of the memory."""
     most = places(kind.OPCODE)[name].high
     for operand in kind.OPERANDS:
         if operand.name == name and operand.register is None:
@@ -28,7 +28,7 @@ def maximum(kind: type[Instruction], name: str, config: Config) -> int:
 
 
 def bins(kind: type[Instruction], name: str, config: Config) -> list[str]:
-    """Names of the values of a field that are told apart."""
+    """Return the names of a field's bins."""
     place = places(kind.OPCODE)[name]
     most = maximum(kind, name, config)
     if name in ("wait", "signal"):
@@ -42,7 +42,7 @@ def bins(kind: type[Instruction], name: str, config: Config) -> list[str]:
 
 
 def bins_of(instruction: Instruction, name: str, config: Config) -> list[str]:
-    """Those that the value of a field is in."""
+    """Return the bins that contain a field's value."""
     kind, value = type(instruction), int(getattr(instruction, name))
     if name in ("wait", "signal"):
         return [f"bit {bit}" for bit in range(SEMAPHORES) if value >> bit & 1]
@@ -54,7 +54,7 @@ def bins_of(instruction: Instruction, name: str, config: Config) -> list[str]:
 
 
 def points(core: Core) -> Counts:
-    """All points of a core's instruction set, each with a count of 0."""
+    """Return all points of a core's instruction set, each with a count of 0."""
     config = core.config
     kinds = [kind for kind in INSTRUCTIONS.values() if not kind().unsupported(config)]
     found: Counts = {}
@@ -62,7 +62,7 @@ def points(core: Core) -> Counts:
         for name, place in places(kind.OPCODE).items():
             if (name in ("wait", "signal") and kind.QUEUE is None) or (kind is Microcode and name in _WORDS):
                 continue
-            # A field of hardware that this configuration does not have stays 0.
+            # A field of hardware that this configuration lacks stays 0.
             if kind(**{name: max(place.low, 1)}).unsupported(config):
                 continue
             for value in bins(kind, name, config):
@@ -76,7 +76,7 @@ def points(core: Core) -> Counts:
 
 
 def number_of(value: str, kind: type[Instruction], name: str, config: Config) -> int:
-    """A value in a bin."""
+    """Return a value in a bin."""
     if value.startswith("bit"):
         return 1 << int(value[4:])
     named = {"negative": -1, "between": 2, "maximum": maximum(kind, name, config)}
@@ -84,7 +84,7 @@ def number_of(value: str, kind: type[Instruction], name: str, config: Config) ->
 
 
 def count(counts: Counts, steps: Iterable[Step], config: Config) -> None:
-    """Add what the programs of `steps` have to `counts`."""
+    """Add the points of the programs of `steps` to `counts`."""
     for step in steps:
         for instruction in step.program:
             for name in places(instruction.OPCODE):
@@ -99,7 +99,7 @@ def count(counts: Counts, steps: Iterable[Step], config: Config) -> None:
 
 
 def pairs(step: Step) -> Iterator[tuple[Instruction, Instruction]]:
-    """Instructions of two units of which the second begins while the first is under way."""
+    """Yield instructions of two units, the second of which begins while the first runs."""
     runs = sorted((item for item in step.intervals if item.kind == "runs"), key=lambda item: item.start)
     open_: list[tuple[int, Queue, int]] = []
     for item in runs:

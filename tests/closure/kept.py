@@ -1,4 +1,4 @@
-"""Verdicts that outlive a run that was ended: lines of JSON in the folder of builds, appended one by one."""
+"""Verdicts that survive an interrupted run: JSON lines in the build folder, appended one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.hdl.cache import cache_root
 
 
 class Kept:
-    """Pairs of a key, a list of strings and numbers, and a verdict, under a name that tells what they depend on."""
+    """Map from a key, a list of strings and numbers, to a verdict; its name identifies what verdicts depend on."""
 
     def __init__(self, name: str) -> None:
         self._path: Path = cache_root() / f"{name}.jsonl"

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 OPERATORS = "core/"
-"""Begins the names of those operators of Cosmic Ray that need no arguments of ours."""
+"""Prefix of the names of Cosmic Ray's operators that need no arguments."""
 SAME = {("Is", "Eq"), ("Eq", "Is"), ("IsNot", "NotEq"), ("NotEq", "IsNot")}
-"""Comparisons for identity instead of equality, which are the same for None, enumerations and small integers."""
+"""Comparisons of identity instead of equality, which agree for None, enumerations and small integers."""
 Span = tuple[tuple[int, int], tuple[int, int]]
-"""Begin and end, each a line, which counts from 1, and a column, which counts from 0."""
+"""Begin and end, each a line (counted from 1) and a column (counted from 0)."""
 CACHES = {"cache", "lru_cache", "cached_property", "override", "overload"}
-"""Decorators without which a program computes the same."""
+"""Decorators that do not affect a program's results."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Change:
     Attributes
     ----------
     path : str
-        Of the file, below the root of the tree.
+        File, relative to the root of the tree.
     line, column : int
-        Where it begins; lines count from 1, columns from 0.
+        Position; lines count from 1, columns from 0.
     operator : str
         Cosmic Ray's name.
     occurrence : int
-        Which of the operator's places in this file, in the order of Cosmic Ray.
+        Index of the operator's place in this file, in Cosmic Ray's order.
     """
 
     path: str
@@ -46,12 +46,10 @@ class Change:
         return f"{self.path}:{self.line}:{self.column} {self.operator.removeprefix(OPERATORS)}"
 
 
-def drawn(root: Path, paths: list[str], count: int, seed: int) -> list[Change]:
-    """So many changes of files below `root`, each of another place, all places equally probable.
-
-    Left out are places that nothing evaluates (annotations, type-checking imports), caches' decorators, and identity
-    for equality. Raises `ImportError` without Cosmic Ray.
-    """
+def draw_changes(root: Path, paths: list[str], count: int, seed: int) -> list[Change]:
+    """Draw `count` changes of files below `root`, each of another place, all places equally probable.  Excluded are
+    unevaluated places (annotations, type-checking imports), caches' decorators, and identity for equality. Raises
+    `ImportError` without Cosmic Ray."""
     pick = random.Random(seed)
     places = [place for path in paths for place in _places(root, path)]
     found: list[Change] = []
@@ -64,8 +62,8 @@ def drawn(root: Path, paths: list[str], count: int, seed: int) -> list[Change]:
     return found
 
 
-def changed(root: Path, change: Change) -> str:
-    """The source of the file with the change."""
+def apply_change(root: Path, change: Change) -> str:
+    """Return the source of the file with the change."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
@@ -76,7 +74,7 @@ def changed(root: Path, change: Change) -> str:
 
 
 def statement(source: str, line: int) -> range:
-    """Lines of the smallest statement around a line; of one with a body only what comes before the body."""
+    """Return the lines of the smallest statement around a line, without the body of a compound statement."""
     best = range(line, line + 1)
     size = 0
     for node in ast.walk(ast.parse(source)):
@@ -91,7 +89,7 @@ def statement(source: str, line: int) -> range:
 
 
 def _places(root: Path, path: str) -> Iterator[list[Change]]:
-    """For each place of a file all its changes."""
+    """Return all changes of a file by place."""
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.plugins import get_operator, operator_names
 
@@ -104,7 +102,7 @@ def _places(root: Path, path: str) -> Iterator[list[Change]]:
         kind = get_operator(name)
         if not name.startswith(OPERATORS) or kind.arguments() or _same(name):
             continue
-        # What replaces a binary operator by one or another has the same places.
+        # Operators that replace a binary operator by different others share places.
         group = name.rpartition("_")[0] if "Binary" in name else name
         if group not in spans:
             operator, of = kind(), comparisons if "Comparison" in name else nodes
@@ -116,13 +114,13 @@ def _places(root: Path, path: str) -> Iterator[list[Change]]:
 
 
 def _same(name: str) -> bool:
-    """Whether an operator replaces equality by identity, or the other way round."""
+    """Return whether an operator exchanges equality and identity."""
     _, kind, words = name.partition("ReplaceComparisonOperator_")
     return bool(kind) and tuple(words.split("_")) in SAME
 
 
 def _unevaluated(source: str) -> list[Span]:
-    """What nothing evaluates."""
+    """Return the spans that nothing evaluates."""
     found: list[Span] = []
     for node in ast.walk(ast.parse(source)):
         parts: list[ast.AST | None] = []
@@ -144,8 +142,8 @@ def _span(node: Any) -> Span:
 
 
 def _differs(root: Path, change: Change) -> bool:
-    """Whether the interpreter's code differs from that of the file; what is not Python any more is no change."""
-    before, after = (root / change.path).read_text(), changed(root, change)
+    """Return whether the bytecode differs from the file's; a syntax error is no change."""
+    before, after = (root / change.path).read_text(), apply_change(root, change)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

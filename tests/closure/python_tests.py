@@ -1,4 +1,4 @@
-"""Which tests run which lines of Python: recorded once, by pytest-cov with a context for each test."""
+"""Record of the tests that run each line of Python, made once by pytest-cov with a context for each test."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ from weft.hdl.errors import WeftError
 
 DATA, RESULTS, SETTINGS = ".coverage", "results.xml", "settings"
 SECONDS = 120.0
-"""Of tests, as long as they took when they were recorded, that are tried on a change."""
+"""Recorded seconds of tests that are tried on a change."""
 DEFINITIONS = ("tests/compiler/ir/test_operator_defaults.py",)
-"""Tests of what modules define, which run none of their lines."""
+"""Tests of modules' definitions, which run none of their lines."""
 MOST = 600
 """Tests that are tried on a change."""
 
 
 class RecordError(WeftError, RuntimeError):
-    """Tests were not recorded, or not of these sources."""
+    """No recorded tests, or recorded from other sources."""
 
 
 def record(root: Path, folder: Path, sources: Iterable[str], tests: Iterable[str], jobs: int) -> None:
-    """Run `tests` and keep in `folder` which lines of `sources`, both folders below `root`, each of them runs.
-
-    Raises `RecordError` if pytest fails to run; tests that fail are left out later.
-    """
+    """Run `tests` and record in `folder` which lines of `sources` each test runs; both are folders below `root`.
+    Raises `RecordError` if pytest fails to run; failing tests are left out later."""
     lines = "\n    ".join(str(root / source) for source in sources)
     settings = folder / SETTINGS
     settings.write_text(f"[run]\nparallel = true\ndata_file = {folder / DATA}\nsource = {lines}\n")
@@ -52,7 +50,7 @@ class Test:
     Attributes
     ----------
     name : str
-        As pytest takes it.
+        Test id of pytest.
     seconds : float
     """
 
@@ -61,7 +59,7 @@ class Test:
 
 
 class Recorded:
-    """What `record` kept in a folder. Raises `RecordError` if that is nothing."""
+    """Contents of a folder written by `record`. Raises `RecordError` if there are none."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         from coverage import CoverageData
@@ -71,15 +69,13 @@ class Recorded:
         self._data.read()
         if not self._data.measured_files():
             raise RecordError(f"{folder} has no record of tests")
-        self._tests = {test.name: test for test in _passed(root, folder / RESULTS)}
+        self._tests = {test.name: test for test in _passed_tests(root, folder / RESULTS)}
         self._lines: dict[str, dict[int, list[str]]] = {}
 
     def tests(self, path: str, line: int) -> list[Test]:
-        """Tests that run a line of a file, within `SECONDS` and `MOST`: those of the file itself, then those of its
-        folder, then others; of each kind quick ones first, but of all files in turn.
-
-        What runs only when modules are imported is run by all tests of that file, and by those of `DEFINITIONS`.
-        """
+        """Return tests that run a line of a file, within `SECONDS` and `MOST`, nearest and quickest first, from all
+        files in turn.  Tests of the file itself come first, then tests of its folder. Lines that run only at import
+        belong to all tests of that file and to `DEFINITIONS`."""
         lines = self._lines_of(path)
         around = statement((self._root / path).read_text(), line)
         names = {name for at in around for name in lines.get(at, ()) if name}
@@ -98,7 +94,7 @@ class Recorded:
         return found
 
     def _lines_of(self, path: str) -> dict[int, list[str]]:
-        """By line the names of tests; what runs in a fixture is of the test that it was made for."""
+        """Return the names of tests by line; a fixture's lines belong to the test that it was set up for."""
         if path not in self._lines:
             contexts = self._data.contexts_by_lineno(str(self._root / path))
             self._lines[path] = {
@@ -108,13 +104,13 @@ class Recorded:
 
 
 def distance(path: str, test: str) -> int:
-    """0 for a test in the file that mirrors `path`, 1 for one in the same folder, 2 for any other."""
+    """Return 0 for a test in the file that mirrors `path`, 1 for one in its folder, 2 for any other."""
     mirror, file = "tests" / Path(path), Path(test.partition("::")[0])
     return 2 if file.parent != mirror.parent else int(file.stem != f"test_{mirror.stem}")
 
 
 def _in_turn(tests: list[Test]) -> Iterator[Test]:
-    """Of each file the quickest, then of each the second, and so on."""
+    """Return the quickest test of each file, then the second of each, and so on."""
     by_file = collections.defaultdict(list)
     for test in sorted(tests, key=lambda test: (test.seconds, test.name)):
         by_file[test.name.partition("::")[0]].append(test)
@@ -122,14 +118,14 @@ def _in_turn(tests: list[Test]) -> Iterator[Test]:
     yield from (test for found in rounds for test in found if test)
 
 
-def _passed(root: Path, path: Path) -> Iterator[Test]:
+def _passed_tests(root: Path, path: Path) -> Iterator[Test]:
     for case in ElementTree.parse(path).iter("testcase"):
         if not any(child.tag in ("failure", "error", "skipped") for child in case):
             yield Test(_name(root, case.attrib["classname"], case.attrib["name"]), float(case.attrib["time"]))
 
 
 def _name(root: Path, module: str, name: str) -> str:
-    """pytest's name of a test, of which results keep the dotted name of file and classes."""
+    """Return pytest's id of a test, whose results have the dotted name of file and classes."""
     words = module.split(".")
     for count in range(len(words), 0, -1):
         if (root / "/".join(words[:count])).with_suffix(".py").exists():

@@ -1,4 +1,4 @@
-"""The file with what the tools of assurance found: one section each, which the others leave as it is."""
+"""File of results of the assurance tools: one section each, which the others preserve."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Section = dict[str, Any]
 
 
 def write(path: Path, name: str, section: Section, cores: Iterable[str] = ()) -> None:
-    """Put a section into the file; without a date, so that the same results are the same file. If it is one of the
-    `cores` only, what the file has of others stays."""
+    """Write a section, without a date, so that equal results give equal files. A section of some `cores` only preserves
+    the others' rows."""
     whole = json.loads(path.read_text()) if path.exists() else {}
     other = whole.get(name, {"with": "", "rows": [], "details": {}})
     whole[name] = _together(other, section, set(cores)) if cores else section
@@ -20,7 +20,7 @@ def write(path: Path, name: str, section: Section, cores: Iterable[str] = ()) ->
 
 
 def _together(before: Section, section: Section, cores: set[str]) -> Section:
-    """Rows begin with the name of a core. Those that stay have a command of their own if theirs is another one."""
+    """Merge rows, which begin with a core's name. Preserved rows get a command of their own if it differs."""
     own = [] if before["with"] == section["with"] else [before["with"]]
     others = [
         [what, count, *(command or own)]

@@ -1,14 +1,12 @@
 """Mutants of the golden interpreter and the compiler: ``make mutants-software COUNT=200``.
 
-One operator, number or condition of a Python file is changed, by Cosmic Ray (`closure.python_sites`), and tests that
-run the line must fail (`closure.python_tests`). Each mutant has a process of its own, in which the import of the file
-gives the changed code; no file is written. A test that fails on a mutant is run once more without it, and must pass.
-Mutants that mean the same as what they are made of are in ``same.txt`` next to this file, whose lines have the form
-``file: line of the file: operator at column | reason``; they are not counted.
+Cosmic Ray changes one operator, number or condition of a Python file (`closure.python_sites`), and tests that run the
+line must fail (`closure.python_tests`). Each mutant has a process of its own, which imports the changed code; no file
+is written. A test that fails on a mutant runs once more without it, and must pass. Equivalent mutants are listed in
+``same.txt`` beside this file, in lines ``file: line of the file: operator at column | reason``; they are not counted.
 
-Recording which test runs which line comes first and takes as long as the tests; it is done once for the same sources
-and tests.
-Verdicts are kept in the cache as well, so that a run that was ended goes on where it was.
+Recording which test runs which line takes as long as the tests, once for given sources and tests. Verdicts are cached
+as well, so that an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ if __name__ == "__main__":
 
 from closure import python_tests, sections
 from closure.kept import Kept
-from closure.python_sites import OPERATORS, Change, changed, drawn
+from closure.python_sites import OPERATORS, Change, apply_change, draw_changes
 from closure.python_tests import SECONDS, Recorded, Test, record
 
 from weft.hdl.cache import cache_root, entry
@@ -46,24 +44,24 @@ from weft.hdl.errors import WeftError
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {"golden interpreter": "sim/golden", "compiler": "compiler"}
-"""What is mutated, and the folder that it is in."""
+"""Mutated parts and their folders."""
 TESTS = ("tests/compiler", "tests/sim/golden", "tests/sim/compiled", "tests/sim/test_timing.py")
 SAME = Path(__file__).with_name("same.txt")
 ENOUGH = 0.9
-"""Of the mutants that tests must see."""
+"""Share of mutants that tests must detect."""
 BUILDS = ("compiled-", "timing-", "runtime-", "model-", "verilog-")
-"""Entries of the cache that mutants of Python cannot change: they find them, in a cache of their own."""
+"""Cache entries that mutants of Python cannot change: each process finds them in its own cache."""
 
 PATIENCE = 60
-"""Seconds of processor time beyond four times what tests took when they were recorded, after which they do not end, or
-ten times as many by the clock."""
+"""Processor seconds beyond four times the recorded duration after which tests count as hung; wall time has ten times as
+many."""
 LIBRARIES = ("amaranth.hdl", "numpy", "onnx", "onnxruntime", "pytest", "weft.hdl.isa")
-"""What most tests import and no mutant changes: imported once, ahead of all mutants. No plugins of pytest, which wants
-to import them itself."""
+"""Libraries that most tests import and no mutant changes, imported once before all mutants. Pytest's plugins are
+excluded, because pytest imports them itself."""
 MEMORY = 8 << 30
-"""Bytes that a process with a mutant may have."""
+"""Bytes that a process with a mutant may use."""
 _NO_ROOM = "failed to map segment"
-"""What the import of a shared library says if there are no more."""
+"""Message of a shared library's import when memory is exhausted."""
 
 
 class ControlError(WeftError, RuntimeError):
@@ -72,13 +70,13 @@ class ControlError(WeftError, RuntimeError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant.
+    """Outcome of a mutant.
 
     Attributes
     ----------
     change : Change
     killed_by : str
-        The test that failed, or what happened; empty if the mutant survives.
+        The failed test, or another reason; empty if the mutant survives.
     """
 
     change: Change
@@ -86,52 +84,52 @@ class Verdict:
 
 
 def run(part: str, count: int, seed: int, recorded: Recorded, jobs: int) -> Iterator[Verdict]:
-    """Try so many mutants of a part, in the order in which they end."""
+    """Yield verdicts of `count` mutants of a part, in the order in which they end."""
     kept, waiting = _Verdicts(), []
-    for change in drawn(ROOT, _files(PARTS[part]), count, seed):
+    for change in draw_changes(ROOT, _files(PARTS[part]), count, seed):
         if (killed_by := kept.of(change)) is None:
             waiting.append(change)
         else:
             yield Verdict(change, killed_by)
     with tempfile.TemporaryDirectory(prefix="weft-mutants-", dir=cache_root()) as scratch:
         _share_builds(Path(scratch))
-        for change, killed_by in _tried(waiting, recorded, Path(scratch), jobs):
+        for change, killed_by in _try_changes(waiting, recorded, Path(scratch), jobs):
             kept.add(change, killed_by)
             yield Verdict(change, killed_by)
 
 
 def _files(folder: str) -> list[str]:
-    """Of a folder, or the file itself."""
+    """Return the files of a folder, or the file itself."""
     if folder.endswith(".py"):
         return [folder]
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.py"))
 
 
 def _share_builds(folder: Path) -> None:
-    """Hard links of builds into a cache that mutants may write to."""
+    """Hard-link builds into a cache that mutants may write to."""
     for path in cache_root().iterdir():
         if path.name.startswith(BUILDS):
             shutil.copytree(path, folder / path.name, copy_function=os.link)
 
 
-def _tried(
+def _try_changes(
     changes: list[Change], recorded: Recorded, scratch: Path, jobs: int
 ) -> Iterator[tuple[Change, str]]:
-    """Changes and what saw them. Raises `ControlError`."""
+    """Yield changes with what detected them. Raises `ControlError`."""
     waiting, running = list(reversed(changes)), dict[int, tuple[Change, int]]()
     passed: set[str] = set()
     while waiting or running:
         while waiting and len(running) < jobs:
             change = waiting.pop()
             if tests := recorded.tests(change.path, change.line):
-                child, reader = _forked(change, tests, scratch)
+                child, reader = _fork(change, tests, scratch)
                 running[child] = change, reader
             else:
                 yield change, ""
         if running:
             child, status = os.wait()
             change, reader = running.pop(child)
-            said = _said(child, status, reader)
+            said = _read_report(child, status, reader)
             if "::" in said and said not in passed:
                 _control(said, scratch)
                 passed.add(said)
@@ -139,14 +137,14 @@ def _tried(
 
 
 def _control(test: str, scratch: Path) -> None:
-    """Raises `ControlError` unless a test passes without any change."""
-    child, reader = _forked(None, [Test(test, SECONDS)], scratch)
-    if said := _said(child, os.waitpid(child, 0)[1], reader):
+    """Raise `ControlError` unless a test passes without any change."""
+    child, reader = _fork(None, [Test(test, SECONDS)], scratch)
+    if said := _read_report(child, os.waitpid(child, 0)[1], reader):
         raise ControlError(f"{test} fails without a mutant, too ({said})")
 
 
-def _said(child: int, status: int, reader: int) -> str:
-    """What a child found that has ended; whatever it left running is ended, too."""
+def _read_report(child: int, status: int, reader: int) -> str:
+    """Return the report of a child that ended, and end its remaining processes."""
     with os.fdopen(reader, "rb") as stream:
         said = stream.read().decode()
     with suppress(ProcessLookupError):
@@ -163,8 +161,8 @@ def _verdict(status: int, said: str) -> str:
     return "tests do not end" if died in (signal.SIGALRM, signal.SIGPROF) else f"tests end with {died.name}"
 
 
-def _forked(change: Change | None, tests: list[Test], scratch: Path) -> tuple[int, int]:
-    """A process that tries a change, or none, and where it writes which test failed."""
+def _fork(change: Change | None, tests: list[Test], scratch: Path) -> tuple[int, int]:
+    """Fork a process that tries a change, or none; return it with the pipe for the failed test's name."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -180,7 +178,7 @@ def _forked(change: Change | None, tests: list[Test], scratch: Path) -> tuple[in
         os.write(writer, _first_failure([test.name for test in tests]).encode()[:4000])
         code = 0
     except BaseException as error:
-        # What a change makes without end, pytest may not be able to report.
+        # pytest may not be able to report an endless value of a change.
         if isinstance(error, MemoryError) or _NO_ROOM in str(error):
             os.write(writer, b"tests take too much memory")
             code = 0
@@ -191,7 +189,7 @@ def _forked(change: Change | None, tests: list[Test], scratch: Path) -> tuple[in
 
 
 def _be_alone(scratch: Path, seconds: float) -> None:
-    """This process is a group of its own, silent, within limits, with a cache of its own."""
+    """Make this process a silent group of its own, within limits, with a cache of its own."""
     os.setpgrp()
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.alarm(int(10 * seconds))
@@ -223,13 +221,13 @@ def _first_failure(tests: list[str]) -> str:
 
 
 def _install(change: Change) -> None:
-    """From now on the import of the file gives the changed code. Raises `ControlError` if it was imported before."""
+    """Make imports of the file give the changed code. Raises `ControlError` if it was imported before."""
     path = str(ROOT / change.path)
     if any(getattr(module, "__file__", None) == path for module in list(sys.modules.values())):
         raise ControlError(f"{path} is imported already")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        code = compile(changed(ROOT, change), path, "exec")
+        code = compile(apply_change(ROOT, change), path, "exec")
     before = importlib.machinery.SourceFileLoader.get_code
 
     def get_code(self: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
@@ -239,8 +237,8 @@ def _install(change: Change) -> None:
 
 
 class _Verdicts:
-    """Verdicts of other runs: a mutant that was seen remains so while its file and the test's file are the same, one
-    that was not seen while all tests are, and the choice of them."""
+    """Verdicts of other runs. A detected mutant stays detected while its file and the test's file are unchanged; a
+    survivor stays while all tests and their choice are unchanged."""
 
     def __init__(self) -> None:
         self._kept = Kept("software-mutants")
@@ -271,14 +269,14 @@ def _digest(*paths: Path) -> str:
 
 
 def same(change: Change, root: Path, reasons: dict[tuple[str, str, str], str]) -> bool:
-    """Whether there is a reason why a mutant means the same."""
+    """Return whether a reason marks a mutant as equivalent."""
     whole = (root / change.path).read_text().splitlines()[change.line - 1]
     column = change.column - (len(whole) - len(whole.lstrip()))
     return (change.path, whole.strip(), f"{change.operator.removeprefix(OPERATORS)} at {column}") in reasons
 
 
 def reasons(path: Path = SAME) -> dict[tuple[str, str, str], str]:
-    """What `SAME` says: by file, line and operator a reason. Raises `ControlError` for a line that is none."""
+    """Read `SAME`: reasons by file, line and operator. Raises `ControlError` for a malformed line."""
     found = {}
     for number, text in enumerate(path.read_text().splitlines(), 1):
         if not text or text.startswith("#"):
@@ -295,7 +293,7 @@ def reasons(path: Path = SAME) -> dict[tuple[str, str, str], str]:
 
 
 def section(results: dict[str, list[Verdict]], count: int, seed: int) -> dict[str, Any]:
-    """For the file of results."""
+    """Return the section for the file of results."""
     rows = []
     for part, verdicts in results.items():
         killed, counted = _count(verdicts)
@@ -310,14 +308,14 @@ def section(results: dict[str, list[Verdict]], count: int, seed: int) -> dict[st
 
 
 def _count(verdicts: list[Verdict]) -> tuple[int, int]:
-    """Mutants that are seen, and those that do not mean the same."""
+    """Count detected mutants and all that are not equivalent."""
     why = reasons()
     counted = [item for item in verdicts if item.killed_by or not same(item.change, ROOT, why)]
     return sum(bool(item.killed_by) for item in counted), len(counted)
 
 
 def recorded_tests(folder: Path | None, jobs: int) -> Recorded:
-    """The record of tests, made if there is none of these sources and tests. Raises `RecordError`."""
+    """Return the record of tests, made if there is none of these sources and tests. Raises `RecordError`."""
     if folder is None:
         files = [ROOT / path for folder in (*PARTS.values(), *TESTS) for path in _files(folder)]
         folder = entry(

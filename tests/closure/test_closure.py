@@ -1,4 +1,4 @@
-"""The tools that tell how far tests go: that they count what is there, and see what is lacking."""
+"""Tests that the coverage tools count correctly and report gaps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,18 @@ from closure import fields, sections
 from closure.cores import FULL, SMALL
 from closure.extremes import MOST, extremes
 from support.core_arithmetic import KERNELS, arithmetic
-from support.core_cases import PLAIN, Benches, Core, Scenario, Step, divided, scenarios, timed, words_of
-from support.core_directed import ORIGINS, directed, distant
+from support.core_cases import (
+    PLAIN,
+    Benches,
+    Core,
+    Scenario,
+    Step,
+    divided_scenario,
+    scenarios,
+    timed_scenario,
+    words_of,
+)
+from support.core_directed import ORIGINS, directed_scenarios, distant
 from support.core_observed import (
     GROUPS,
     LOOPS,
@@ -22,7 +32,7 @@ from support.core_observed import (
     Observed,
     iterations,
     long_loops,
-    observed,
+    observed_scenarios,
 )
 from support.core_pairs import beside
 from support.random_instructions import DUMP
@@ -37,7 +47,7 @@ from weft.sim.rtl.coverage import HostedRtl, Point
 from weft.sim.timing.device import Interval
 
 SEQUENTIAL = Core(SMALL.replace(probability_bits=0, lookup_tables=0, int4=0), sequential=True)
-"""One that is built quickly."""
+"""A core that is built quickly."""
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +56,11 @@ def device() -> HostedRtl:
 
 
 def all_of(core: Core) -> list[Scenario]:
-    return [*directed(core), *scenarios(core, range(1), 5), *observed(core, range(1), 3)]
+    return [*directed_scenarios(core), *scenarios(core, range(1), 5), *observed_scenarios(core, range(1), 3)]
 
 
 def test_the_core_passes_its_scenarios() -> None:
-    """Those whose device is quick to simulate; `make mutants` begins with all."""
+    """Only cores that simulate quickly; `make mutants` begins with all."""
     for scenario in all_of(SEQUENTIAL):
         memory = scenario.bench.memory
         with HostedRtl(SEQUENTIAL.config, 1 << 18, sequential=True, **memory) as device:
@@ -58,7 +68,7 @@ def test_the_core_passes_its_scenarios() -> None:
 
 
 def test_each_loop_is_long_alone() -> None:
-    """Counters show how long, and the core has those of the cycle model."""
+    """Counters show each loop's length, and match the cycle model."""
     core = Core(SMALL)
     (scenario,) = long_loops(core, [Vec])
     made = [item for item in scenario.steps[0].program if isinstance(item, Vec)]
@@ -71,7 +81,7 @@ def test_each_loop_is_long_alone() -> None:
 
 
 def test_memory_may_be_anywhere() -> None:
-    """Up to the last byte that there is; the core's addresses are those of the bus, the device's those of memory."""
+    """Up to the last byte; the core uses bus addresses, the device memory addresses."""
     config = SEQUENTIAL.config
     with HostedRtl(config, MEMORY, sequential=True, origin=ORIGINS[-1]) as device:
         for scenario in distant(SEQUENTIAL, 1):
@@ -88,7 +98,7 @@ def test_memory_may_be_anywhere() -> None:
 
 
 def arithmetic_results(scenario: Scenario) -> np.ndarray:
-    """The numbers that the kernels of a program of `arithmetic` leave, an int32 for each element."""
+    """Return the numbers that the kernels of an `arithmetic` program leave, an int32 for each element."""
     (step,) = scenario.steps
     assert isinstance(step.expected, bytes)
     vectors = np.frombuffer(step.expected, np.uint8)[DUMP:][: FULL.scratchpad_size * FULL.n]
@@ -98,7 +108,7 @@ def arithmetic_results(scenario: Scenario) -> np.ndarray:
 
 
 def test_arithmetic_at_its_corners() -> None:
-    """On the golden interpreter: most results are different numbers, and some are at a limit."""
+    """On the golden interpreter: most results differ, and some are at a limit."""
     _, scenario = itertools.islice(arithmetic(Core(FULL)), 2)
     results = arithmetic_results(scenario)
     assert len(np.unique(results)) > KERNELS
@@ -106,7 +116,7 @@ def test_arithmetic_at_its_corners() -> None:
 
 
 def test_quotients_of_the_largest_numbers() -> None:
-    """Of 2**31, which is the largest of 32 bits without its sign, of numbers next to that, and of half of it."""
+    """Quotients of 2**31, the largest unsigned 32-bit magnitude, of its neighbours, and of half of it."""
     scenario = next(item for item in arithmetic(Core(FULL)) if item.name == "large quotients")
     exponents = arithmetic_results(scenario) >> MULTIPLIER_BITS
     assert {16, 31, 32} <= set(exponents.tolist())
@@ -114,7 +124,7 @@ def test_quotients_of_the_largest_numbers() -> None:
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_what_instructions_leave_is_stored(name: str) -> None:
-    """The scratchpad is there after each instruction, and accumulators are, byte by byte, after products."""
+    """The scratchpad after each instruction, and accumulators, byte by byte, after products."""
     made, golden = Observed(FULL, 3, GROUPS[name]), GoldenDevice(FULL, MEMORY)
     made.build(4)
     offsets = [item.offset for item in made.program if isinstance(item, Store) and item.base == 6]
@@ -136,7 +146,7 @@ def test_what_instructions_leave_is_stored(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [Load, Mm, Vec])
 def test_long_loops_of_the_sequential_core_end(kind: type[Instruction]) -> None:
-    """No instruction of a program for it has more iterations than it may; of those for the pipelined core some have."""
+    """None of its instructions exceeds the limit of iterations; some of the pipelined core's do."""
 
     def most(limit: int | None) -> int:
         made = Observed(FULL, 3, (kind,))
@@ -151,12 +161,12 @@ def test_long_loops_of_the_sequential_core_end(kind: type[Instruction]) -> None:
 
 @pytest.mark.long
 def test_time_does_not_depend_on_who_ran_before() -> None:
-    """Memory of a limited bandwidth saves up some of it, which a program finds that comes later on the same device."""
+    """Memory of a limited bandwidth saves up some of it for a later program on the device."""
     core = Core(SMALL)
     bench = Benches(core, kept=True).of(PLAIN[-1])
     with HostedRtl(SMALL, MEMORY, **bench.memory) as device:
         for seed in (3, 7, 11):
-            for made in (timed(core, seed, 25, bench), divided(core, seed, 25, bench)):
+            for made in (timed_scenario(core, seed, 25, bench), divided_scenario(core, seed, 25, bench)):
                 assert [step.fault(device) for step in made.steps] == [None] * len(made.steps)
 
 
@@ -171,7 +181,7 @@ def test_a_step_says_what_differs(device: HostedRtl) -> None:
 
 
 def test_registers_with_a_fault_are_seen(device: HostedRtl, monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario = next(directed(SEQUENTIAL))
+    scenario = next(directed_scenarios(SEQUENTIAL))
     monkeypatch.setattr(
         HostedRtl, "write_bytes", lambda self, address, value, strobe, **options: self.poke(address, value)
     )
@@ -179,7 +189,7 @@ def test_registers_with_a_fault_are_seen(device: HostedRtl, monkeypatch: pytest.
 
 
 def test_fields_at_their_limits() -> None:
-    """The largest address is the memory's last, and what hardware does not have is no point."""
+    """The largest address is the memory's last, and missing hardware has no points."""
     points = fields.points(Core(FULL))
     assert Point("field", "MM", "c=maximum") in points
     assert Point("field", "MM", "depthwise=1") in points
@@ -211,7 +221,7 @@ def test_pairs_are_of_two_units_and_in_order() -> None:
 
 
 def test_microcode_is_under_way_beside_every_other_unit() -> None:
-    """Those pairs that random programs do not have; and a core without kernels, or a sequential one, has none."""
+    """Covers the pairs that random programs miss; a core without kernels, or a sequential one, has none."""
     (scenario,) = beside(Core(FULL))
     found = {(first.OPCODE.name, second.OPCODE.name) for first, second in fields.pairs(scenario.steps[0])}
     assert found >= {
@@ -225,7 +235,7 @@ def test_microcode_is_under_way_beside_every_other_unit() -> None:
 
 
 def test_limits_are_reached() -> None:
-    """Most addresses and strides are at their largest value in some program that the checker takes."""
+    """Most addresses and strides are at their largest value in some program that the checker accepts."""
     core = Core(FULL)
     scenario = extremes(core, Benches(core).of({"latency": 1}))
     counts = fields.points(core)

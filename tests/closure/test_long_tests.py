@@ -1,4 +1,4 @@
-"""The budget of the long regression, on a small folder of tests in a process of its own."""
+"""The time budget of the long regression, on a small folder of tests in a process of its own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, *options: str) -> tuple[int, str]:
-    """Exit code and output; a run by itself, without what this session's environment tells pytest."""
+    """Run pytest without this session's environment; return exit code and output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests", *options]
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
@@ -62,14 +62,14 @@ def run(project: Path, *options: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("processes", ["0", "2"])
-def test_what_has_passed_is_not_run_again(project: Path, processes: str) -> None:
+def test_passed_tests_do_not_run_again(project: Path, processes: str) -> None:
     options = ("--budget-minutes", "0", "-n", processes)
     code, first = run(project, *options)
     assert code == 1
     assert "20 passed and 2 failed, 0 had passed before on these sources" in first
     code, second = run(project, *options)
     assert code == 1
-    # That test passes, but what it set up does not end well.
+    # That test passes, but its teardown fails.
     assert "0 passed and 2 failed, 20 had passed before on these sources" in second
     whole = TESTS.replace("assert False", "pass").replace("    raise", "    return; raise")
     (project / "tests" / "test_some.py").write_text(whole)
@@ -82,7 +82,7 @@ def test_what_has_passed_is_not_run_again(project: Path, processes: str) -> None
     assert len(list((project / ".pytest_cache" / "long").iterdir())) == 1
 
 
-def test_no_test_begins_behind_the_time(project: Path) -> None:
+def test_no_test_begins_after_the_time_is_over(project: Path) -> None:
     (project / "tests" / "test_some.py").write_text(SLOW)
     code, output = run(project, "--budget-minutes", "0.02")
     assert code == 0
@@ -102,7 +102,7 @@ def test_without_the_option_all_run(project: Path) -> None:
 
 
 @pytest.mark.parametrize("minutes", [-1, float("inf"), float("nan")])
-def test_minutes_that_are_none(
+def test_invalid_minutes_are_refused(
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, minutes: float
 ) -> None:
     monkeypatch.setattr(pytestconfig.option, "budget_minutes", minutes)
@@ -110,8 +110,8 @@ def test_minutes_that_are_none(
         long_tests.configure(pytestconfig, Path("/nowhere"))
 
 
-def test_any_source_counts(tmp_path: Path) -> None:
-    """Of files in every folder that tests depend on, what is in them, and their names."""
+def test_digest_depends_on_every_source(tmp_path: Path) -> None:
+    """Contents and names of files in every folder that tests depend on."""
     seen = {long_tests.digest(tmp_path)}
     for number, name in enumerate(long_tests.SOURCES):
         path = tmp_path / name / "deep" / "file.json"

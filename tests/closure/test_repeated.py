@@ -1,4 +1,4 @@
-"""Draws of a test in one case: all of them run, and an error notes which one failed."""
+"""Tests of many draws in one case: all of them run, and an error notes the failing value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""That scenarios for rare numbers and times have what they are for."""
+"""Tests that scenarios for rare numbers and times reach these numbers and times."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from closure import extremes
 from closure.cores import FULL, SMALL
-from support.core_balanced import LIMITS, Balanced, balanced
+from support.core_balanced import LIMITS, Balanced, balanced_scenarios
 from support.core_cases import Benches, Core, Scenario
 from support.core_corners import KINDS as CORNERS
 from support.core_corners import Apart, Corners, Kind, corners
-from support.core_crowded import REFUSED, SEEDS, crowded
+from support.core_crowded import REFUSED, SEEDS, crowded_scenarios
 from support.core_directed import ends
 from support.core_large import SHORT_STORES, Large, WholeSums, large
 from support.core_long import long
-from support.core_nested import LOOPS, Nested, nested
+from support.core_nested import LOOPS, Nested, nested_scenarios
 from support.core_signals import KINDS, MASKS, signals
 from support.random_instructions import DUMP
 from support.random_programs import MEMORY
@@ -33,7 +33,7 @@ from weft.sim.rtl.coverage import HostedRtl
 
 
 def runs(scenarios: Iterable[Scenario], config: Config = SMALL) -> list[dict[Counter, int]]:
-    """The counters of the core behind each scenario, all of which it passes."""
+    """Run each scenario, which must pass, and return the core's counters after it."""
     found = []
     for scenario in scenarios:
         with HostedRtl(config, scenario.bench.size, **scenario.bench.memory) as device:
@@ -58,7 +58,7 @@ def test_each_loop_is_long_within_another(kind: type[Instruction]) -> None:
 
 
 def test_loops_within_loops_take_the_time_of_the_cycle_model() -> None:
-    runs(nested(Core(SMALL), (Vec, Load)))
+    runs(nested_scenarios(Core(SMALL), (Vec, Load)))
 
 
 def test_sums_show_both_of_their_terms() -> None:
@@ -74,7 +74,7 @@ def test_sums_show_both_of_their_terms() -> None:
 
 
 def test_values_of_4_bits_meet_factors_that_saturate() -> None:
-    """-8 times -128 is the only product that does."""
+    """Only the product -8 times -128 saturates."""
     made = Balanced(FULL, 9000, (Vec,))
     made.build_blocks()
     assert 0x88 in LIMITS
@@ -88,11 +88,11 @@ def test_values_of_4_bits_meet_factors_that_saturate() -> None:
 
 @pytest.mark.long
 def test_balanced_programs_are_right() -> None:
-    assert len(runs(balanced(Core(SMALL)))) == 2
+    assert len(runs(balanced_scenarios(Core(SMALL)))) == 2
 
 
 def test_units_wait_for_memories() -> None:
-    counters = runs(crowded(Core(SMALL)))
+    counters = runs(crowded_scenarios(Core(SMALL)))
     loads = len(SEEDS[Load])
     assert len(counters) == loads + len(REFUSED[Softmax])
     assert all(item[Counter.LOAD_PORT] > 0 for item in counters[:loads])
@@ -101,7 +101,7 @@ def test_units_wait_for_memories() -> None:
 
 @pytest.mark.long
 def test_kernels_are_refused_what_they_read_and_write_right() -> None:
-    scenarios = list(crowded(Core(FULL)))
+    scenarios = list(crowded_scenarios(Core(FULL)))
     for counters in runs(scenarios[-len(REFUSED[Kernel]) - len(REFUSED[Softmax]) :], FULL):
         assert counters[Counter.VEC_PORT] > 5000
 
@@ -130,14 +130,14 @@ def test_masks_end_far_in_a_row_and_begin_ahead_of_it() -> None:
 
 @pytest.mark.long
 def test_quotients_show_the_last_bit_of_their_factor() -> None:
-    """Of each sum and scale some results are others if it is another one."""
+    """Some results of each sum and scale change with it."""
     seen = []
 
     class Watched(Apart):
-        def drawn(self, kind: type[Instruction], change: Any, *, observe: bool = True) -> None:
+        def draw_valid(self, kind: type[Instruction], change: Any, *, observe: bool = True) -> None:
             if kind is Normalise and "scale" in change:
                 seen.append(self._sharpness(change["state"], change["scale"], self.scratchpad // 2))
-            super().drawn(kind, change, observe=observe)
+            super().draw_valid(kind, change, observe=observe)
 
     Watched(FULL, 7000, (Load,)).build_quotients()
     assert len(seen) > 100
@@ -146,7 +146,7 @@ def test_quotients_show_the_last_bit_of_their_factor() -> None:
 
 def test_a_kernel_runs_while_products_read() -> None:
     """Neither waits for the other."""
-    scenario = next(crowded(Core(FULL)))
+    scenario = next(crowded_scenarios(Core(FULL)))
     program = scenario.steps[0].program
     first = next(index for index, item in enumerate(program) if isinstance(item, Mm))
     beside = [item for item in program[first + 1 : first + 7] if isinstance(item, (Kernel, Store))]
@@ -206,8 +206,8 @@ def test_registers_are_read_in_every_count() -> None:
 
 @pytest.mark.parametrize("config", [SMALL, FULL])
 def test_long_programs_have_large_counts(config: Config) -> None:
-    """Each bit of what counts pixels, rows and bytes, with and without the bit below it; and transfers of which all
-    bits of a count differ from those of shorter ones."""
+    """Each bit of counts of pixels, rows and bytes, with and without the bit below it. Further transfers differ from
+    shorter ones in all bits of a count."""
     items = [item for scenario in long(Core(config)) for step in scenario.steps for item in step.program]
     loads = [item for item in items if isinstance(item, Load)]
     for name, bits in (("pixels", range(9, 16)), ("length", range(9, 16)), ("rows", range(9, 12))):

@@ -1,4 +1,4 @@
-"""The tool that mutates Python: which places it changes, which tests it runs, and what it makes of what they do."""
+"""The mutation tool for Python: changed places, chosen tests, and verdicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from closure import python_tests, software
 from closure.kept import Kept
-from closure.python_sites import Change, changed, drawn, statement
+from closure.python_sites import Change, apply_change, draw_changes, statement
 from closure.python_tests import Recorded, distance, record
 
 SOURCE = """\
@@ -56,7 +56,7 @@ def test_that_fails():
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sources, tests that run them, and a record of that."""
+    """Create sources, tests that run them, and their record."""
     root = tmp_path_factory.mktemp("tree").resolve()
     (root / "made").mkdir()
     (root / "made" / "__init__.py").write_text(SOURCE)
@@ -70,7 +70,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(tree: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """The tool works on the tree instead of on this project."""
+    """Let the tool work on the tree instead of on this project."""
     monkeypatch.setattr(software, "ROOT", tree)
     monkeypatch.setattr(software, "TESTS", ("tests",))
     monkeypatch.setattr(software, "PARTS", {"made": "made"})
@@ -81,29 +81,29 @@ def here(tree: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
 
 
 def change_of(tree: Path, text: str, operator: str) -> Change:
-    """The change of an operator's first place in the line that holds `text`."""
+    """Return the change of an operator's first place in the line that contains `text`."""
     line = next(at for at, found in enumerate(SOURCE.splitlines(), 1) if text in found)
-    changes = drawn(tree, ["made/__init__.py"], 1000, 1)
+    changes = draw_changes(tree, ["made/__init__.py"], 1000, 1)
     for seed in range(2, 200):
         for item in changes:
             if item.line == line and item.operator == f"core/{operator}":
                 return item
-        changes = drawn(tree, ["made/__init__.py"], 1000, seed)
+        changes = draw_changes(tree, ["made/__init__.py"], 1000, seed)
     raise AssertionError(f"no {operator} in line {line}")
 
 
-def test_places(tree: Path) -> None:
+def test_places_exclude_annotations_and_caches(tree: Path) -> None:
     """Neither annotations nor decorators of caches; each place once."""
-    found = drawn(tree, ["made/__init__.py"], 1000, 1)
+    found = draw_changes(tree, ["made/__init__.py"], 1000, 1)
     lines = SOURCE.splitlines()
     assert {lines[item.line - 1].strip() for item in found} == {
         "LIMIT = 3", "if number == 0:", "return 0", "return number + number", "while number > 0:",
         "number = number - 1", "+ LIMIT", "return number * 2",
     }  # fmt: skip
     assert len({(item.line, item.column) for item in found}) == len(found)
-    assert drawn(tree, ["made/__init__.py"], 3, 1) == found[:3]
+    assert draw_changes(tree, ["made/__init__.py"], 3, 1) == found[:3]
     for item in found:
-        assert changed(tree, item) != SOURCE
+        assert apply_change(tree, item) != SOURCE
     assert not any(item.operator.endswith(("_Eq_Is", "_Eq_IsNot")) for item in found)
 
 
@@ -115,7 +115,7 @@ def test_statements() -> None:
 
 
 def test_tests_of_a_line(tree: Path) -> None:
-    """Quick ones first; a test that fails is none; what runs at import is run by all."""
+    """Quick tests first; failing tests are excluded; lines that run at import belong to all tests."""
     recorded = Recorded(tree, tree / "record")
 
     def names(line: int) -> set[str]:
@@ -158,12 +158,12 @@ def test_verdicts(
     monkeypatch.setattr(software, "PATIENCE", 5)
     change = change_of(here, text, operator)
     recorded = Recorded(here, here / "record")
-    ((tried, killed_by),) = software._tried([change], recorded, tmp_path, 2)
+    ((tried, killed_by),) = software._try_changes([change], recorded, tmp_path, 2)
     assert tried == change
     assert killed_by.startswith(seen) if seen else killed_by == ""
 
 
-def test_a_test_that_fails_anyway_is_told(here: Path, tmp_path: Path) -> None:
+def test_a_test_that_fails_anyway_is_reported(here: Path, tmp_path: Path) -> None:
     software._control("tests/test_made.py::test_countdown", tmp_path)
     with pytest.raises(software.ControlError, match="test_that_fails fails without a mutant, too"):
         software._control("tests/test_made.py::test_that_fails", tmp_path)
@@ -176,9 +176,9 @@ def test_a_mutant_that_cannot_be_tried_is_no_kill(
         raise OSError("no such thing")
 
     monkeypatch.setattr(software, "_install", refused)
-    changes = drawn(here, ["made/__init__.py"], 1, 1)
+    changes = draw_changes(here, ["made/__init__.py"], 1, 1)
     with pytest.raises(software.ControlError, match="could not be tried: OSError: no such thing"):
-        list(software._tried(changes, Recorded(here, here / "record"), tmp_path, 1))
+        list(software._try_changes(changes, Recorded(here, here / "record"), tmp_path, 1))
 
 
 @pytest.mark.parametrize(
@@ -192,12 +192,12 @@ def test_a_mutant_that_takes_all_memory_is_seen(
 
     monkeypatch.setattr(software, "_first_failure", hungry)
     change = change_of(here, "return number + number", "ReplaceBinaryOperator_Add_Sub")
-    ((_, killed_by),) = software._tried([change], Recorded(here, here / "record"), tmp_path, 1)
+    ((_, killed_by),) = software._try_changes([change], Recorded(here, here / "record"), tmp_path, 1)
     assert killed_by == "tests take too much memory"
 
 
 def test_verdicts_are_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second run tries nothing; after a change of the tests only survivors are tried once more."""
+    """A second run tries nothing; after a change of the tests only survivors run again."""
     tried: list[Change] = []
 
     def judged(changes: list[Change], *others: object) -> Iterator[tuple[Change, str]]:
@@ -206,7 +206,7 @@ def test_verdicts_are_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             (item, "tests/test_made.py::test_countdown" if item.line < 12 else "") for item in changes
         )
 
-    monkeypatch.setattr(software, "_tried", judged)
+    monkeypatch.setattr(software, "_try_changes", judged)
     recorded = Recorded(here, here / "record")
     first = list(software.run("made", 8, 1, recorded, 1))
     assert len(tried) == 8
@@ -222,7 +222,7 @@ def test_verdicts_are_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {item.line for item in tried} == {item.change.line for item in first if not item.killed_by}
 
 
-def test_what_means_the_same_is_not_counted(
+def test_equivalent_mutants_are_not_counted(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By file, line, operator and column, with a reason."""
@@ -244,7 +244,7 @@ def test_what_means_the_same_is_not_counted(
         software.reasons()
 
 
-def test_reasons_are_of_lines_that_there_are() -> None:
+def test_reasons_refer_to_existing_lines() -> None:
     for (file, line, _), _why in software.reasons().items():
         assert line in map(str.strip, (software.ROOT / file).read_text().splitlines())
 

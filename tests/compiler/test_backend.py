@@ -10,15 +10,15 @@ import pytest
 from support.golden_compare import compare
 from support.memories import BANDWIDTHS
 from support.op_cases import (
-    apart,
     convolution,
+    extend_epilogue,
     random_chain,
     random_conv,
     random_inputs,
     random_op,
     segment_of,
+    split_operators,
     whole,
-    with_more,
 )
 from support.recurrent_models import Cell, CellNet
 
@@ -103,8 +103,8 @@ AS_GIVEN = tuple(item for item in ONE_BY_ONE if item.run not in FUSING)
 def test_fused_and_one_after_the_other(fused: bool, config: Config) -> None:
     rng = np.random.default_rng([fused, config.n])
     for _ in range(12):
-        op = with_more(rng, random_conv(rng))
-        segment = segment_of(*(op,) if fused else apart(op))
+        op = extend_epilogue(rng, random_conv(rng))
+        segment = segment_of(*(op,) if fused else split_operators(op))
         program = compile_segment(segment, config, passes=AS_GIVEN, reuse=False)
         assert [layer.name for layer in program.layers] == [item.name for item in segment.ops]
         in_memory = compile_segment(segment, config, passes=AS_GIVEN, reuse=False).buffers
@@ -119,7 +119,7 @@ def test_pooled_and_one_after_the_other(fused: bool, config: Config) -> None:
     ops = [op for _ in range(60) if (op := random_conv(rng)).pool is not None]
     assert len(ops) > 5
     for op in ops:
-        segment = segment_of(*(op,) if fused else apart(op))
+        segment = segment_of(*(op,) if fused else split_operators(op))
         program = compile_segment(segment, config, passes=AS_GIVEN)
         conv, *pools = [layer.kind for layer in program.layers]
         assert (conv, set(pools)) == ("conv", set() if fused else {"pool"})
@@ -137,7 +137,11 @@ def test_a_pool_is_fused_where_that_is_faster() -> None:
         op = convolution(whole("x", (1, 20, 28, channels), "input"), 80)
         op = dataclasses.replace(op, pool=pool, dst=whole("y", (1, *pool.output(20, 28), 80), "output"))
         result = []
-        for ops, passes in ((apart(op), ONE_BY_ONE), (apart(op), AS_GIVEN), ((op,), AS_GIVEN)):
+        for ops, passes in (
+            (split_operators(op), ONE_BY_ONE),
+            (split_operators(op), AS_GIVEN),
+            ((op,), AS_GIVEN),
+        ):
             program = compile_segment(segment_of(*ops), PRESETS[preset], passes=passes)
             image = Image(program)
             device = TimingDevice(PRESETS[preset], image.memory_bytes, latency=30)

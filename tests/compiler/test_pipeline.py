@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from support.op_cases import apart, convolution, segment_of, whole
+from support.op_cases import convolution, segment_of, split_operators, whole
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import IrError
@@ -21,7 +21,9 @@ TINY = PRESETS["tiny"]
 
 def pooled_model() -> DeviceSegment:
     op = convolution(whole("x", (1, 8, 8, 4), "input"), 8, Window((3, 3)))
-    return segment_of(*apart(op.replace(pool=Window((2, 2), (2, 2)), dst=whole("y", (1, 3, 3, 8), "output"))))
+    return segment_of(
+        *split_operators(op.replace(pool=Window((2, 2), (2, 2)), dst=whole("y", (1, 3, 3, 8), "output")))
+    )
 
 
 def test_every_pass_has_a_one_sentence_description() -> None:

@@ -12,8 +12,8 @@ from collections import Counter as Tally
 import numpy as np
 import pytest
 from support.attention_cases import attention
-from support.op_cases import apart, convolution, segment_of, whole
-from support.rooflines import LATENCY, bounds, ends, filled, random_layer, reason, roofline, small_layer
+from support.op_cases import convolution, segment_of, split_operators, whole
+from support.rooflines import LATENCY, bounds, ends, filled_bound, random_layer, reason, roofline, small_layer
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
@@ -31,7 +31,9 @@ _MANY = 120
 
 
 def cycles_of(op: Conv | Attention, config: Config) -> int:
-    segment = DeviceSegment("attention", (op,)) if isinstance(op, Attention) else segment_of(*apart(op))
+    segment = (
+        DeviceSegment("attention", (op,)) if isinstance(op, Attention) else segment_of(*split_operators(op))
+    )
     program = compile_segment(segment, config)
     image = Image(program)
     device = TimingDevice(config, image.memory_bytes, latency=LATENCY, bandwidth=config.bus_bytes)
@@ -91,7 +93,7 @@ def low(numbers: range) -> list[str]:
     for number in numbers:
         op = small_layer(np.random.default_rng([5, number]))
         config = CONFIGS[number // 2 % len(CONFIGS)] if number % 2 else PRESETS["default"]
-        share = filled(op, config) / (cycles := cycles_of(op, config))
+        share = filled_bound(op, config) / (cycles := cycles_of(op, config))
         assert share >= LEAST, (number, share)
         if share < FLOOR:
             shown = f"{op.src.shape} by {op.weight.shape}, {op.window}"

@@ -1,19 +1,18 @@
-"""What a quantised model computes, against ONNX Runtime without its optimisations.
+"""Comparison of a quantised model's results with ONNX Runtime without its optimisations.
 
-How far a result may be off is derived, not tuned:
+Tolerances are derived, not tuned:
 
 - The device computes convolutions, products, sums and pools in integers and rounds once, half to even, by scales with
   mantissas of b bits. ONNX Runtime computes in float32. So a value is one step off at most, and only where ONNX
-  Runtime's own value lies close to where rounding turns: within `NEAR` of a step for float32 sums, and 2**-b of what is
-  rounded (of all terms, for an addition) for the mantissa.
+  Runtime's own value lies close to a rounding boundary: within `NEAR` of a step for float32 sums, and 2**-b of the
+  rounded value (of all terms, for an addition) for the mantissa.
 - A bias that is a float is rounded to the scale of the sums it is added to, by half a step of those.
 - Softmax and attention have probabilities of `probability_bits` bits: see `variation`.
-- Values of 16 bits are computed by kernels, whose results are at most one step off; of functions and normalisations
-  they are `WIDE_STEPS`.
-- Deeper down, one early difference would be counted wherever it spreads. So where whole programs differ, results are
-  compared layer by layer, each layer on *the same* quantised inputs, and the whole program must give exactly what its
-  layers give one after the other, however the compiler fuses them and where it keeps their results. Only functions of
-  values of 16 bits are lines of their own where they are fused.
+- Values of 16 bits are computed by kernels, whose results are at most one step off; functions and normalisations have
+`WIDE_STEPS`.
+- An early difference would be counted wherever it spreads. So where whole programs differ, results are compared layer
+by layer, each layer on *identical* quantised inputs. The whole program must give exactly the results of its layers run
+one after the other, however the compiler fuses them. Only fused functions of 16-bit values have tables of their own.
 """
 
 from __future__ import annotations
@@ -42,26 +41,26 @@ from weft.compiler.onnx.reader import network_of
 from weft.hdl.isa.config import Config
 
 NEAR = 2.0**-8
-"""Of a step: how far ONNX Runtime's sums of float32 are from the truth, at most."""
+"""Largest error of ONNX Runtime's float32 sums, in steps."""
 _FUSED = (ROUNDING[:30], ROUNDED_SCORES[:30])
 _KERNELS = {"Div", "LRN", "LogSoftmax", "Max", "Min", "Sqrt"} | {
     f"Reduce{kind}" for kind in ("L1", "L2", "Max", "Mean", "Min", "Sum", "SumSquare")
 }
-"""What the kernel engine does, whose results are at most one step off, and any where a divisor is 0."""
+"""Operators of the kernel engine, at most one step off; any result is right where a divisor is 0."""
 _EXACT = {
     "Add", "AveragePool", "Clip", "Concat", "Conv", "ConvTranspose", "Expand", "Flatten", "Gather", "Gemm",
     "GlobalAveragePool", "GlobalMaxPool", "MatMul", "MaxPool", "Mul", "Pad", "Relu", "Reshape", "Resize", "Slice",
     "Split", "Squeeze", "Sub", "Transpose",
 }  # fmt: skip
-"""What is no function of values of 16 bits."""
+"""Operators that are no function of 16-bit values."""
 HIGHEST = 170.0
 """Scores of attention, in nats: the device clamps them at 256 octaves."""
 
 
-def compared(
+def compare_with_ort(
     model: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config, *, timing: bool = False
 ) -> Outcome:
-    """Run a model on the golden interpreter, and hold it against ONNX Runtime. Raises `fuzz.outcome.Failure`."""
+    """Run a model on the golden interpreter and compare it with ONNX Runtime. Raises `fuzz.outcome.Failure`."""
     try:
         program = weft.compile(model, config, memory=BANDWIDTHS[model.ByteSize() % len(BANDWIDTHS)])
     except CompileError as error:
@@ -77,7 +76,7 @@ def compared(
     fused = {node for node, _, _, note in program.assignment if note.startswith(_FUSED)}
     model = onnx.inliner.inline_local_functions(model) if model.functions else model
     try:
-        values = _chained(model, feeds, config, on_host, set(_inside(model, fused)))
+        values = _run_layers(model, feeds, config, on_host, set(_inside(model, fused)))
     except NoOracle:
         return Outcome("done", "no oracle")
     if any(value.dtype.itemsize == 2 for value in values.values()):
@@ -105,7 +104,7 @@ class NoOracle(Exception):
 
 
 def _parameters(node: onnx.NodeProto, constants: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and zero point of QuantizeLinear or DequantizeLinear."""
+    """Return scale and zero point of QuantizeLinear or DequantizeLinear."""
     scale = constants.get(node.input[1])
     zero = constants.get(node.input[2]) if len(node.input) > 2 else np.uint8(0)
     if scale is None or zero is None or scale.size != 1 or zero.dtype.name not in BITS:
@@ -113,15 +112,15 @@ def _parameters(node: onnx.NodeProto, constants: dict[str, np.ndarray]) -> tuple
     return scale, np.asarray(zero)
 
 
-def _chained(
+def _run_layers(
     model: onnx.ModelProto,
     feeds: dict[str, np.ndarray],
     config: Config,
     on_host: set[str],
     inside: set[str],
 ) -> dict[str, np.ndarray]:
-    """Every quantised value but those `inside` a fused attention, by programs of one layer each; each layer is held
-    against ONNX Runtime.
+    """Return every quantised value except those `inside` a fused attention, from programs of one layer each. Each layer
+    is compared with ONNX Runtime.
 
     Layers whose nodes are `on_host` in the whole program run there, in floating point.
     """
@@ -161,14 +160,15 @@ def _chained(
 
 
 def _of_bytes(layer: onnx.ModelProto) -> bool:
-    """Whether each element of a layer's result depends on one of each input alone, and on these only."""
+    """Return whether each element of a layer's result depends on exactly one element of each input."""
     known = {"Abs", "Add", "Clip", "Div", "HardSwish", "Max", "Min", "Mul", "Neg", "Relu", "Sigmoid", "Sub"}
     operators = {node.op_type for node in layer.graph.node if not node.op_type.endswith("Linear")}
     return operators <= known and all(np.prod(item.dims) == 1 for item in layer.graph.initializer)
 
 
 def _inside(model: onnx.ModelProto, fused: set[str]) -> Iterator[str]:
-    """The quantised values between the first product of an attention, by the names of these nodes, and the second."""
+    """Return the quantised values between the first and the second product of an attention, by the names of these
+    nodes."""
     reached: set[str] = set()
     for node in model.graph.node:
         if node.name in fused or (reached.intersection(node.input) and node.op_type != "MatMul"):
@@ -180,14 +180,14 @@ def _inside(model: onnx.ModelProto, fused: set[str]) -> Iterator[str]:
 def _check_layer(
     layer: onnx.ModelProto, inputs: dict[str, np.ndarray], given: np.ndarray, config: Config
 ) -> np.ndarray:
-    """ONNX Runtime's value. Raises `Failure` if the given one is further from it than it may be."""
+    """Return ONNX Runtime's value. Raises `Failure` if the given one is further from it than allowed."""
     ends = layer.graph.node[-1]
     constants = {item.name: numpy_helper.to_array(item) for item in layer.graph.initializer}
     scale, zero = _parameters(ends, constants)
     watched = onnx.ModelProto()
     watched.CopyFrom(layer)
     operators = [node.op_type for node in layer.graph.node if not node.op_type.endswith("Linear")]
-    names = [ends.input[0], *dict.fromkeys(_dequantised(layer, inputs))]
+    names = [ends.input[0], *dict.fromkeys(_dequantise(layer, inputs))]
     watched.graph.output.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names
     )
@@ -199,7 +199,7 @@ def _check_layer(
             "shape",
         )
     off = np.abs(given.astype(np.int32) - wanted.astype(np.int32))
-    allowed = _allowed(layer, operators, real / scale, terms, float(scale), config)
+    allowed = _allowed_steps(layer, operators, real / scale, terms, float(scale), config)
     if 2 in (given.dtype.itemsize, *(value.dtype.itemsize for value in inputs.values())):
         allowed = np.maximum(
             allowed, _allowed_of_kernels(layer, operators, given.dtype, float(scale), len(terms))
@@ -215,7 +215,7 @@ def _check_layer(
     return np.asarray(wanted)
 
 
-def _dequantised(layer: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> Iterator[str]:
+def _dequantise(layer: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> Iterator[str]:
     return (
         node.output[0]
         for node in layer.graph.node
@@ -223,7 +223,7 @@ def _dequantised(layer: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> Itera
     )
 
 
-def _allowed(
+def _allowed_steps(
     layer: onnx.ModelProto,
     operators: list[str],
     steps: np.ndarray,
@@ -231,7 +231,8 @@ def _allowed(
     scale: float,
     config: Config,
 ) -> np.ndarray:
-    """How many steps every value may be off; `steps` is ONNX Runtime's value before rounding, `terms` the inputs."""
+    """Return the allowed error of every value in steps; `steps` is ONNX Runtime's value before rounding, `terms` the
+    inputs."""
     if operators == ["Softmax"]:
         return np.full(steps.shape, 1 + variation(config, steps.shape[-1]) / scale)
     if "Attention" in operators or "Softmax" in operators:
@@ -254,7 +255,7 @@ def _allowed(
 def _allowed_of_kernels(
     layer: onnx.ModelProto, operators: list[str], dtype: np.dtype, scale: float, terms: int
 ) -> float:
-    """Steps that a result may be off where it or an input has 16 bits."""
+    """Return the allowed error in steps where the result or an input has 16 bits."""
     if dtype.itemsize == 1:
         return 1
     if operators[:1] in (["Add"], ["Sub"]) and terms == 1:
@@ -267,9 +268,9 @@ def _allowed_of_kernels(
 def _attention_error(
     layer: onnx.ModelProto, terms: list[np.ndarray], scale: float, config: Config
 ) -> np.ndarray:
-    """Of every row of ONNX's operator without masks and groups, but for rows whose largest scores the device clamps.
+    """Return the error bound of every row of ONNX's operator without masks and groups, else None.
 
-    Nothing is said about other forms of attention.
+    Rows whose largest scores the device clamps are unbounded.
     """
     (node,) = [node for node in layer.graph.node if node.op_type in ("Attention", "Softmax")]
     factor = next((item.f for item in node.attribute if item.name == "scale"), None)
@@ -285,14 +286,14 @@ def _attention_error(
 
 
 def _input_scale(layer: onnx.ModelProto) -> float:
-    """The scale of the only value that a layer reads: a constant for each channel is rounded to a share of it."""
+    """Return the scale of the only input of a layer, of which constants for channels are rounded shares."""
     constants = {item.name: numpy_helper.to_array(item) for item in layer.graph.initializer}
     (given,) = layer.graph.input
     return max(float(constants[node.input[1]]) for node in layer.graph.node if node.input[0] == given.name)
 
 
 def _accumulator_step(layer: onnx.ModelProto) -> float:
-    """The scale of the sums of a matrix product, to which the device rounds a bias that is a float."""
+    """Return the scale of a matrix product's sums, to which the device rounds a float bias."""
     constants = {item.name: numpy_helper.to_array(item) for item in layer.graph.initializer}
     makers = {node.output[0]: node for node in layer.graph.node}
     product = next(node for node in layer.graph.node if node.op_type == "MatMul")
@@ -300,10 +301,10 @@ def _accumulator_step(layer: onnx.ModelProto) -> float:
 
 
 def variation(config: Config, columns: int) -> float:
-    """By how much probabilities of a row can be off, all in all: the worst case, which equal scores come near.
+    """Return the worst-case total error of a row's probabilities, which equal scores nearly reach.
 
-    In a group of N columns the largest probability has at least half of all levels, and every other one is rounded to
-    a level; scores have steps of 1/128 octave, and the table of powers of two 16 octaves.
+    In a group of N columns the largest probability has at least half of all levels, and every other one is rounded to a
+    level; scores have steps of 1/128 octave, and the table of powers of two 16 octaves.
     """
     levels = 2.0**config.probability_bits - 1 if config.softmax else 1.0
     octaves = 1 / 256 + 8 / config.table_depth

@@ -1,4 +1,4 @@
-"""weft's command line, called in this process, and judged."""
+"""weft's command line, called and judged in this process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from weft.cli import main
 
 
 def call(folder: Path, *arguments: str | Path, makes: tuple[Path, ...] = ()) -> str:
-    """Run a command; "" if it did what it was told, else why not.
+    """Run a command; return "" on success, else the reason of its refusal.
 
-    Files of `folder` beside `makes` must be what they were, and all of them if it refuses. Raises
-    `fuzz.outcome.Failure`.
+    Files of `folder` except `makes` must stay unchanged, and all of them if it refuses. Raises `fuzz.outcome.Failure`.
     """
     before, heard = _tree(folder), _size(2)
     seen: list[BaseException] = []
@@ -36,17 +35,17 @@ def call(folder: Path, *arguments: str | Path, makes: tuple[Path, ...] = ()) -> 
 
 
 def _run(arguments: list[str], seen: list[BaseException]) -> object:
-    """The exit code; `seen` receives the exception behind it."""
+    """Return the exit code; `seen` receives the exception that caused it."""
     inner = main.app
 
-    def watched(**options: object) -> object:
+    def watch_outputs(**options: object) -> object:
         try:
             return inner(**options)
         except BaseException as error:
             seen.append(error)
             raise
 
-    main.app = watched  # type: ignore[assignment]
+    main.app = watch_outputs  # type: ignore[assignment]
     try:
         main.main(arguments)
     except SystemExit as end:

@@ -1,5 +1,5 @@
-"""Random configurations: each is refused with a sentence, or its Verilog passes Verilator and runs programs as the
-golden interpreter does."""
+"""Random configurations: each is refused with a sentence, or its Verilog passes Verilator and runs programs
+bit-exactly."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ FIELDS: dict[str, tuple[int, ...]] = {
     "lookup_tables": (0, 1, 2, 4, 8), "multiply": (0, 1), "kernel": (0, 32, 64, 256), "depthwise_taps": (0, 2, 3, 5, 8),
     "int4": (0, 1, 2), "loops": (0, 1), "parity": (0, 1), "descriptors": (0, 1),
 }  # fmt: skip
-"""Values of each field. Larger arrays and memories are for other tests, as their models take minutes to compile."""
+"""Values of each field. Larger arrays and memories are left to other tests, because their models take minutes to
+compile."""
 SECONDS = 300.0
-"""Processor time of an input; that of the C++ compiler does not count."""
+"""Processor seconds of an input, without the C++ compiler."""
 PROGRAMS = 4
 
 
 def draw(rng: np.random.Generator) -> list[Edit]:
-    """The core, and the fields that differ from a small configuration: a few, or nearly all."""
+    """Draw the core, and the fields that differ from a small configuration: a few, or nearly all."""
     core = {"sequential": bool(rng.random() < 0.4), "seed": int(rng.integers(1 << 30))}
     share = rng.choice([0.2, 0.8])
     changes = [
@@ -59,7 +60,7 @@ def run(edits: list[Edit], folder: Path) -> Outcome:
             "rate": 0.0 if number < 3 else 1.5, "stalls": 0.5 * (number == 3), "reordered": number > 1,
             "fails": number,
         }  # fmt: skip
-        generator = programs.built(core, settings, list(range(settings["count"])))
+        generator = programs.build(core, settings, list(range(settings["count"])))
         try:
             programs.compare(core, generator, generator.program, settings)
         except BuildError as error:
@@ -68,7 +69,7 @@ def run(edits: list[Edit], folder: Path) -> Outcome:
 
 
 def configuration(fields: dict[str, int], sequential: bool) -> Config:
-    """`fields` of a small configuration; where they do not fit each other, `ConfigError`."""
+    """Return a small configuration with `fields`. Raises `ConfigError` if they contradict each other."""
     config = PRESETS["tiny"].replace(**({"depthwise_taps": 0} if sequential else {}) | fields)
     if sequential:
         check_config(config)
@@ -76,7 +77,7 @@ def configuration(fields: dict[str, int], sequential: bool) -> Config:
 
 
 def random_configuration(rng: np.random.Generator, *, sequential: bool, **choices: tuple[int, ...]) -> Config:
-    """Draw all fields from `FIELDS`, or from the `choices` for a field, until they fit each other and the core."""
+    """Draw all fields from `FIELDS`, or from a field's `choices`, until they fit each other and the core."""
     while True:
         fields = {name: int(rng.choice(values)) for name, values in (FIELDS | choices).items()}
         if sequential:

@@ -1,7 +1,5 @@
-"""Random programs that are kept because they have what no other has (`fuzz.features`), with as few instructions as that
-takes. `run` goes through them first, and draws some of its programs from them, on other memories and with instructions
-left out.
-"""
+"""Random programs kept for features that no other program has (`fuzz.features`), reduced to the necessary instructions.
+`run` starts with them, and draws some of its programs from them, on other memories and with instructions removed."""
 
 from __future__ import annotations
 
@@ -17,23 +15,23 @@ from weft.hdl.errors import WeftError
 
 KIND = "programs"
 SHARE = 0.3
-"""Of the programs that are drawn from the corpus, where there is one."""
+"""Share of programs that are drawn from the corpus, if there is one."""
 Edits = list[Any]
 
 
 class CorpusError(WeftError, ValueError):
-    """A file that is no corpus; the message names the line."""
+    """An invalid corpus file; the message names the line."""
 
 
 class Corpus:
-    """Programs that were kept in a file, which need not be there. Raises `CorpusError` if it is none.
+    """Programs of a corpus file, which may be missing. Raises `CorpusError` if it is invalid.
 
     Attributes
     ----------
     cases : list
-        Edits of each.
+        Edits of each program.
     known : set of str
-        Features that any of them has.
+        Features of all programs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,11 +49,11 @@ class Corpus:
                 ) from None
 
     def add(self, edits: Edits, found: set[str]) -> bool:
-        """Keep of a program with features `found` what is new; whether anything is."""
+        """Keep the parts of a program that have new features; return whether there are any."""
         new = found - self.known
         if not new:
             return False
-        fewer = reduced(edits, new)
+        fewer = reduce(edits, new)
         still = features_of(fewer)
         if not new <= still:  # what is left is another program, as instructions depend on those ahead
             fewer, still = edits, frozenset(found)
@@ -67,7 +65,7 @@ class Corpus:
         return True
 
     def draw(self, rng: np.random.Generator) -> Edits:
-        """A program of the corpus, on another memory and without some of its instructions."""
+        """Draw a program of the corpus, on another memory and without some of its instructions."""
         (name, settings), *steps = self.cases[int(rng.integers(len(self.cases)))]
         (_, other), *_ = programs.draw(rng)
         kept = rng.random(len(steps)) >= rng.choice([0, 0.1, 0.4])
@@ -75,8 +73,8 @@ class Corpus:
         return [[name, changed], *(step for step, stays in zip(steps, kept, strict=True) if stays)]
 
 
-def reduced(edits: Edits, needed: set[str]) -> Edits:
-    """`edits` with a step for each needed feature that a step has by itself, and the one ahead of it."""
+def reduce(edits: Edits, needed: set[str]) -> Edits:
+    """Reduce `edits` to the first step with each needed feature, and the step before it."""
     first, *steps = edits
     settings = first[1]
     drawn = programs.steps_of(programs.CORES[settings["core"]], settings)
@@ -92,8 +90,8 @@ def reduced(edits: Edits, needed: set[str]) -> Edits:
 
 
 def features_of(edits: Edits) -> frozenset[str]:
-    """What a program has, which is built for that."""
+    """Build a program and return its features."""
     (_, settings), *steps = edits
     core = programs.CORES[settings["core"]]
-    made = programs.built(core, settings, [step for _, step in steps])
+    made = programs.build(core, settings, [step for _, step in steps])
     return features(made.program, core.config, settings)

@@ -1,4 +1,4 @@
-"""What random graphs are built with: values that steps read and add to, and wild parameters."""
+"""Builders of random graphs: values that steps read and add, and extreme parameters."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from support.qdq_models import Builder, Quantised
 
 Rng = np.random.Generator
 LARGEST = 6000
-"""Elements of a value: the time of an input stays far below its limit."""
+"""Elements of a value, so that an input stays far below its time limit."""
 
 
 class Wild(Builder):
-    """Zero points from end to end and scales over a decade. Values have 16 bits as often as `wide` says."""
+    """Zero points over the whole range and scales over a decade. A share `wide` of values has 16 bits."""
 
     wide = 0.0
 
@@ -42,7 +42,7 @@ class Wild(Builder):
     def weight(
         self, shape: tuple[int, ...], axis: int, *, per_channel: bool, unsigned: bool
     ) -> tuple[str, np.ndarray]:
-        """The same with zero points from end to end, and as often as not most weights around them."""
+        """Add weights with zero points over the whole range; for half of them most weights lie around these."""
         rng = self.rng
         unsigned = unsigned or bool(rng.random() < 0.2)
         if rng.random() < 0.4 or not unsigned:
@@ -65,7 +65,7 @@ class Wild(Builder):
         return self.node("DequantizeLinear", inputs, **attributes), np.broadcast_to(scales, (shape[axis],))
 
     def _lowest(self) -> None:
-        """Make all of the weights that were made last -128."""
+        """Set all of the latest weights to -128."""
         at = next(
             index for index in reversed(range(len(self.constants))) if len(self.constants[index].dims) > 1
         )
@@ -74,7 +74,7 @@ class Wild(Builder):
 
 
 class Graph:
-    """A model under construction: `values` are what a step may read."""
+    """A model under construction: steps may read `values`."""
 
     def __init__(self) -> None:
         self.builder = Wild(np.random.default_rng(0), opset=23)
@@ -82,7 +82,7 @@ class Graph:
         self.inputs: dict[str, Quantised] = {}
 
     def pick(self, fits: Callable[[Quantised], bool]) -> Quantised | None:
-        """One of the values that fit, the latest more often."""
+        """Return a value that fits, preferably a late one."""
         found = [value for value in self.values if fits(value)]
         if not found:
             return None
@@ -98,7 +98,7 @@ class Graph:
         return value
 
     def constant(self, shape: tuple[int, ...]) -> Quantised:
-        """A constant of 8 bits; it is not among `values`."""
+        """Add an 8-bit constant, which does not join `values`."""
         builder = self.builder
         scale, zero, unsigned = builder.parameters()
         low = 0 if unsigned else -128
@@ -106,7 +106,7 @@ class Graph:
         return Quantised(builder.constant(values, "constant"), shape, scale, zero, unsigned)
 
     def finish(self) -> onnx.ModelProto:
-        """The model; its outputs are all values that nothing reads, as floats."""
+        """Return the model; its outputs are all unread values, as floats."""
         builder = self.builder
         read = {name for node in builder.nodes for name in node.input}
         outputs = [
@@ -122,7 +122,7 @@ class Graph:
         return model
 
     def feeds(self, rng: Rng) -> dict[str, np.ndarray]:
-        """Inputs that take all values of their types."""
+        """Draw inputs over the full range of their types."""
         made = {}
         for name, value in self.inputs.items():
             scale, zero = value.exact
@@ -133,7 +133,7 @@ class Graph:
 
 
 def sizes_of(rng: Rng, count: int) -> tuple[int, ...]:
-    """1 often, odd ones, and now and then one that is larger than small arrays."""
+    """Draw sizes: often 1, odd ones, and sometimes a size above that of small arrays."""
     choices = [1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 17, 33]
     while True:
         sizes = tuple(int(value) for value in rng.choice(choices, count))

@@ -1,5 +1,5 @@
-"""What a random program has, told by its text: values of fields by instruction (`closure.fields`), which instruction
-comes next in another queue, and settings of memory and host, each for each core."""
+"""Features of a random program: fields' values by instruction (`closure.fields`), the next instruction in another
+queue, and settings of memory and host, each by core."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from weft.hdl.isa import Instruction, Microcode, places
 from weft.hdl.isa.config import Config
 
 SETTINGS = ("latency", "rate", "stalls", "reordered", "traffic", "turns", "fails")
-"""Of memory and host; of `fails`, which is a seed, only whether it is none."""
+"""Settings of memory and host; for the seed `fails` only whether it is set."""
 
 
 def features(program: list[Instruction], config: Config, settings: dict[str, Any]) -> frozenset[str]:
-    """Names of all that a program has."""
+    """Return the names of all features of a program."""
     found = {f"{name}={bool(settings[name]) if name == 'fails' else settings[name]}" for name in SETTINGS}
     for instruction in program:
         found |= of(instruction, config)
@@ -27,7 +27,8 @@ def features(program: list[Instruction], config: Config, settings: dict[str, Any
 
 
 def of(instruction: Instruction, config: Config) -> set[str]:
-    """Names of what an instruction has; of micro-operations, which are no numbers, only that there are some."""
+    """Return the names of an instruction's features; micro-operations, which are no numbers, are only present or
+    absent."""
     if isinstance(instruction, Microcode):
         return {"MICROCODE"}
     return {

@@ -20,7 +20,7 @@ from weft.boards.errors import FrameError
 from weft.boards.link.frames import LONGEST, Answer, Identity, Parser, Request, frame
 
 Edit = list[Any]
-"""A JSON value: what is done, and its parameters."""
+"""JSON value: an edit's kind and its parameters."""
 _SHARES = {
     "npz": 3, "npz member": 3, "npy": 1, "onnx": 5, "tflite": 5, "manifest": 1, "manifest body": 4, "segment": 1,
     "segment resealed": 4, "configuration": 1, "line": 1, "frame": 1,
@@ -33,7 +33,7 @@ def shares() -> dict[str, int]:
 
 
 def draw(rng: np.random.Generator) -> list[Edit]:
-    """The file, and up to six damages of its bytes."""
+    """Draw the file, and up to six changes of its bytes."""
     names, weights = list(shares()), np.array(list(shares().values()))
     target = str(rng.choice(names, p=weights / weights.sum()))
     model = str(rng.choice(list(seeds.models())))
@@ -42,9 +42,9 @@ def draw(rng: np.random.Generator) -> list[Edit]:
 
 
 def run(edits: list[Edit], folder: Path) -> Outcome:
-    """What weft says to the damaged file."""
+    """Offer the damaged file to weft, and return its outcome."""
     (_, target, model), *damages = edits
-    content = functools.reduce(damaged, damages, _content(target, model))
+    content = functools.reduce(damage, damages, _content(target, model))
     return verdict(_offer(target, model, content, folder))
 
 
@@ -70,7 +70,7 @@ def _damage(rng: np.random.Generator, size: int) -> Edit:
 _VALUES = ["00", "ff", "7f", "80", "ffffffff", "ffffff7f", "00000080", "ffffffffffffffff", "0a", "7b", "1b5b"]
 
 
-def damaged(content: bytes, edit: Edit) -> bytes:
+def damage(content: bytes, edit: Edit) -> bytes:
     kind, at, *rest = edit
     if kind == "flip" and at < len(content):
         return content[:at] + bytes([content[at] ^ 1 << rest[0]]) + content[at + 1 :]
@@ -88,7 +88,7 @@ def damaged(content: bytes, edit: Edit) -> bytes:
 
 @functools.cache
 def _content(target: str, model: str) -> bytes:
-    """The bytes that are damaged."""
+    """Return the bytes to damage."""
     if target in ("npz", "npz member", "npy"):
         arrays = seeds.inputs(model)
         return archive(arrays) if target == "npz" else _member(next(iter(arrays.values())))
@@ -110,13 +110,13 @@ def _segments(model: str) -> list[tuple[str, bytes]]:
     return [(name, content) for name, content in seeds.program(model).items() if name != "program.json"]
 
 
-def sealed(body: bytes) -> bytes:
-    """A manifest with the checksum that its body should have."""
+def add_checksum(body: bytes) -> bytes:
+    """Return a manifest with the checksum of its body."""
     return body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n"
 
 
 def with_segments(model: str, content: bytes, *, seal: bool) -> dict[str, bytes]:
-    """The files of a program with other segments, cut from `content` in order; with `seal` the hashes are theirs."""
+    """Return a program's files with other segments, cut from `content` in order; `seal` updates their hashes."""
     files = dict(seeds.program(model))
     manifest = json.loads(files["program.json"].rstrip(b"\n").rpartition(b"\n")[0])
     entries = manifest["segments"]
@@ -128,11 +128,11 @@ def with_segments(model: str, content: bytes, *, seal: bool) -> dict[str, bytes]
             entries[index]["bytes"] = len(files[name])
     if not seal:
         return files
-    return files | {"program.json": sealed(json.dumps(manifest, indent=1).encode())}
+    return files | {"program.json": add_checksum(json.dumps(manifest, indent=1).encode())}
 
 
 def _offer(target: str, model: str, content: bytes, folder: Path) -> str:
-    """Give weft the file; why it does not take it."""
+    """Offer the file to weft; return the reason of a refusal."""
     if target in ("npz", "npz member", "npy"):
         program = seeds.write(seeds.program(model), folder / "program")
         return offer_inputs(program, _archive(target, model, content), target == "npy", folder)
@@ -150,12 +150,12 @@ def _offer(target: str, model: str, content: bytes, folder: Path) -> str:
     elif target == "segment resealed":
         files = with_segments(model, content, seal=True)
     else:
-        files["program.json"] = sealed(content) if target == "manifest body" else content
+        files["program.json"] = add_checksum(content) if target == "manifest body" else content
     return offer_program(files, model, folder)
 
 
 def archive(arrays: dict[str, np.ndarray]) -> bytes:
-    """A .npz file; the names may be any."""
+    """Return a .npz file; names are arbitrary."""
     return _zip({name: _member(array) for name, array in arrays.items()})
 
 
@@ -187,7 +187,7 @@ def offer_inputs(program: Path, content: bytes, single: bool, folder: Path) -> s
 
 
 def offer_model(content: bytes, folder: Path, config: str = "tiny", suffix: str = "onnx") -> str:
-    """Check it, compile it, and run it on zeros if they are few."""
+    """Check and compile the model, and run it on zeros if it has few inputs."""
     model, program = folder / f"model.{suffix}", folder / "program"
     model.write_bytes(content)
     call(folder, "check", model)
@@ -205,7 +205,7 @@ def offer_model(content: bytes, folder: Path, config: str = "tiny", suffix: str 
 
 
 def offer_program(files: dict[str, bytes], model: str, folder: Path) -> str:
-    """Disassemble it and run it on two devices."""
+    """Disassemble the program, and run it on two devices."""
     program, source, output = folder / "program", folder / "in.npz", folder / "out.npz"
     seeds.write(files, program)
     source.write_bytes(archive(seeds.inputs(model)))
@@ -216,7 +216,7 @@ def offer_program(files: dict[str, bytes], model: str, folder: Path) -> str:
 
 
 def offer_frames(content: bytes, damaged_later: bool) -> str:
-    """What a host does with bytes from the line: frames that were damaged there must be noticed."""
+    """Receive bytes as a host does: damaged frames must be noticed."""
     said, known = [""], True
     for body in Parser().feed(content):
         if damaged_later and body not in seeds.frames():

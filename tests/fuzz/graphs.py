@@ -1,4 +1,4 @@
-"""Random quantised graphs, compiled for every preset and every board, against ONNX Runtime."""
+"""Random quantised graphs, compiled for every preset and every board, compared with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 from fuzz import product_steps, row_steps
-from fuzz.against_ort import compared
+from fuzz.against_ort import compare_with_ort
 from fuzz.drawn import LARGEST, Graph, Rng, is_image, sizes_of
 from fuzz.files import Edit
 from fuzz.outcome import Outcome
@@ -28,7 +28,7 @@ _SEQUENTIAL = {board.name for board in BOARDS.values() if board.core is CoreKind
 
 
 def draw(rng: Rng) -> list[Edit]:
-    """The configuration, and two to nine steps, each with the seed of its own random numbers."""
+    """Draw the configuration, and two to nine steps, each with its own seed."""
     config = str(rng.choice(list(CONFIGS)))
     count = int(rng.integers(1, 9))
     steps = ["input", *(str(name) for name in rng.choice(list(STEPS), count, p=_CHANCES))]
@@ -49,7 +49,7 @@ def run(edits: list[Edit], folder: Path) -> Outcome:
     onnx.save(model, folder / "model.onnx")
     feeds = graph.feeds(np.random.default_rng(steps[-1][1]))
     np.savez(folder / "in.npz", **feeds)
-    return compared(model, feeds, CONFIGS[name], timing=name not in _SEQUENTIAL)
+    return compare_with_ort(model, feeds, CONFIGS[name], timing=name not in _SEQUENTIAL)
 
 
 def _input(graph: Graph) -> None:
@@ -165,7 +165,7 @@ def _softmax(graph: Graph) -> None:
 
 
 def _view(graph: Graph) -> None:
-    """Reshape, Flatten or Transpose, which move elements, with the parameters of their input."""
+    """Add Reshape, Flatten or Transpose, which move elements, with their input's parameters."""
     source = graph.pick(lambda value: True)
     if source is None:
         return
@@ -196,7 +196,7 @@ def _factors(number: int) -> list[int]:
 
 
 def _clamp(graph: Graph) -> None:
-    """Relu, Clip or nothing, and other parameters."""
+    """Add Relu, Clip or nothing, and requantise."""
     source = graph.pick(lambda value: True)
     if source is None:
         return
@@ -213,7 +213,7 @@ def _clamp(graph: Graph) -> None:
 
 
 def _host(graph: Graph) -> None:
-    """An operator that the device does not have."""
+    """Add an operator that the device does not have."""
     source = graph.pick(lambda value: True)
     if source is not None:
         builder = graph.builder
@@ -222,7 +222,7 @@ def _host(graph: Graph) -> None:
 
 
 def _function(graph: Graph) -> None:
-    """A function of each element."""
+    """Add a function of each element."""
     source = graph.pick(lambda value: True)
     if source is not None:
         builder = graph.builder
@@ -234,7 +234,7 @@ def _function(graph: Graph) -> None:
 
 
 def _attention(graph: Graph) -> None:
-    """Of a value with itself, or with new keys and values, and scores of all sizes."""
+    """Add attention of a value with itself, or with new keys and values, and scores of all sizes."""
     builder, rng = graph.builder, graph.builder.rng
     query = graph.pick(is_image)
     if query is None or query.shape[2] > 40:
@@ -263,7 +263,6 @@ def _attention(graph: Graph) -> None:
 
 
 def _spread(graph: Graph) -> None:
-    """ConvTranspose."""
     source, builder, rng = graph.pick(is_image), graph.builder, graph.builder.rng
     if source is None:
         return
@@ -280,7 +279,7 @@ def _spread(graph: Graph) -> None:
 
 
 def _slopes(graph: Graph) -> None:
-    """PRelu with a slope for each channel of images."""
+    """Add PRelu with a slope for each channel of images."""
     source, builder = graph.pick(is_image), graph.builder
     if source is not None:
         slopes = builder.rng.uniform(0, 1.2, (source.shape[1], 1, 1)).astype(np.float32)
@@ -288,8 +287,8 @@ def _slopes(graph: Graph) -> None:
         graph.add(builder.quantise(value, source.shape, source.scale, *builder.parameters()[1:]))
 
 
-def _resized(graph: Graph) -> None:
-    """Images by linear interpolation."""
+def _resize(graph: Graph) -> None:
+    """Resize images by linear interpolation."""
     source, builder, rng = graph.pick(is_image), graph.builder, graph.builder.rng
     if source is None:
         return
@@ -306,16 +305,16 @@ def _resized(graph: Graph) -> None:
 
 
 def _wide(graph: Graph) -> None:
-    """From here on values have 16 bits now and then, or always."""
+    """Let later values have 16 bits sometimes or always."""
     graph.builder.wide = float(graph.builder.rng.choice([0.3, 0.6, 1.0]))
 
 
 STEPS: dict[str, Callable[[Graph], None]] = {
     "input": _input, "conv": _conv, "dense": _dense, "pool": _pool, "mean": _mean, "add": _add, "concat": _concat,
     "softmax": _softmax, "view": _view, "clamp": _clamp, "host": _host, "function": _function, "attention": _attention,
-    "spread": _spread, "slopes": _slopes, "resized": _resized, "wide": _wide,
+    "spread": _spread, "slopes": _slopes, "resized": _resize, "wide": _wide,
 }  # fmt: skip
-"""What adds to a graph, by name."""
+"""Steps of a graph, by name."""
 _WEIGHTS = dict(zip(STEPS, [1, 5, 3, 3, 1, 3, 2, 1, 2, 1, 1, 2, 1.5, 1, 1, 1, 0], strict=True))
 for _name, (_step, _weight) in (product_steps.STEPS | row_steps.STEPS).items():
     STEPS[_name], _WEIGHTS[_name] = _step, _weight

@@ -1,4 +1,4 @@
-"""The kinds of inputs: each draws edits from random numbers, and runs them."""
+"""Kinds of fuzzing inputs: each draws edits from random numbers, and runs them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fuzz.outcome import Outcome
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """`draw` gives edits (JSON values; the first says what is edited), `run` carries them out in a folder within some
-    `seconds` of processor time; `share` inputs in turn are of this kind."""
+    """A kind of input. `draw` returns edits (JSON values; the first names their subject), and `run` applies them in a
+    folder within `seconds` of processor time. `share` successive inputs are of this kind."""
 
     draw: Callable[[np.random.Generator], list[Any]]
     run: Callable[[list[Any], Path], Outcome]
@@ -33,5 +33,5 @@ KINDS = {
     "configurations": Kind(configurations.draw, configurations.run, 0, configurations.SECONDS),
 }
 RARE = "configurations"
-"""A kind that takes a minute an input: one in `RARELY` is of it, behind as many others."""
+"""A kind that takes a minute an input: one in `RARELY` inputs."""
 RARELY = 200

@@ -1,4 +1,4 @@
-"""Models that are well-formed protobuf, and lie."""
+"""Well-formed protobuf models with false contents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 from fuzz import seeds
-from fuzz.against_ort import compared
+from fuzz.against_ort import compare_with_ort
 from fuzz.files import Edit, offer_model
 from fuzz.graphs import CONFIGS
 from fuzz.outcome import Failure, Outcome
@@ -56,7 +56,7 @@ ATTRIBUTES = [
 
 
 def draw(rng: Rng) -> list[Edit]:
-    """The model, the configuration, and one to four changes, each with the seed of its own random numbers."""
+    """Draw the model, the configuration, and one to four changes, each with its own seed."""
     model = str(
         rng.choice([*seeds.models(), *(f"{kind} {seed}" for kind in seeds.LAYERS for seed in range(30))])
     )
@@ -74,11 +74,11 @@ def run(edits: list[Edit], folder: Path) -> Outcome:
             CHANGES[kind](np.random.default_rng(seed), model)
     content = model.SerializeToString()
     said = offer_model(content, folder, config)
-    return Outcome("refused", said) if said else judged(onnx.load_from_string(content), CONFIGS[config])
+    return Outcome("refused", said) if said else judge(onnx.load_from_string(content), CONFIGS[config])
 
 
-def judged(model: onnx.ModelProto, config: Config) -> Outcome:
-    """A model that weft takes: ONNX Runtime must take it as well, if it has all operators, and give the same."""
+def judge(model: onnx.ModelProto, config: Config) -> Outcome:
+    """Check a model that weft accepts: ONNX Runtime must accept it and agree, if it has all operators."""
     try:
         session(model)
     except Exception as error:
@@ -87,11 +87,11 @@ def judged(model: onnx.ModelProto, config: Config) -> Outcome:
             raise Failure("wrong", f"weft takes what ONNX Runtime does not: {text}", "taken") from None
         return Outcome("done", "ONNX Runtime lacks something")
     feeds = inputs_of(model)
-    return Outcome("done", "no oracle") if feeds is None else compared(model, feeds, config)
+    return Outcome("done", "no oracle") if feeds is None else compare_with_ort(model, feeds, config)
 
 
 def inputs_of(model: onnx.ModelProto) -> dict[str, np.ndarray] | None:
-    """Random values for inputs, if all of them are float and of moderate size."""
+    """Draw inputs, if all of them are float and of moderate size."""
     rng, made = np.random.default_rng(1), {}
     constant = {item.name for item in model.graph.initializer}
     for item in model.graph.input:
@@ -104,7 +104,7 @@ def inputs_of(model: onnx.ModelProto) -> dict[str, np.ndarray] | None:
 
 
 class NothingThere(Exception):
-    """The model has nothing of what was to be changed."""
+    """The model has nothing that the change applies to."""
 
 
 def _pick(rng: Rng, items: Any) -> Any:
@@ -114,14 +114,14 @@ def _pick(rng: Rng, items: Any) -> Any:
 
 
 def _integers(rng: Rng) -> list[int]:
-    """Of an attribute: of any length, some of them too large."""
+    """Draw an attribute's integers: any number of them, some too large."""
     count = int(rng.choice([0, 1, 2, 2, 2, 3, 4, 4, 4, 5, 8]))
     values = INTEGERS if rng.integers(2) else INTEGERS[:6]
     return [int(_pick(rng, values)) for _ in range(count)]
 
 
 def _attribute(rng: Rng, model: onnx.ModelProto) -> None:
-    """An attribute that is missing, or of another type, length or value."""
+    """Remove an attribute, or change its type, length or value."""
     node = _pick(rng, model.graph.node)
     name = str(_pick(rng, [item.name for item in node.attribute] or ATTRIBUTES))
     if rng.random() < 0.3:
@@ -142,7 +142,7 @@ def _attribute(rng: Rng, model: onnx.ModelProto) -> None:
 
 
 def _shape(rng: Rng, model: onnx.ModelProto) -> None:
-    """Another shape of an input, an output or a value between: contradictory, open, or huge."""
+    """Change the shape of an input, an output or an inner value: contradictory, open, or huge."""
     info = _pick(rng, [*model.graph.input, *model.graph.output, *model.graph.value_info])
     dims = info.type.tensor_type.shape.dim
     choice = int(rng.integers(6))
@@ -159,7 +159,7 @@ def _shape(rng: Rng, model: onnx.ModelProto) -> None:
 
 
 def _type(rng: Rng, model: onnx.ModelProto) -> None:
-    """Another element type of an input, output or constant; or no tensor at all."""
+    """Change the element type of an input, output or constant, or make it no tensor."""
     kind = int(rng.integers(0, 27))
     if rng.integers(2):
         _pick(rng, model.graph.initializer).data_type = kind
@@ -174,7 +174,7 @@ def _type(rng: Rng, model: onnx.ModelProto) -> None:
 
 
 def _unused(rng: Rng, model: onnx.ModelProto) -> None:
-    """An input that nothing reads."""
+    """Add an input that nothing reads."""
     shape = _pick(rng, [None, [], [0], [1, "n"], [1 << 31], [2, 3]])
     name = f"unused{len(model.graph.input)}"
     info = helper.make_tensor_value_info(name, int(rng.integers(0, 27)), shape)
@@ -184,7 +184,7 @@ def _unused(rng: Rng, model: onnx.ModelProto) -> None:
 
 
 def _rename(rng: Rng, model: onnx.ModelProto) -> None:
-    """An odd name for a node, or everywhere for a value."""
+    """Give a node an odd name, or a value everywhere."""
     new = str(_pick(rng, NAMES))
     if rng.integers(2):
         _pick(rng, model.graph.node).name = new
@@ -202,7 +202,7 @@ def _replace_value(model: onnx.ModelProto, old: str, new: str) -> None:
 
 
 def _wire(rng: Rng, model: onnx.ModelProto) -> None:
-    """An input of a node is another value: of another shape, not made yet, or of nobody."""
+    """Connect a node's input to another value: of another shape, not yet computed, or undefined."""
     nodes = model.graph.node
     node = _pick(rng, nodes)
     values = [name for other in nodes for name in (*other.input, *other.output)] + ["", "nobody"]
@@ -218,7 +218,7 @@ def _wire(rng: Rng, model: onnx.ModelProto) -> None:
 
 
 def _operator(rng: Rng, model: onnx.ModelProto) -> None:
-    """Another operator or domain."""
+    """Change an operator or domain."""
     node = _pick(rng, model.graph.node)
     if rng.integers(3):
         node.op_type = str(_pick(rng, OPERATORS))
@@ -229,7 +229,7 @@ def _operator(rng: Rng, model: onnx.ModelProto) -> None:
 
 
 def _constant(rng: Rng, model: onnx.ModelProto) -> None:
-    """Another constant in the place of one: other values, shape or type; or no data."""
+    """Change a constant's values, shape or type, or remove its data."""
     tensor = _pick(rng, model.graph.initializer)
     try:
         old, name, choice = numpy_helper.to_array(tensor), tensor.name, int(rng.integers(8))
@@ -268,7 +268,7 @@ def _constant(rng: Rng, model: onnx.ModelProto) -> None:
 
 
 def _order(rng: Rng, model: onnx.ModelProto) -> None:
-    """Nodes and constants twice, missing, or in another order."""
+    """Repeat, remove or reorder nodes and constants."""
     items = _pick(rng, [model.graph.node, model.graph.initializer, model.graph.input, model.graph.output])
     if not items:
         return
@@ -285,7 +285,7 @@ def _order(rng: Rng, model: onnx.ModelProto) -> None:
 
 
 def _function(rng: Rng, model: onnx.ModelProto) -> None:
-    """Functions of the model: some call themselves or each other, or double at every level."""
+    """Add model functions that call themselves or each other, or double at every level."""
     choice, levels = int(rng.integers(4)), int(rng.choice([1, 2, 8, 30]))
     domain = "local"
     for level in range(levels):
@@ -319,7 +319,7 @@ def _version(rng: Rng, model: onnx.ModelProto) -> None:
 
 
 def _nest(rng: Rng, model: onnx.ModelProto) -> None:
-    """A subgraph in a subgraph, many levels deep."""
+    """Nest subgraphs many levels deep."""
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])],
         "g", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
@@ -334,7 +334,7 @@ def _nest(rng: Rng, model: onnx.ModelProto) -> None:
 
 
 def _anything(rng: Rng, model: onnx.ModelProto) -> None:
-    """Any field of any message."""
+    """Change any field of any message."""
     message: Message = model
     for _ in range(int(rng.integers(1, 8))):
         inner = [value for _, value in message.ListFields() if isinstance(value, Message)]

@@ -1,4 +1,4 @@
-"""What may become of an input, and what counts as a failure."""
+"""Outcomes of an input, and the failures among them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 FAILURES = ("traceback", "message", "noise", "left", "wrong", "hang", "memory", "crash")
-"""A Python exception that is no sentence; a sentence that is none; a warning of Python or a library on stderr; files
-that a command that failed left or changed; a wrong answer; 10 s; 2 GB; the end of the process by a signal."""
+"""A Python traceback; an unreadable message; warnings on stderr; files that a failed command left or changed; a wrong
+answer; 10 s; 2 GB; an end by a signal."""
 LONGEST = 1000
 """Characters of a message."""
 _NOISE = re.compile(r"Traceback|Warning: |\[[EWF]:onnxruntime|terminate called", re.IGNORECASE)
@@ -19,7 +19,7 @@ _INSIDES = re.compile(r"object at 0x|<class |Traceback|\b(Assertion|Key|Attribut
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """`kind` is ``done``, ``refused``, or one of `FAILURES`; `text` says more; failures of a `signature` are alike."""
+    """`kind` is ``done``, ``refused``, or one of `FAILURES`; `text` has details; alike failures share a `signature`."""
 
     kind: str
     text: str = ""
@@ -34,15 +34,13 @@ class Outcome:
 
 
 class Failure(Exception):
-    """Ends an input as a failure."""
-
     def __init__(self, kind: str, text: str, signature: str = "") -> None:
         super().__init__(text)
         self.outcome = Outcome(kind, text, f"{kind} {signature or text[:60]}")
 
 
 def of_exception(error: BaseException) -> Outcome:
-    """The outcome of an exception that is not one of weft's own."""
+    """Return the outcome of an exception from outside weft's own classes."""
     if isinstance(error, Failure):
         return error.outcome
     text = "".join(traceback.format_exception(error))
@@ -52,7 +50,7 @@ def of_exception(error: BaseException) -> Outcome:
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an allocation that failed is behind `error`."""
+    """Return whether a failed allocation caused `error`."""
     while error is not None:
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
             return True
@@ -61,7 +59,7 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 
 def _place(error: BaseException) -> str:
-    """The last line of weft's own code in a traceback."""
+    """Return the last line of weft's own code in a traceback."""
     frames = list(traceback.extract_tb(error.__traceback__))
     others = {"site-packages", "lib", "tests"}
     for frame in reversed([item for item in frames if not others & set(Path(item.filename).parts)] or frames):
@@ -70,7 +68,7 @@ def _place(error: BaseException) -> str:
 
 
 def check_sentence(text: str) -> None:
-    """Raises `Failure` if `text` is not one line that a user can read."""
+    """Raise `Failure` if `text` is not one line that a user can read."""
     if not text.strip() or not text.isprintable():
         raise Failure("message", f"not one printable line: {text[:300]!r}", "not a line")
     if len(text) > LONGEST:
@@ -80,7 +78,7 @@ def check_sentence(text: str) -> None:
 
 
 def check_quiet(text: str) -> None:
-    """Raises `Failure` for warnings and tracebacks in what was written to stderr."""
+    """Raise `Failure` for warnings and tracebacks on stderr."""
     for line in text.splitlines():
         if _NOISE.search(line) and not line.startswith(("error: ", "warning: ")):
             raise Failure("noise", line[:500], re.sub(r"\d+", "0", line[:60]))

@@ -1,5 +1,5 @@
-"""Random programs: the Verilog, the golden interpreter and the cycle model must do the same; and programs with a few
-fields changed, which the checker refuses, or which do the same as well."""
+"""Random programs on the Verilog, the golden interpreter and the cycle model, which must agree.  Programs with a few
+changed fields must be refused by the checker, or agree as well."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from weft.sim.timing import SequentialTimingDevice, TimingDevice
 
 @dataclasses.dataclass(frozen=True)
 class Core:
-    """A configuration, and which core runs its programs."""
+    """A configuration, and the core that runs its programs."""
 
     config: Config
     sequential: bool = False
@@ -49,38 +49,38 @@ CORES = {
 }
 """Cores whose models other tests build as well, so that they are in the cache."""
 LIMIT = 20_000_000
-"""Cycles that a program may take: none drawn needs half of it."""
+"""Cycle limit of a program: no drawn program needs half of it."""
 FREE = 0x7800
-"""Behind the base register of outputs: no instruction of `Generator` reads from there on, and none writes."""
+"""Offset from the base register of outputs from which no `Generator` instruction reads or writes."""
 
 
 class Program(Generator):
-    """A random program with what only few have: large loops, all semaphores, and counts that are nearly the largest."""
+    """A random program with rare features: large loops, all semaphores, and nearly maximal counts."""
 
     large = False
     slow = False
-    """Loops are large only as far as the sequential core has time for them."""
+    """Limits loops to what the sequential core has time for."""
 
     def mm(self) -> dict[str, Any]:
         fields = super().mm()
-        return fields | (self.grown("nt", "oy", "ox") if self.large and not fields["align"] else {})
+        return fields | (self.large_counts("nt", "oy", "ox") if self.large and not fields["align"] else {})
 
     def vec(self) -> dict[str, Any]:
-        return super().vec() | (self.grown("ob", "oy", "ox") if self.large else {})
+        return super().vec() | (self.large_counts("ob", "oy", "ox") if self.large else {})
 
-    def grown(self, *names: str) -> dict[str, int]:
-        """Large counts of some loops."""
+    def large_counts(self, *names: str) -> dict[str, int]:
+        """Return large counts of some loops."""
         most = 3 if self.slow else 100
         counts = [count for count in (2, 3, 7, 16, 33, 100) if count <= most]
         return {name: self.random.choice(counts) for name in names if self.random.random() < 0.4}
 
 
 class Quick(Program, WithoutDivision):
-    """One whose time no data tells."""
+    """A program whose time does not depend on data."""
 
 
 def draw(rng: np.random.Generator) -> list[Edit]:
-    """The core, what the program is drawn from and the memory, and the steps: the numbers of random instructions."""
+    """Draw the core, the generator's settings, the memory, and the steps: the numbers of random instructions."""
     core = str(rng.choice(list(CORES)))
     count = int(rng.choice([5, 15, 25, 40]))
     settings = {
@@ -95,7 +95,7 @@ def draw(rng: np.random.Generator) -> list[Edit]:
 
 
 def draw_mutant(rng: np.random.Generator) -> list[Edit]:
-    """As `draw`, all steps, and one to three fields with other values."""
+    """Draw as `draw` does, all steps, and one to three fields with other values."""
     (_, settings), *_ = draw(rng)
     settings |= {"count": int(rng.choice([3, 8])), "large": False, "full": False, "timed": False}
     changes = [["put", [int(number) for number in rng.integers(1 << 30, size=4)]]
@@ -106,7 +106,7 @@ def draw_mutant(rng: np.random.Generator) -> list[Edit]:
 def run(edits: list[Edit], folder: Path) -> Outcome:
     (_, settings), *steps = edits
     core = CORES[settings["core"]]
-    generator = built(core, settings, [step for _, step in steps])
+    generator = build(core, settings, [step for _, step in steps])
     compare(core, generator, generator.program, settings)
     return Outcome("done", "\n".join(sorted(features(generator.program, core.config, settings))))
 
@@ -114,7 +114,7 @@ def run(edits: list[Edit], folder: Path) -> Outcome:
 def run_mutant(edits: list[Edit], folder: Path) -> Outcome:
     (_, settings), *changes = edits
     core = CORES[settings["core"]]
-    generator = built(core, settings, list(range(settings["count"])))
+    generator = build(core, settings, list(range(settings["count"])))
     program = list(generator.program)
     for _, numbers in changes:
         mutate(program, generator.config, *numbers)
@@ -128,7 +128,7 @@ def run_mutant(edits: list[Edit], folder: Path) -> Outcome:
     try:
         compare(core, generator, program, settings)
     except Failure as error:
-        # What a parameter block holds is not the checker's to know: the golden interpreter refuses it.
+        # The checker does not know a parameter block's contents: the golden interpreter refuses it.
         if "GoldenDevice: " in str(error) and ": mantissa " in str(error):
             return Outcome("refused", str(error))
         raise
@@ -136,10 +136,10 @@ def run_mutant(edits: list[Edit], folder: Path) -> Outcome:
 
 
 @functools.lru_cache(maxsize=4)
-def _drawn(
+def _draw_instructions(
     core: Core, seed: int, count: int, serial: bool, large: bool, timed: bool
 ) -> tuple[Instruction, ...]:
-    """The random instructions of a program, all of them."""
+    """Return all random instructions of a program."""
     generator = _generator(core, seed, serial, large, timed)
     generator.prologue()
     first = len(generator.program)
@@ -154,12 +154,14 @@ def _generator(core: Core, seed: int, serial: bool, large: bool, timed: bool) ->
 
 
 def steps_of(core: Core, settings: dict[str, Any]) -> tuple[Instruction, ...]:
-    """The random instructions of a program, by step."""
-    return _drawn(core, *(settings[name] for name in ("seed", "count", "serial", "large", "timed")))
+    """Return the random instructions of a program, by step."""
+    return _draw_instructions(
+        core, *(settings[name] for name in ("seed", "count", "serial", "large", "timed"))
+    )
 
 
-def built(core: Core, settings: dict[str, Any], steps: list[int]) -> Program:
-    """The program of these steps. Where a step is missing, those behind it that are not valid any more go as well."""
+def build(core: Core, settings: dict[str, Any], steps: list[int]) -> Program:
+    """Return the program of these steps. Instructions that become invalid because a step is missing are dropped."""
     seed, *about = (settings[name] for name in ("seed", "serial", "large", "timed"))
     drawn = steps_of(core, settings)
     generator = _generator(core, seed, *about)
@@ -177,7 +179,7 @@ def built(core: Core, settings: dict[str, Any], steps: list[int]) -> Program:
 
 
 def rename(generator: Program, rng: random.Random) -> None:
-    """Other semaphores, any of the 16, and some on which a queue waits for itself."""
+    """Assign other semaphores, any of the 16, and some on which a queue waits for itself."""
     numbers = rng.sample(range(SEMAPHORES), SEMAPHORES)
 
     def renamed(mask: int) -> int:
@@ -200,8 +202,8 @@ def rename(generator: Program, rng: random.Random) -> None:
 
 
 def fill(generator: Program, rng: random.Random) -> None:
-    """Behind all others STOREs that raise a semaphore up to nearly its largest count, and LOADs that wait for it.
-    Semaphore 0 is one that `Generator.ordered` never uses."""
+    """Append STOREs that raise a semaphore nearly to its largest count, and LOADs that wait for it. Semaphore 0 is
+    never used by `Generator.order_after_all`."""
     byte = {"rows": 1, "length": 1, "pixels": 1}
     assert generator.append(Store(base=4, offset=FREE, **byte))
     assert generator.append(Load(base=0, run=1, dst=1, **byte))
@@ -218,9 +220,9 @@ def fill(generator: Program, rng: random.Random) -> None:
 
 
 COUNTS = (0, 1, 2, 3, 5, 9)
-"""Values of counts, which are kept small, so that a program ends soon."""
+"""Values of counts, which stay small, so that a program ends soon."""
 KEPT = ("base", "table", "page", "paged", "register", "relative", "offset")
-"""Fields that stay: where in memory an instruction reads and writes is `Generator`'s to know."""
+"""Fields that stay, because only `Generator` knows which memory an instruction may use."""
 
 
 def mutate(program: list[Instruction], config: Config, at: int, field: int, kind: int, value: int) -> None:
@@ -245,7 +247,7 @@ def mutate(program: list[Instruction], config: Config, at: int, field: int, kind
 
 
 def compare(core: Core, generator: Program, program: list[Instruction], settings: dict[str, Any]) -> None:
-    """Run a program on all; raises `Failure` where they differ."""
+    """Run a program on all devices; raises `Failure` where they differ."""
     words = b"".join(item.encode() for item in (*program, End()))
     timed = settings["timed"] and not settings["traffic"]
     memory: dict[str, Any] = {"latency": settings["latency"], "bandwidth": settings["rate"] or None}
@@ -263,7 +265,7 @@ def compare(core: Core, generator: Program, program: list[Instruction], settings
                 raise Failure(
                     "wrong", f"run {turn}: {differ.size} bytes differ, the first at {differ[0]:#x}", "bytes"
                 )
-            # The sequential core's model starts with nothing on the chip; contents decide how long divisions take.
+            # The sequential core's model starts with an empty chip; contents decide how long divisions take.
             if model is not None and not (core.sequential and turn):
                 _carry_out(model, generator, words, None)
                 _same_counters(turn, rtl.counters(), model.counters())
@@ -272,8 +274,8 @@ def compare(core: Core, generator: Program, program: list[Instruction], settings
 
 
 def fail(device: RtlDevice, generator: Program, words: bytes, rng: random.Random) -> None:
-    """Once more, with some of memory broken or a stop at any time. The run must end by itself, and another one do what
-    it should."""
+    """Rerun with some of memory broken or a stop at any time. The run must end by itself, and the next one must be
+    right."""
     at, size = rng.randrange(MEMORY), rng.choice([1, 64, 4096])
     size = min(size, MEMORY - at)
     device.break_memory(at, size, response=rng.choice([SLVERR, DECERR]))
@@ -305,7 +307,7 @@ def fail(device: RtlDevice, generator: Program, words: bytes, rng: random.Random
 
 
 def _carry_out(device: Device, generator: Program, words: bytes, traffic: random.Random | None) -> bytes:
-    """All of memory behind a program."""
+    """Run a program and return all of memory after it."""
     device.write(0, generator.image)
     device.write(PROGRAM, words)
     for index, address in enumerate(generator.bases):
@@ -321,8 +323,8 @@ def _carry_out(device: Device, generator: Program, words: bytes, traffic: random
 
 
 def disturb(device: RtlDevice, generator: Program, rng: random.Random) -> None:
-    """Read and write registers while a program runs. It must not notice: base registers get the values that they have,
-    and a start is ignored, which is tried at the beginning only, so that it is never behind the end."""
+    """Read and write registers while a program runs, which must not notice. Base registers keep their values; an
+    ignored start is tried at the beginning only, so that it never comes after the end."""
     for turn in range(rng.choice([3, 30, 100])):
         if rng.random() < 0.5:
             register = rng.choice([*Reg, *(Reg.COUNTER + 4 * word for word in range(2 * len(Counter)))])

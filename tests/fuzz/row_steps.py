@@ -1,22 +1,22 @@
-"""Steps of random graphs: pairs of values of which one repeats, reductions, normalisations written out, branches."""
+"""Steps of random graphs: pairs with a repeated value, reductions, normalisations written out, branches."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
 from fuzz.drawn import LARGEST, Graph, is_image
-from fuzz.product_steps import ints, operand, repeated
+from fuzz.product_steps import ints, operand, repeated_shape
 from support.qdq_models import Quantised
 
 
-def paired(graph: Graph) -> None:
-    """Add, Sub, Mul, Min, Max or Div of a value and another that repeats, or constants of 8 bits or in float."""
+def pair(graph: Graph) -> None:
+    """Add Add, Sub, Mul, Min, Max or Div of a value and another that repeats, or 8-bit or float constants."""
     builder, rng = graph.builder, graph.builder.rng
     source = graph.pick(lambda value: True)
     if source is None:
         return
     op = str(rng.choice(["Add", "Add", "Sub", "Mul", "Mul", "Min", "Max", "Div"]))
-    part = repeated(rng, source.shape)
+    part = repeated_shape(rng, source.shape)
     name = builder.dequantise(source)
     if rng.random() < 0.25 and op != "Div":
         other, step = builder.constant(rng.normal(0, 3, part).astype(np.float32)), 3 / 64
@@ -40,8 +40,8 @@ def paired(graph: Graph) -> None:
     )
 
 
-def joined(graph: Graph) -> None:
-    """Concat of a value with constants and inputs, on either side."""
+def concat(graph: Graph) -> None:
+    """Add Concat of a value with constants and inputs, on either side."""
     builder, rng = graph.builder, graph.builder.rng
     source = graph.pick(lambda value: True)
     if source is None:
@@ -66,8 +66,8 @@ def _axes(graph: Graph, source: Quantised) -> list[int]:
     return sorted(int(axis) for axis in rng.choice(rank, int(rng.integers(1, rank + 1)), replace=False))
 
 
-def reduced(graph: Graph) -> None:
-    """A reduction over any axes."""
+def reduce(graph: Graph) -> None:
+    """Add a reduction over any axes."""
     builder, rng = graph.builder, graph.builder.rng
     source = graph.pick(lambda value: True)
     if source is None:
@@ -86,7 +86,7 @@ def reduced(graph: Graph) -> None:
 
 
 def logarithms(graph: Graph) -> None:
-    """LogSoftmax along any axis."""
+    """Add LogSoftmax along any axis."""
     builder, rng = graph.builder, graph.builder.rng
     source = graph.pick(lambda value: True)
     if source is None:
@@ -99,7 +99,7 @@ def logarithms(graph: Graph) -> None:
 
 
 def responses(graph: Graph) -> None:
-    """LRN of images."""
+    """Add LRN of images."""
     builder, rng = graph.builder, graph.builder.rng
     source = graph.pick(is_image)
     if source is None:
@@ -115,7 +115,7 @@ def responses(graph: Graph) -> None:
 
 
 def places(graph: Graph) -> None:
-    """ArgMax or ArgMin along any axis, as floats."""
+    """Add ArgMax or ArgMin along any axis, as floats."""
     builder, rng = graph.builder, graph.builder.rng
     source = graph.pick(lambda value: True)
     if source is None:
@@ -128,8 +128,8 @@ def places(graph: Graph) -> None:
     graph.add(builder.quantise(value, builder.shape_of(value), 0.5, *builder.parameters()[1:]))
 
 
-def normalised(graph: Graph) -> None:
-    """A normalisation written out: of rows less their mean or not, with a scale and a bias or without."""
+def normalise(graph: Graph) -> None:
+    """Add a normalisation written out: with or without mean subtraction, scale and bias."""
     builder, rng = graph.builder, graph.builder.rng
     source = graph.pick(lambda value: True)
     if source is None:
@@ -160,7 +160,7 @@ def normalised(graph: Graph) -> None:
 
 
 def branches(graph: Graph) -> None:
-    """Two convolutions of one image, or of one and another, that meet in a sum or a product."""
+    """Add two convolutions of one image, or of two, joined by a sum or a product."""
     builder, rng = graph.builder, graph.builder.rng
     source = graph.pick(is_image)
     if source is None or source.shape[1] > 40:
@@ -194,8 +194,8 @@ def branches(graph: Graph) -> None:
 
 
 STEPS = {
-    "paired": (paired, 3), "joined": (joined, 2), "reduced": (reduced, 2), "normalised": (normalised, 2),
+    "paired": (pair, 3), "joined": (concat, 2), "reduced": (reduce, 2), "normalised": (normalise, 2),
     "branches": (branches, 2), "logarithms": (logarithms, 1), "places": (places, 1),
     "responses": (responses, 1),
 }  # fmt: skip
-"""Steps by name, each with how often it is drawn."""
+"""Steps by name, each with its relative frequency."""

@@ -1,10 +1,9 @@
-"""Run inputs that nobody would send, and some that everybody does: ``make fuzz COUNT=20000 SEED=1``, or
-``MINUTES=60``.
+"""Fuzz weft with hostile and valid inputs: ``make fuzz COUNT=20000 SEED=1``, or ``MINUTES=60``.
 
-Input number i of a seed is always the same. Each runs in a process of its own with limits (`fuzz.sandbox`). What fails
-is kept below ``build/fuzz``: ``case.json`` has the edits of a valid file that make it fail, as few as still do, and the
-files are beside it. ``python tests/fuzz/run.py --case FOLDER`` runs it again. Programs that have what no other had are
-kept in ``build/fuzz/corpus.jsonl`` (`fuzz.corpus`): they come first the next time, before input 0.
+Seed and number determine an input. Each runs in a process of its own with limits (`fuzz.sandbox`). Failures are kept
+below ``build/fuzz``: ``case.json`` has the fewest edits of a valid file that still fail, with the files beside it.
+``python tests/fuzz/run.py --case FOLDER`` runs it again. Programs with new features go to ``build/fuzz/corpus.jsonl``
+(`fuzz.corpus`), and come first the next time, before input 0.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ from fuzz.targets import targets
 from weft.cli import main as cli
 
 SCHEDULE = [name for name, kind in KINDS.items() for _ in range(kind.share)]
-"""Kinds in turn: input i is of kind ``SCHEDULE[i % len(SCHEDULE)]``, but one in `RARELY` of kind `RARE`."""
+"""Kinds in turn: input i has kind ``SCHEDULE[i % len(SCHEDULE)]``, except one in `RARELY` of kind `RARE`."""
 KEPT = 3
-"""Cases kept of one signature."""
+"""Cases kept for each signature."""
 
 
 def edits_of(seed: int, index: int, only: str = "", kept: Corpus | None = None) -> tuple[str, list[Any]]:
-    """Kind and edits of input `index`, of all kinds in turn or of one; those below 0 are a corpus' programs."""
+    """Return kind and edits of input `index`, of all kinds in turn or of one; negative ones are a corpus' programs."""
     if index < 0:
         assert kept is not None
         return corpus.KIND, kept.cases[-1 - index]
@@ -58,7 +57,7 @@ def edits_of(seed: int, index: int, only: str = "", kept: Corpus | None = None) 
 
 
 def outcome_of(name: str, edits: list[Any], keep: Path | None = None) -> Outcome:
-    """Run one input; its files go to the folder `keep` if there is one."""
+    """Run one input; its files go to the folder `keep`, if given."""
     with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as scratch:
         work = Path(scratch) / "work"
         work.mkdir()
@@ -68,8 +67,8 @@ def outcome_of(name: str, edits: list[Any], keep: Path | None = None) -> Outcome
         return found
 
 
-def minimised(name: str, edits: list[Any], outcome: Outcome) -> list[Any]:
-    """`edits` without those that the failure does not need; the first says what is edited."""
+def minimise(name: str, edits: list[Any], outcome: Outcome) -> list[Any]:
+    """Return `edits` without those that the failure does not need; the first names their subject."""
     if outcome.kind == "hang":
         return edits
     index = 1
@@ -83,16 +82,16 @@ def minimised(name: str, edits: list[Any], outcome: Outcome) -> list[Any]:
 
 
 def keep(root: Path, case: dict[str, Any], outcome: Outcome) -> None:
-    """Write a case that failed."""
+    """Write a failed case."""
     folder = root / f"{case['seed']}-{case['index']}-{case['kind']}"
-    case["edits"] = minimised(case["kind"], case["edits"], outcome)
+    case["edits"] = minimise(case["kind"], case["edits"], outcome)
     shutil.rmtree(folder, ignore_errors=True)
     outcome_of(case["kind"], case["edits"], folder)
     (folder / "case.json").write_text(json.dumps(case | {"outcome": outcome.to_dict()}, indent=1) + "\n")
 
 
 def warm() -> None:
-    """Import and build what inputs need, in this process; the processes of inputs start from it."""
+    """Import and build what inputs need, in this process, from which their processes fork."""
     for name in seeds.models():
         seeds.program(name), seeds.inputs(name)
         for target in targets().values():
@@ -131,7 +130,7 @@ def shard(options: argparse.Namespace) -> int:
 
 
 class Tally:
-    """Counts, and the failures worth keeping."""
+    """Counts, and the failures to keep."""
 
     def __init__(self, root: Path, kept: Corpus | None = None) -> None:
         self.root, self.corpus = root, kept
@@ -155,14 +154,14 @@ class Tally:
         keep(self.root, case, outcome)
 
     def by_kind(self) -> dict[str, dict[str, int]]:
-        """Counts of outcomes, of each kind of input."""
+        """Return counts of outcomes, for each kind of input."""
         found: dict[str, dict[str, int]] = {}
         for (kind, outcome), count in self.counts.items():
             found.setdefault(kind, {})[outcome] = count
         return found
 
     def show(self) -> bool:
-        """Print all; whether nothing failed."""
+        """Print all counts; return whether nothing failed."""
         for (kind, outcome), count in sorted(self.counts.items()):
             print(f"{kind:10} {outcome:10} {count:7}")
         for (kind, signature), count in self.signatures.most_common():
@@ -210,7 +209,7 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace) -> Tally:
-    """Share the inputs out over processes."""
+    """Distribute the inputs over processes."""
     tally = Tally(options.keep, Corpus(options.corpus))
     common = [
         sys.executable, __file__, f"--count={options.count}", f"--first={options.first}", f"--seed={options.seed}",

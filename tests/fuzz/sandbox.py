@@ -1,4 +1,4 @@
-"""One input in a process of its own, with limits."""
+"""Runs one input in a process of its own, with limits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 from fuzz.outcome import Outcome, of_exception
 
 SECONDS = 10.0
-"""Processor time of an input, or of each program that it has weft compile and run; other load does not count."""
+"""Processor seconds of an input, or of each program that weft compiles and runs for it; other load does not count."""
 WAITING = 9.0
-"""Times so many seconds after which an input that does nothing is ended as well."""
+"""Factor of wall time after which an idle input is ended as well."""
 GROWTH = 2 << 30
 """Bytes by which an input's address space may grow."""
 _DISK = 1 << 28
@@ -25,7 +25,7 @@ _DISK = 1 << 28
 
 
 def run(action: Callable[[], Outcome], folder: Path, seconds: float = SECONDS) -> Outcome:
-    """What becomes of `action`; its stdout and stderr go to files in `folder`."""
+    """Return the outcome of `action`; its stdout and stderr go to files in `folder`."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -45,7 +45,7 @@ def run(action: Callable[[], Outcome], folder: Path, seconds: float = SECONDS) -
     try:
         return Outcome(**json.loads((folder / "outcome.json").read_text()))
     except (OSError, ValueError):
-        return _ended(
+        return _outcome_of_killed(
             status, (folder / "stderr").read_text(errors="replace").rpartition("most recent call first")[2]
         )
 
@@ -60,13 +60,13 @@ def _limit(folder: Path, seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (_DISK, _DISK))
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + GROWTH, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    # The signal writes where the program is, and ends it.
+    # The signal makes the process write its position, and ends it.
     faulthandler.register(signal.SIGPROF, chain=True)
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def next_program(seconds: float = SECONDS) -> None:
-    """Start the clock again, if there is one: an input that runs a model layer by layer has it for each program."""
+    """Restart the time limit, if there is one: an input that runs a model layer by layer has it for each program."""
     if signal.getitimer(signal.ITIMER_PROF)[0]:
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -88,8 +88,8 @@ def _wait(child: int, seconds: float) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def _ended(status: int, text: str) -> Outcome:
-    """The outcome of a process that did not come to its end."""
+def _outcome_of_killed(status: int, text: str) -> Outcome:
+    """Return the outcome of a process that did not end by itself."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     places = [
         line for line in text.splitlines() if line.startswith('  File "') and "site-packages" not in line

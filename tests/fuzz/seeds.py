@@ -1,4 +1,4 @@
-"""The small valid files that hostile ones are made from."""
+"""Small valid files that hostile ones are derived from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.hdl.isa.config import PRESETS
 
 
 def _convolutions() -> onnx.ModelProto:
-    """A residual block, a pool and a classifier, with a host operator in the middle."""
+    """Build a residual block, a pool and a classifier, with a host operator in the middle."""
     builder = qdq_models.Builder(np.random.default_rng(1))
     value = builder.conv(builder.input((1, 3, 7, 6)), 5, pads=(1, 1, 1, 1), relu=True)
     inner = builder.conv(value, 5, pads=(1, 1, 1, 1), per_channel=False)
@@ -27,7 +27,7 @@ def _convolutions() -> onnx.ModelProto:
 
 
 def _rows() -> onnx.ModelProto:
-    """Matrix products, a concatenation and softmax."""
+    """Build matrix products, a concatenation and softmax."""
     builder = qdq_models.Builder(np.random.default_rng(2))
     source = builder.input((3, 10), True)
     parts = [builder.dense(source, 6, op="MatMul"), builder.dense(source, 5)]
@@ -45,14 +45,14 @@ def _attention() -> onnx.ModelProto:
 
 @cache
 def models() -> dict[str, bytes]:
-    """Serialised ONNX models by name."""
+    """Return serialised ONNX models by name."""
     made = {"convolutions": _convolutions(), "rows": _rows(), "attention": _attention()}
     return {name: model.SerializeToString() for name, model in made.items()}
 
 
 @cache
 def tflite() -> dict[str, bytes]:
-    """TFLite models by the names of `models`."""
+    """Return TFLite models by the names of `models`."""
     return {
         "convolutions": tflite_networks.convolutions(),
         "rows": tflite_networks.rows(),
@@ -70,7 +70,7 @@ LAYERS = qdq_models.LAYERS | {
 
 @cache
 def model(name: str) -> bytes:
-    """One of `models`, or of `LAYERS` with a seed: ``conv 7``."""
+    """Return one of `models`, or of `LAYERS` with a seed: ``conv 7``."""
     if name in models():
         return models()[name]
     kind, seed = name.rsplit(" ", 1)
@@ -79,7 +79,7 @@ def model(name: str) -> bytes:
 
 @cache
 def program(name: str) -> dict[str, bytes]:
-    """The files of a model's program for ``tiny``, by name."""
+    """Return the files of a model's program for ``tiny``, by name."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as folder:
@@ -89,7 +89,7 @@ def program(name: str) -> dict[str, bytes]:
 
 @cache
 def inputs(name: str) -> dict[str, np.ndarray]:
-    """What a model reads."""
+    """Return inputs of a model."""
     return qdq_models.feeds(onnx.load_from_string(models()[name]), np.random.default_rng(4))
 
 
@@ -101,7 +101,7 @@ def configuration() -> bytes:
 
 @cache
 def frames() -> tuple[bytes, ...]:
-    """Bodies of frames that go between a host and a board."""
+    """Return bodies of frames between a host and a board."""
     identity = Identity("ulx3s-85f", PRESETS["small"].digest, 1 << 25, 50_000_000, 1024)
     return (
         Request(7, Operation.WRITE_MEMORY, 0x100, 40, bytes(range(100, 140))).encode(),

@@ -1,4 +1,4 @@
-"""A fixed budget of hostile and of random inputs, and planted bugs that the harness must see."""
+"""A fixed budget of hostile and random inputs, and planted bugs that the harness must find."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def warmed() -> None:
 
 @pytest.mark.parametrize("part", range(2))
 def test_budget(part: int, tmp_path: Path) -> None:
-    """In two halves, so that both cores have one."""
+    """Run in two halves, one for each processor core."""
     failed = {}
     for index in range(part, BUDGET, 2):
         name, edits = run.edits_of(1, index)
@@ -54,15 +54,15 @@ def test_budget(part: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_inputs_are_the_same_again(name: str) -> None:
+def test_inputs_are_reproducible(name: str) -> None:
     drawn = [[run.edits_of(seed, index, name) for index in range(30)] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len({str(edits) for _, edits in drawn[0]}) == 30
 
 
 @pytest.mark.parametrize("name", seeds.models())
-def test_what_is_not_damaged_is_taken(name: str, tmp_path: Path) -> None:
-    """Also where a checksum is made anew: else nothing behind it would ever be reached."""
+def test_undamaged_files_are_accepted(name: str, tmp_path: Path) -> None:
+    """Includes recomputed checksums: otherwise no code after the check would be reached."""
 
     def check(kind: str, edits: list[Any]) -> None:
         assert run.outcome_of(kind, edits).kind == "done", edits
@@ -75,8 +75,8 @@ def test_what_is_not_damaged_is_taken(name: str, tmp_path: Path) -> None:
     check("models", [["model", name, "default"]])
 
 
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: Callable[..., object]) -> Outcome:
-    """The outcome of a command that is a bug."""
+def run_planted_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: Callable[..., object]) -> Outcome:
+    """Return the outcome of a command with a bug."""
     monkeypatch.setattr(command.main, "app", bug)
     work = tmp_path / "work"
     work.mkdir()
@@ -168,7 +168,7 @@ BUGS: dict[str, tuple[Callable[..., object], str]] = {
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_seen(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bug, kind = BUGS[name]
-    assert planted(tmp_path, monkeypatch, bug).kind == kind
+    assert run_planted_bug(tmp_path, monkeypatch, bug).kind == kind
 
 
 def _spend(seconds: float) -> None:
@@ -189,11 +189,11 @@ def test_every_program_of_an_input_has_the_time(parts: tuple[float, ...], kind: 
 
 
 GRAPH = [["graph", "tiny"], ["input", 4], ["conv", 2], ["conv", 3]]
-"""Two convolutions behind each other."""
+"""Two convolutions in sequence."""
 
 
 def off_by(step: np.ndarray | int) -> Callable[..., np.ndarray]:
-    """What a device's memory holds after a run, and `step` more."""
+    """Return a device method that adds `step` to all of memory after a run."""
     read = Image.read
 
     def bug(self: Image, device: Device, name: str) -> np.ndarray:
@@ -206,7 +206,7 @@ def off_by(step: np.ndarray | int) -> Callable[..., np.ndarray]:
 
 @pytest.mark.parametrize("step", [1, -1, 3, np.array([0] * 20 + [1])], ids=str)
 def test_wrong_answers_are_seen(monkeypatch: pytest.MonkeyPatch, step: np.ndarray | int) -> None:
-    """Of all values or of some, by one step, which is the least that a rounding gone wrong does."""
+    """Wrong by one step, the least that a wrong rounding does, in all values or in some."""
     assert run.outcome_of("graphs", GRAPH).kind == "done"
     monkeypatch.setattr(Image, "read", off_by(step))
     assert run.outcome_of("graphs", GRAPH).kind == "wrong"
@@ -239,7 +239,7 @@ def test_programs_that_differ_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     edits = program(timed=False, seed=6)  # which has three VECs
     found = run.outcome_of("programs", edits)
     assert found.signature == "wrong bytes"
-    fewer = run.minimised("programs", edits, found)
+    fewer = run.minimise("programs", edits, found)
     assert len(fewer) == 2
     assert run.outcome_of("programs", fewer).signature == "wrong bytes"
 
@@ -255,11 +255,11 @@ def test_register_traffic_that_is_noticed_is_seen(monkeypatch: pytest.MonkeyPatc
     assert run.outcome_of("programs", edits).kind == "wrong"
 
 
-def test_what_programs_have() -> None:
-    """All semaphores, those on which a queue waits for itself as well, and counts up to the largest."""
+def test_programs_cover_all_semaphores_and_counts() -> None:
+    """All semaphores, with queues that wait for themselves, and counts up to the largest."""
     waits, most = 0, 0
     for seed in range(4):
-        made = programs.built(programs.CORES["tiny"], PROGRAM | {"seed": seed}, list(range(12)))
+        made = programs.build(programs.CORES["tiny"], PROGRAM | {"seed": seed}, list(range(12)))
         waits |= int(np.bitwise_or.reduce([item.wait for item in made.program]))
         counts = np.zeros(16, int)
         for item in made.program:
@@ -271,7 +271,7 @@ def test_what_programs_have() -> None:
 
 
 def test_a_corpus_keeps_what_is_new(tmp_path: Path) -> None:
-    """With fewer instructions, in a file that another run begins with."""
+    """With fewer instructions, in a file that the next run starts with."""
     kept = Corpus(tmp_path / "folder" / "corpus.jsonl")
     edits = program(timed=False)
     found = set(features_of(edits))
@@ -301,7 +301,7 @@ def test_programs_are_drawn_from_a_corpus(tmp_path: Path) -> None:
     assert 4 < own.count(settings["seed"]) < 25
 
 
-def test_what_is_no_corpus_is_told(tmp_path: Path) -> None:
+def test_invalid_corpus_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     for text in ("{", "[]", '{"edits": []}'):
         path.write_text(text + "\n")
@@ -309,7 +309,7 @@ def test_what_is_no_corpus_is_told(tmp_path: Path) -> None:
             Corpus(path)
 
 
-def test_a_run_goes_on_with_its_corpus(tmp_path: Path) -> None:
+def test_a_run_resumes_from_its_corpus(tmp_path: Path) -> None:
     command = ["--kind", "programs", "--jobs", "1", "--keep", str(tmp_path), "--json"]
     counts = []
     for count in (3, 1):
@@ -338,7 +338,7 @@ def test_a_hole_in_the_checker_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.outcome_of("mutants", edits).signature == "wrong bytes"
 
 
-def test_mutants_are_refused_or_not() -> None:
+def test_mutants_are_refused_or_run() -> None:
     kinds = {run.outcome_of(*run.edits_of(1, index, "mutants")).kind for index in range(12)}
     assert kinds == {"done", "refused"}
 
@@ -360,7 +360,7 @@ def test_random_configurations_run_programs(index: int) -> None:
 
 
 def test_a_case_is_minimised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the failure does not need is left out, and what is kept runs again."""
+    """Unneeded edits are dropped, and the kept case fails again."""
     kind = KINDS["values"]
 
     def odd(edits: list[Any], folder: Path) -> Outcome:

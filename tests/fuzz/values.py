@@ -1,4 +1,4 @@
-"""JSON files that are JSON, and hold what nobody expects."""
+"""Well-formed JSON files with unexpected values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from fuzz import seeds
-from fuzz.files import Edit, offer_program, offer_values, sealed, verdict
+from fuzz.files import Edit, add_checksum, offer_program, offer_values, verdict
 from fuzz.outcome import Outcome
 from fuzz.targets import targets
 
@@ -21,13 +21,13 @@ ODD: dict[str, Any] = {
     "2**63": 1 << 63, "2**64": 1 << 64, "-2**40": -(1 << 40), "path": "../../etc/passwd", "infinite": float("inf"),
     "nan": float("nan"), "long text": "a" * 20000,
 }  # fmt: skip
-"""Values by name that take the place of others."""
+"""Replacement values by name."""
 RAW = {
     "5000 digits": "9" * 5000,
     "deep list": "[" * 5000 + "]" * 5000,
     "deep object": '{"a":' * 5000 + "1" + "}" * 5000,
 }
-"""What `json.dumps` does not write."""
+"""Values that `json.dumps` does not write."""
 
 
 def names() -> list[str]:
@@ -36,7 +36,7 @@ def names() -> list[str]:
 
 
 def draw(rng: np.random.Generator) -> list[Edit]:
-    """The file, and one to three changes of places in it, which are numbers: see `_place`."""
+    """Draw the file, and one to three changes of places in it, given as numbers: see `_place`."""
     target, model = str(rng.choice(names())), str(rng.choice(list(seeds.models())))
     changes = []
     for _ in range(int(rng.choice([1, 1, 1, 2, 3]))):
@@ -49,13 +49,13 @@ def draw(rng: np.random.Generator) -> list[Edit]:
 
 def run(edits: list[Edit], folder: Path) -> Outcome:
     (_, target, model), *changes = edits
-    values = functools.reduce(_changed, changes, json.loads(_text(target, model)))
+    values = functools.reduce(_change, changes, json.loads(_text(target, model)))
     text = json.dumps(values, indent=1)
     for name, raw in RAW.items():
         text = text.replace(json.dumps(f"raw {name}"), raw)
     body = text.encode()
     if target == "manifest":
-        files = seeds.program(model) | {"program.json": sealed(body)}
+        files = seeds.program(model) | {"program.json": add_checksum(body)}
         return verdict(offer_program(files, model, folder))
     offer = offer_values if target == "configuration" else targets()[target].offer
     return verdict(offer(body, folder))
@@ -68,7 +68,7 @@ def _text(target: str, model: str) -> bytes:
 
 
 def _place(values: Any, numbers: list[int]) -> tuple[Any, Any]:
-    """A container in `values` and a key in it: down by `numbers`, until they or the containers end."""
+    """Return a container in `values` and a key in it: descend by `numbers`, until they or the containers end."""
     container, key = values, None
     for depth, number in enumerate(numbers):
         keys = list(container) if isinstance(container, dict) else list(range(len(container)))
@@ -82,7 +82,7 @@ def _place(values: Any, numbers: list[int]) -> tuple[Any, Any]:
     return container, key
 
 
-def _changed(values: Any, change: Edit) -> Any:
+def _change(values: Any, change: Edit) -> Any:
     kind, numbers, name, others = change
     values = copy.deepcopy(values)
     if not isinstance(values, dict | list) or not values:

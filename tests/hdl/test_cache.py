@@ -1,4 +1,4 @@
-"""What is built is kept whole, checked before it is used, and made again if it is not whole."""
+"""Cache entries: complete, checked before use, and rebuilt if damaged."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_made_again(root: Path, damage: str) -> None:
+def test_damaged_entries_are_rebuilt(root: Path, damage: str) -> None:
     make = Maker()
     folder = entry("one", make)
     wanted = (folder / "a.so").read_bytes()
@@ -116,7 +116,7 @@ def test_what_is_damaged_is_made_again(root: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("there", ["file", "link"])
-def test_what_is_no_folder_is_replaced(root: Path, there: str) -> None:
+def test_entries_that_are_no_folders_are_replaced(root: Path, there: str) -> None:
     root.mkdir()
     (root / "one").write_text("x") if there == "file" else (root / "one").symlink_to("/nowhere")
     assert is_whole(entry("one", Maker()))
@@ -136,7 +136,7 @@ def test_files_of_another_user_are_not_used(root: Path, monkeypatch: pytest.Monk
     assert make.calls == 1
 
 
-def test_nobody_else_may_write_what_is_made(root: Path) -> None:
+def test_only_the_owner_may_write_entries(root: Path) -> None:
     old = os.umask(0)
     try:
         folder = entry("one", Maker())
@@ -147,7 +147,7 @@ def test_nobody_else_may_write_what_is_made(root: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt(), SystemExit(143), MemoryError()])
-def test_what_fails_leaves_nothing(root: Path, error: BaseException) -> None:
+def test_failed_builds_leave_nothing(root: Path, error: BaseException) -> None:
     def make(folder: Path) -> None:
         (folder / "half").write_text("half")
         raise error
@@ -254,7 +254,7 @@ def _start(seconds: float) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", _SLOW, str(seconds)], stdout=subprocess.PIPE, text=True)
 
 
-def test_of_several_processes_one_makes_the_entry(root: Path) -> None:
+def test_only_one_of_several_processes_builds_the_entry(root: Path) -> None:
     processes = [_start(0.3) for _ in range(4)]
     said = [process.communicate()[0].split() for process in processes]
     assert sorted(said) == [["has"], ["has"], ["has"], ["makes", "has"]]

@@ -1,4 +1,4 @@
-"""The whole core behind AXI models that were not written here, against numpy."""
+"""The whole core with third-party AXI models, compared with numpy."""
 
 from __future__ import annotations
 

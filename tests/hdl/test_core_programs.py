@@ -1,5 +1,5 @@
-"""Compiled networks on both cores, behind AXI models that were not written here: all of memory is the golden
-interpreter's. Payloads that nothing vouches for are random in Verilator, and X in Icarus Verilog."""
+"""Compiled networks on both cores with third-party AXI models: all of memory must match the golden interpreter.
+Payloads without VALID are random in Verilator, and X in Icarus Verilog."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def golden_run(seed: int) -> Recorded:
 
 
 class Bench:
-    """The core behind a memory and a host; begin with `reset`."""
+    """The core with a memory and a host; begin with `reset`."""
 
     def __init__(self, dut: Any) -> None:
         self.dut = dut
@@ -69,7 +69,7 @@ class Bench:
         assert await self.host.read_dword(Reg.MAGIC) == MAGIC
 
     def pause(self, rate: float) -> None:
-        """From now on all channels pause in a share of the cycles, each in another one, `rate` at most."""
+        """Let all channels pause from now on, each in another share of the cycles, `rate` at most."""
         for channel in (*channels(self.ram), *channels(self.host)):
             channel.set_pause_generator(pauses(random.random() * rate))
 

@@ -57,7 +57,7 @@ def test_finds_paths(tmp_path: Path) -> None:
 
 
 def small(config: Config, sequential: bool) -> Config:
-    """With an array of `LARGEST` at most, and without anything that the core cannot have."""
+    """Return a configuration with an array of `LARGEST` at most, without features that the core lacks."""
     if config.n > LARGEST:
         bus = LARGEST * config.bus_bytes // config.n
         config = config.replace(n=LARGEST, lanes=min(config.lanes, LARGEST), bus_bytes=bus)

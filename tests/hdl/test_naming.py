@@ -34,7 +34,7 @@ DECLARATION = re.compile(
 DIRECTIVE = re.compile(r"^// *(verilator|synthesis|synopsys|pragma|translate|cadence)\b", re.MULTILINE)
 
 
-def numbered(verilog: str) -> set[str]:
+def unnamed_declarations(verilog: str) -> set[str]:
     """Return the names of declarations with a ``$``, except for intermediate results."""
     names = set(DECLARATION.findall(verilog))
     assert len(names) > 500
@@ -44,7 +44,7 @@ def numbered(verilog: str) -> set[str]:
 @pytest.mark.parametrize("name", CORES)
 def test_no_name_is_made_up(name: str) -> None:
     config, sequential = CORES[name]
-    assert numbered(core_verilog(config, sequential=sequential)) == set()
+    assert unnamed_declarations(core_verilog(config, sequential=sequential)) == set()
 
 
 @pytest.mark.long

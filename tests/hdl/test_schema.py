@@ -37,8 +37,8 @@ def test_other_sizes_are_refused(tmp_path: Path, limit: int, size: int | None, w
     assert str(caught.value).startswith(words)
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
-    """Without waiting for a writer, or reading from a device."""
+def test_irregular_files_are_refused(tmp_path: Path) -> None:
+    """Without waiting for a writer, and without reading a device."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero"), Path("/dev/null")):

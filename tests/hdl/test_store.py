@@ -21,7 +21,7 @@ from weft.sim.rtl.bench import run_bench
 MEMORY_BYTES = 1 << 17
 
 
-def stored(op: Store, memory: np.ndarray, scratchpad: np.ndarray, bases: list[int]) -> None:
+def apply_store(op: Store, memory: np.ndarray, scratchpad: np.ndarray, bases: list[int]) -> None:
     """Apply `op` to `memory`, from `scratchpad` of shape [vectors, n]."""
     size, n = scratchpad.shape
     for row in range(op.rows):
@@ -34,7 +34,7 @@ def stored(op: Store, memory: np.ndarray, scratchpad: np.ndarray, bases: list[in
 
 
 class Bench(unit_bench.Bench):
-    """A `StoreUnit` with memory behind the bus, and a scratchpad."""
+    """A `StoreUnit` with a memory on the bus, and a scratchpad."""
 
     def __init__(self, dut, *, stall: float, latency: int = 0) -> None:
         super().__init__(dut, stall=stall)
@@ -51,7 +51,7 @@ class Bench(unit_bench.Bench):
         self.requested = self.confirmed = 0
 
     async def start(self) -> None:
-        await super().start(**self.given(), instruction__valid=0, bus__confirmed=0)
+        await super().start(**self.base_inputs(), instruction__valid=0, bus__confirmed=0)
         for each in (self._requests(), self._beats(), self._confirms(), self._scratchpad()):
             cocotb.start_soon(each)
 
@@ -115,7 +115,7 @@ class Bench(unit_bench.Bench):
         self.unconfirmed.clear()
         expected = self.memory.copy()
         for op in ops:
-            stored(op, expected, self.scratchpad, self.bases)
+            apply_store(op, expected, self.scratchpad, self.bases)
         beats = sum(op.rows * op.pixels * (op.length // self.config.n + 3) for op in ops)
         limit = 1000 + int((10 + self.latency) / (1.001 - self.stall)) * beats
         await self.execute(ops, limit, pause=pause)

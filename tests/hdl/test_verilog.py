@@ -88,7 +88,7 @@ class Broken(wiring.Component):
         raise ZeroDivisionError
 
 
-def test_garbage_collection_goes_on_behind_an_error() -> None:
+def test_garbage_collection_resumes_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError):
         generate(Broken(), name="broken")
     assert gc.isenabled()

@@ -21,7 +21,7 @@ ALLOWED = {
     "sim": ("weft.sim", "weft.hdl"),
     "boards": ("weft.boards", "weft.hdl", "weft.sim.device", "weft.sim.memories"),
 }
-"""What a room may import of ours."""
+"""Rooms that a room may import."""
 SCRIPTS = ("benchmarks", "examples")
 OTHER_EXTRAS = {"language/certificate": {"proof"}, "language/tests": {"proof"}}
 """Other extras that parts of an extra import. Certificates of language models extend those of programs."""
@@ -43,8 +43,8 @@ long."""
 _CLASS = re.compile(r"^[ \t]*class (?P<name>\w+)\((?P<bases>[^)]*)\):", re.MULTILINE)
 
 
-def _listed(text: str) -> list[str]:
-    """Names between commas, without comments, brackets and what they are called afterwards."""
+def _split_names(text: str) -> list[str]:
+    """Return the names between commas, without comments, brackets and aliases."""
     plain = re.sub(r"#[^\n]*", "", text).strip().strip("()")
     return [item.split()[0] for item in plain.split(",") if item.strip()]
 
@@ -54,19 +54,19 @@ def imports(text: str, package: str = "") -> set[str]:
     names: set[str] = set()
     for match in _IMPORT.finditer(text):
         if match["modules"]:
-            names |= set(_listed(match["modules"]))
+            names |= set(_split_names(match["modules"]))
             continue
         base = match["base"].lstrip(".")
         if level := len(match["base"]) - len(base):
             parents = package.split(".")[: len(package.split(".")) - level + 1]
             base = ".".join([*parents, base] if base else parents)
-        names |= {f"{base}.{name}" for name in _listed(match["names"])}
+        names |= {f"{base}.{name}" for name in _split_names(match["names"])}
     return names
 
 
 @functools.cache
 def imports_of(path: Path) -> set[str]:
-    """What a source of ours imports."""
+    """Return the project's modules that a source imports."""
     return imports(path.read_text(), package_of(path))
 
 
@@ -191,7 +191,7 @@ def test_errors_have_one_base_class_and_one_exit_code() -> None:
     bases: dict[str, list[str]] = {}
     for path in SOURCES:
         for match in _CLASS.finditer(path.read_text()):
-            found = [base.rpartition(".")[2] for base in _listed(match["bases"])]
+            found = [base.rpartition(".")[2] for base in _split_names(match["bases"])]
             if any(base.endswith(("Error", "Exception")) for base in found):
                 assert bases.setdefault(match["name"], found) == found, f"there are two of {match['name']}"
     assert len(bases) > 40

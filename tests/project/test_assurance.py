@@ -9,7 +9,7 @@ def test_the_page_has_the_table() -> None:
     """``python benchmarks/assurance.py write`` makes it."""
     page = assurance.PAGE.read_text()
     begin, end = page.index(assurance.BEGIN) + len(assurance.BEGIN), page.index(assurance.END)
-    assert page[begin:end] == assurance.table(assurance.measured())
+    assert page[begin:end] == assurance.table(assurance.read_results())
 
 
 def test_a_table() -> None:

@@ -51,7 +51,7 @@ def test_all_operators_of_the_device_are_in_scope_or_approximate() -> None:
     assert set(filter(registry.has, registry.NAMES)) <= {*conformance.SCOPE, *conformance.APPROXIMATE}
 
 
-def test_what_is_not_on_the_device_has_a_reason() -> None:
+def test_host_cases_have_a_reason() -> None:
     silent = [item.case for item in conformance.outcomes() if item.kind in (HOST, SKIP) and not item.reason]
     assert silent == []
 
@@ -83,7 +83,7 @@ def test_device_is_believed_only_if_the_device_executed_it(monkeypatch: pytest.M
 
 
 def test_on_the_rtl() -> None:
-    """What runs on the device gives the same on the generated Verilog."""
+    """Cases on the device give equal results on the generated Verilog."""
     names = {item.case for item in conformance.outcomes() if item.kind in (DEVICE, WRAPPED)}
     found = [
         conformance.run(item, device="rtl", config="tiny")

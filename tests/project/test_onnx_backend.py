@@ -130,8 +130,8 @@ def test_levels(values: list[float], expected: Levels | None) -> None:
         np.testing.assert_array_equal(back, array)
 
 
-def test_form_that_computes_something_else_is_refused() -> None:
-    """On integers Div truncates; its quantised form rounds."""
+def test_inexact_quantised_forms_are_refused() -> None:
+    """Div truncates on integers; its quantised form rounds."""
     proto = model(helper.make_node("Div", ["x", "b"], ["y"]), x=(1, 2), b=(1, 2), y=(1, 2))
     for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.elem_type = TensorProto.INT8

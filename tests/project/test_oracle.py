@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from oracle import compared, layers, session, steps
+from oracle import compare_layers, layers, session, steps
 from support.qdq_models import feeds, random_cnn, softmax
 
 import weft
@@ -35,7 +35,7 @@ class Tally:
 
 def compare(model: onnx.ModelProto, inputs: list[dict[str, np.ndarray]], tally: Tally) -> None:
     """Run every layer of a model on ONNX Runtime's values of its inputs."""
-    for layer in compared(model, layers(model), inputs, "small"):
+    for layer in compare_layers(model, layers(model), inputs, "small"):
         (given,) = layer.result.outputs.values()
         tally.add(layer.wanted, given)
 

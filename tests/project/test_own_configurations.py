@@ -1,4 +1,4 @@
-"""What boards' own configurations run whole: networks with gates, of which every part is on the device."""
+"""Networks that run whole on boards' own configurations: with gates, all on the device."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from weft.boards.registry import BOARDS
 GATED = [board for board in BOARDS.values() if board.config.multiply and board.config.lookup_tables]
 
 
-def applied(builder: Builder, op: str, *sources: Quantised, scale: float, zero: int) -> Quantised:
-    """An operator between DequantizeLinear and QuantizeLinear."""
+def add_quantised(builder: Builder, op: str, *sources: Quantised, scale: float, zero: int) -> Quantised:
+    """Add an operator between DequantizeLinear and QuantizeLinear."""
     value = builder.node(op, [builder.dequantise(source) for source in sources])
     shape = builder.shape_of(value)
     return builder.like(value, shape, replace(sources[0], scale=scale, zero=zero, unsigned=False))
 
 
-def gated() -> onnx.ModelProto:
-    """A convolution with SiLU, and a gate for each channel from the means over its pixels."""
+def gated_network() -> onnx.ModelProto:
+    """Build a convolution with SiLU, and a gate for each channel from the means over its pixels."""
     builder = Builder(np.random.default_rng(3))
     value = builder.conv(builder.input((1, 3, 9, 10)), 6)
-    sigmoid = applied(builder, "Sigmoid", value, scale=1 / 256, zero=-128)
-    value = applied(builder, "Mul", value, sigmoid, scale=value.scale, zero=-20)
-    gate = applied(builder, "Sigmoid", builder.conv(builder.mean(value), 6, (1, 1)), scale=1 / 256, zero=-128)
-    return builder.finish(applied(builder, "Mul", value, gate, scale=value.scale / 2, zero=-20))
+    sigmoid = add_quantised(builder, "Sigmoid", value, scale=1 / 256, zero=-128)
+    value = add_quantised(builder, "Mul", value, sigmoid, scale=value.scale, zero=-20)
+    gate = add_quantised(
+        builder, "Sigmoid", builder.conv(builder.mean(value), 6, (1, 1)), scale=1 / 256, zero=-128
+    )
+    return builder.finish(add_quantised(builder, "Mul", value, gate, scale=value.scale / 2, zero=-20))
 
 
 @pytest.mark.parametrize("board", GATED, ids=lambda board: board.name)
 def test_gates_run_whole(board: Board) -> None:
-    model = gated()
+    model = gated_network()
     program = weft.compile(model, config=board.config)
     on_host = [op for _, op, place, _ in program.assignment if place != "device"]
     assert on_host == ["QuantizeLinear", "DequantizeLinear"], "only the model's ends are floats"

@@ -1,4 +1,4 @@
-"""What `make` installs: pinned, with hashes, complete, and as `pyproject.toml` asks."""
+"""The packages that `make` installs: pinned, with hashes, complete, and as `pyproject.toml` asks."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def pins(name: str) -> dict[str, str]:
     return {canonicalize_name(item.name): str(item.specifier).removeprefix("==") for item in found}
 
 
-def needed(texts: list[str]) -> Iterator[Requirement]:
-    """Requirements that apply here, with those of our own extras in place of ``weft[extra]``."""
+def applicable_requirements(texts: list[str]) -> Iterator[Requirement]:
+    """Return the requirements that apply here, with our own extras' in place of ``weft[extra]``."""
     for item in map(Requirement, texts):
         if item.name == "weft":
             for own in item.extras:
-                yield from needed(PROJECT["project"]["optional-dependencies"][own])
+                yield from applicable_requirements(PROJECT["project"]["optional-dependencies"][own])
         elif item.marker is None or item.marker.evaluate({"extra": ""}):
             yield item
 
@@ -55,7 +55,9 @@ def test_every_package_is_pinned_and_has_hashes(name: str) -> None:
 def test_pins_are_what_the_project_asks_for(name: str) -> None:
     project, found = PROJECT["project"], pins(name)
     own = [] if name == "demo" else project["optional-dependencies"][name]
-    for item in needed([*PROJECT["build-system"]["requires"], *project["dependencies"], *own]):
+    for item in applicable_requirements(
+        [*PROJECT["build-system"]["requires"], *project["dependencies"], *own]
+    ):
         assert item.specifier.contains(found[canonicalize_name(item.name)]), item
 
 
@@ -69,16 +71,16 @@ def test_pins_are_complete(name: str) -> None:
         except metadata.PackageNotFoundError:
             continue  # of other platforms
         assert distribution.version == version
-        for item in needed(distribution.requires or []):
+        for item in applicable_requirements(distribution.requires or []):
             if item.name.lower() not in LEFT_OUT:
                 assert item.specifier.contains(found[canonicalize_name(item.name)]), (package, item)
 
 
-def test_what_is_left_out_is_not_installed_and_was_asked_for() -> None:
+def test_omitted_requirements_are_requested_and_not_installed() -> None:
     asked = {
         item.name.lower()
         for package in pins("test")
-        for item in needed(metadata.distribution(package).requires or [])
+        for item in applicable_requirements(metadata.distribution(package).requires or [])
     }
     assert {name.lower() for name in LEFT_OUT} <= asked
     assert not {canonicalize_name(name) for name in LEFT_OUT} & pins("test").keys()

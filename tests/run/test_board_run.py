@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from support.looking_device import Looking
-from support.qdq_models import Builder, feeds, finished
+from support.qdq_models import Builder, feeds, finish_all
 from support.small_models import small
 
 import weft
@@ -79,7 +79,7 @@ def two_part_model() -> onnx.ModelProto:
     builder = Builder(np.random.default_rng(6))
     first = builder.conv(builder.input((1, 8, 8, 8)), 32, (7, 7), pads=[3, 3, 3, 3])
     chosen = builder.node("Hardmax", [builder.dequantise(first)])
-    return finished(
+    return finish_all(
         builder, builder.conv(builder.quantise(chosen, (1, 32, 8, 8), 1 / 128, 0, False), 128, (1, 1))
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from support.litert import runs
-from support.qdq_models import Builder, finished
+from support.qdq_models import Builder, finish_all
 from support.state_models import Ring, Svdf
 
 import weft
@@ -211,7 +211,7 @@ def sums() -> onnx.ModelProto:
     """Model of y, the sum of all inputs so far, which is also output "y1"."""
     builder = Builder(np.random.default_rng(0))
     total = builder.add(builder.input((1, 4)), builder.input((1, 4)))
-    return finished(builder, total, total)
+    return finish_all(builder, total, total)
 
 
 def test_states_of_onnx_models_on_the_command_line(

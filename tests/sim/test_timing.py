@@ -1,5 +1,5 @@
-"""The cycle model against the RTL: random layers, attention and programs agree in every counter, as far as no sum of
-probabilities, which only data tells, sets the pace."""
+"""The cycle model against the RTL: random layers, attention and programs agree in every counter, unless data-dependent
+sums of probabilities set the pace."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_store_changes_no_byte() -> None:
 
 
 def test_page_tables_lead_to_addresses() -> None:
-    """A row that starts in the middle of a bus word takes a beat more; where it starts, the table tells."""
+    """A row that starts in the middle of a bus word takes a beat more; the table gives its start."""
     beats = []
     for entry in (0, 2):
         made = device(TINY, Load(run=16, length=16, pitch=16, dst_vector=1, paged=1, table=1, page=3))

@@ -43,8 +43,8 @@ def test_inputs_are_still_checked(program: Program) -> None:
         program.run({}, on="timing")
 
 
-def test_what_follows_on_the_host_is_left_out() -> None:
-    """The transformer's parts on the device are timed although what the host would make of them is missing."""
+def test_host_parts_are_left_out() -> None:
+    """The transformer's device parts are timed although the host's results are missing."""
     program = weft.compile(attention.model(), config="tiny")
     images, _ = attention.held_out()
     result = program.run({"image": images[:1]}, on="timing")
@@ -104,7 +104,7 @@ def test_command_line_refuses(
 
 
 def test_a_model_that_runs_out_of_memory(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What C++ throws does not end Python."""
+    """A C++ exception does not end Python."""
 
     def run(request: Any, outcome: Any) -> Any:
         request._obj.mark_count = 1 << 58  # as many as no memory holds

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from support.memory_cases import KINDS, case, cases
-from support.preloaded_board import Preloaded, preloaded
+from support.preloaded_board import Preloaded, preloaded_board
 
 from weft.boards.registry import find
 from weft.hdl.isa.config import Config
@@ -56,10 +56,10 @@ def nearest(image: Image, inputs: dict[str, np.ndarray], sdram: Sdram, real: Cou
 
 
 def test_every_counter_is_exact_at_some_phase() -> None:
-    """Refreshes go on between programs, so nobody knows how far the first one in a program is off."""
+    """Refreshes go on between programs, so the first one's offset within a program is unknown."""
     board, rng = find("ulx3s-12f"), np.random.default_rng(21)
     sdram = sdram_of(board.name)
-    with preloaded(board, board.config) as device:
+    with preloaded_board(board, board.config) as device:
         for kind in KINDS:
             while True:
                 image, inputs = case(rng, board.config, kind, BANDWIDTH)
@@ -87,7 +87,7 @@ def test_cycles_are_the_boards(name: str, clock: float | None) -> None:
     board = dataclasses.replace(board, clock=clock or board.clock)
     sdram = sdram_of(name, clock)
     exact, apart = 0, []
-    with preloaded(board, board.config) as device:
+    with preloaded_board(board, board.config) as device:
         for title, image, inputs in cases(board.config, 22, 5, BANDWIDTH):
             real = counted(device, image, inputs)
             model = modelled(board.config, image, inputs, sdram)
@@ -102,7 +102,7 @@ def test_cycles_are_the_boards(name: str, clock: float | None) -> None:
 
 
 def test_phases_repeat() -> None:
-    """However long memory rests before a program, it finds the same as after one interval less or more."""
+    """After any pause of memory, a program finds the state of one interval less or more."""
     config, sdram = find("ulx3s-12f").config, sdram_of("ulx3s-12f")
     image, inputs = case(np.random.default_rng(23), config, "depthwise", BANDWIDTH)
     cycles = []

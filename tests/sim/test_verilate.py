@@ -98,7 +98,7 @@ entry("build", lambda folder: Tools(folder).{})
 
 
 def is_running(number: int) -> bool:
-    """Whether there is a process of this number that has not ended."""
+    """Return whether there is a running process of this number."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def is_running(number: int) -> bool:
 def test_an_interrupted_build_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals, code: int, step: str
 ) -> None:
-    """As g++ does, the compiler has a file in TMPDIR and a child that computes: only Python gets the signal."""
+    """Like g++, the compiler has a file in TMPDIR and a child that computes: only Python gets the signal."""
     lines = ["mktemp", f"sleep 60 & echo $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid", "wait"]
     fake(tmp_path, monkeypatch, *lines)
     (tmp_path / "temporary").mkdir()
@@ -139,7 +139,7 @@ print(library().weft_timing_tokens.restype.__name__)
 def test_a_damaged_cycle_model_is_built_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str
 ) -> None:
-    """In a process of its own: loading half a library ends it."""
+    """In a process of its own, because loading half a library ends it."""
     good = Path(library()._name)
     fake(tmp_path, monkeypatch, "echo built >> " + str(tmp_path / "log"), f"cp {good} $target")
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))

@@ -41,8 +41,8 @@ def names(folder: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a program and its input."""
+def program_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Create a folder with a program and its input."""
     folder = tmp_path_factory.mktemp("program")
     weft.compile(digits.model(), "tiny").save(folder / "built")
     np.savez(folder / "in.npz", image=digits.held_out()[0][:1])
@@ -50,10 +50,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, with links to what `compiled` holds."""
+def here(program_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, with links to what `program_folder` holds."""
     monkeypatch.chdir(tmp_path)
-    for path in compiled.iterdir():
+    for path in program_folder.iterdir():
         (tmp_path / path.name).symlink_to(path)
     return tmp_path
 
@@ -62,11 +62,20 @@ RUN = ("run", "built", "--input", "in.npz", "--on", "rtl")
 
 
 @pytest.fixture(scope="module", params=["fst", "vcd"])
-def written(request: pytest.FixtureRequest, compiled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The waveform of a part of a run, which has its other files next to it."""
+def wave_file(
+    request: pytest.FixtureRequest, program_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return the waveform of a part of a run, which has its other files beside it."""
     folder = tmp_path_factory.mktemp(request.param)
     path = folder / f"wave.{request.param}"
-    arguments = ["run", str(compiled / "built"), "--input", str(compiled / "in.npz"), "--on", "rtl"]
+    arguments = [
+        "run",
+        str(program_folder / "built"),
+        "--input",
+        str(program_folder / "in.npz"),
+        "--on",
+        "rtl",
+    ]
     window = ["--waves-from", str(FIRST), "--waves-cycles", str(CYCLES)]
     assert call(*arguments, "--waves", str(path), *window) == 0
     assert names(folder) == {path.name, "wave.gtkw", "wave.sucl"}
@@ -79,7 +88,7 @@ def scopes_of(variable: Variable) -> tuple[str, ...]:
     return variable.scopes[:-1] if inside else variable.scopes
 
 
-def test_names_do_not_depend_on_the_format(compiled: Path, tmp_path: Path) -> None:
+def test_names_do_not_depend_on_the_format(program_folder: Path, tmp_path: Path) -> None:
     found = []
     for suffix in (".fst", ".vcd"):
         path = tmp_path / f"wave{suffix}"
@@ -91,10 +100,10 @@ def test_names_do_not_depend_on_the_format(compiled: Path, tmp_path: Path) -> No
     assert {("TOP", "weft"), ("TOP", "weft", "mm", "array", "row0")} <= {scopes for scopes, _, _ in found[0]}
 
 
-def test_save_file_of_gtkwave(written: Path) -> None:
-    lines = written.with_suffix(".gtkw").read_text().splitlines()
-    assert f'[dumpfile] "{written}"' in lines
-    known = {variable.path + variable.range for variable in variables(written)}
+def test_save_file_of_gtkwave(wave_file: Path) -> None:
+    lines = wave_file.with_suffix(".gtkw").read_text().splitlines()
+    assert f'[dumpfile] "{wave_file}"' in lines
+    known = {variable.path + variable.range for variable in variables(wave_file)}
     groups: dict[str, list[str]] = {}
     inside = ""
     for line in lines:
@@ -116,29 +125,29 @@ def test_save_file_of_gtkwave(written: Path) -> None:
     assert len(groups["semaphores"]) == 17
 
 
-def test_commands_of_surfer(written: Path) -> None:
-    known = {variable.path for variable in variables(written)}
-    commands = [line.split() for line in written.with_suffix(".sucl").read_text().splitlines()]
+def test_commands_of_surfer(wave_file: Path) -> None:
+    known = {variable.path for variable in variables(wave_file)}
+    commands = [line.split() for line in wave_file.with_suffix(".sucl").read_text().splitlines()]
     assert {command for command, _ in commands} == {"divider_add", "variable_add", "cursor_set"}
     added = [name for command, name in commands if command == "variable_add"]
     assert set(added) <= known
     assert [name for command, name in commands if command == "divider_add"] == list(GROUPS)
     # The same as in the other file.
-    lines = written.with_suffix(".gtkw").read_text().splitlines()
+    lines = wave_file.with_suffix(".gtkw").read_text().splitlines()
     assert added == [line.partition("[")[0] for line in lines if line.startswith("TOP.")]
 
 
-def test_window_is_that_of_the_program(written: Path) -> None:
-    (cursor,) = re.findall(r"^cursor_set (\d+)$", written.with_suffix(".sucl").read_text(), re.MULTILINE)
+def test_window_is_that_of_the_program(wave_file: Path) -> None:
+    (cursor,) = re.findall(r"^cursor_set (\d+)$", wave_file.with_suffix(".sucl").read_text(), re.MULTILINE)
     begin, end = int(cursor), int(cursor) + CYCLES * CYCLE_TIME
-    raw = written.read_bytes()
-    if written.suffix == ".fst":
+    raw = wave_file.read_bytes()
+    if wave_file.suffix == ".fst":
         kind, _, *times = struct.unpack_from(">BQQQ", raw)
         assert (kind, times) == (0, [begin, end])
     else:
         times = [int(time) for time in re.findall(rb"^#(\d+)$", raw, re.MULTILINE)]
         assert times == list(range(begin, end + 1, CYCLE_TIME // 2))
-    assert f"[timestart] {begin}" in written.with_suffix(".gtkw").read_text()
+    assert f"[timestart] {begin}" in wave_file.with_suffix(".gtkw").read_text()
 
 
 def bits(path: Path, wanted: Sequence[str]) -> dict[str, list[tuple[int, int]]]:
@@ -187,7 +196,7 @@ def test_a_program_that_hangs_leaves_waveforms(tmp_path: Path) -> None:
     assert names(tmp_path) == {"deep"}
 
 
-def test_what_did_not_start_leaves_nothing(tmp_path: Path) -> None:
+def test_runs_that_fail_to_start_leave_nothing(tmp_path: Path) -> None:
     for error in (DeviceError("no start"), KeyboardInterrupt()):
         with pytest.raises(type(error)), recording(RunOptions("rtl", waves=tmp_path / "w.fst")):
             raise error
@@ -288,6 +297,6 @@ def test_compression_keeps_everything(compression: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize("packed", [b"", b"\x10", b"\x10ab\x00\x00", b"\x10a\x09\x00", b"\x50ab"])
-def test_what_is_no_block_is_refused(packed: bytes) -> None:
+def test_unknown_blocks_are_refused(packed: bytes) -> None:
     with pytest.raises(ValueError, match="are no LZ4 block of 20"):
         unpack(packed, 20)

@@ -1,1 +1,1 @@
-"""What several tests share: models of units, benches, random programs and graphs."""
+"""Helpers shared by tests: models of units, benches, random programs and graphs."""

@@ -1,4 +1,4 @@
-"""Random schedules that the array's contract allows, and what must come out of it."""
+"""Random legal schedules for the systolic array, and the expected outputs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def unpack(word: int, n: int, width: int) -> list[int]:
     return [lane - (1 << width) if lane >> (width - 1) else lane for lane in lanes]
 
 
-def along(a: np.ndarray, b: np.ndarray, starts: list[bool], taps: int) -> np.ndarray:
-    """Sums over the last `taps` rows of a line, channel by channel, as `weft.hdl.isa.Mm` defines them."""
+def sum_taps(a: np.ndarray, b: np.ndarray, starts: list[bool], taps: int) -> np.ndarray:
+    """Sum the last `taps` rows of a line, channel by channel, as `weft.hdl.isa.Mm` defines it."""
     found, line = [], list[np.ndarray]()
     for row, first in zip(a, starts, strict=True):
         line = [row] if first else [*line, row]
@@ -53,7 +53,7 @@ def schedule(n: int, tiles: int, low: int, high: int, taps: int = 0) -> tuple[di
         starts[swap, 1] = True
         depthwise = taps > 0 and random.random() < 0.6
         lines = [not index or random.random() < 0.2 for index in range(m)]
-        made = along(a, b, lines, taps) if depthwise else a @ b.T
+        made = sum_taps(a, b, lines, taps) if depthwise else a @ b.T
         for row, result, first in zip(a, made, lines, strict=True):
             rows[cycle], results[cycle] = row, result
             starts[cycle, 2], starts[cycle, 3] = depthwise, first
@@ -63,7 +63,7 @@ def schedule(n: int, tiles: int, low: int, high: int, taps: int = 0) -> tuple[di
 
 
 async def drive(dut: Any) -> None:
-    """60 tiles, for the ``config`` and ``latency`` among the bench's parameters."""
+    """Run 60 tiles with the bench's parameters ``config`` and ``latency``."""
     config = Config.from_dict(bench_parameters()["config"])
     n, latency, width = config.n, bench_parameters()["latency"], config.widths.activation
     low, high = (-255, 255) if config.wide_activations else (-128, 127)

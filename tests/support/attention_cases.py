@@ -1,4 +1,4 @@
-"""Random attention for tests: operators, inputs that also tie and saturate, and what float64 makes of them."""
+"""Random attention operators for tests, inputs that also tie and saturate, and float64 references."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.compiler.ir.graph import Attention, Buffer, Rounding, Softmax, View
 from weft.hdl.isa.config import Config
 
 WORK = 1_000_000
-"""Multiplications of a case at most, times 16 / N: tests of small arrays are to take no longer."""
+"""Multiplications of a case at most, times 16 / N, so that tests of small arrays stay short."""
 
 
 def view(name: str, shape: tuple[int, int, int, int], kind: str = "input") -> View:
@@ -23,7 +23,7 @@ def attention(
     beside: bool = True, lengths: tuple[int, ...] | None = None, causal: bool = False, offset: int = 0,
     score_scale: float = 1e-3, scale: float = 1.0, rounding: Rounding | None = None, **zeros: Any,
 ) -> Attention:  # fmt: skip
-    """An attention between inputs q, k, v and output y."""
+    """Return an attention of inputs q, k and v, with the output y."""
     v_size = size if v_size is None else v_size
 
     def operand(name: str, count: int, length: int, width: int, kind: str = "input") -> View:
@@ -39,7 +39,7 @@ def attention(
 
 
 def random_attention(rng: np.random.Generator, config: Config) -> Attention:
-    """Head sizes 16 to 128, lengths 1 to 300, masks, grouped heads, zero points."""
+    """Draw head sizes 16 to 128, lengths 1 to 300, masks, grouped heads and zero points."""
     size = int(rng.choice([16, 20, 32, 48, 64, 80, 128], p=[0.25, 0.1, 0.25, 0.1, 0.15, 0.05, 0.1]))
     v_size = size if rng.random() < 0.8 else int(rng.choice([16, 24, 64]))
     kv_heads = int(rng.choice([1, 1, 1, 2]))
@@ -68,7 +68,7 @@ def random_attention(rng: np.random.Generator, config: Config) -> Attention:
 
 
 def random_rounding(rng: np.random.Generator, size: int) -> Rounding:
-    """Typical scores are 10 to 500 steps, of which some remain."""
+    """Draw scores whose typical size is 10 to 500 steps, of which some remain after rounding."""
     low, zero, high = sorted(int(value) for value in rng.integers(-128, 128, 3))
     step = 40 * 40 * math.sqrt(size) / float(rng.uniform(10, 500))
     return Rounding(1 / step, zero, low, high)
@@ -79,7 +79,7 @@ def random_zero(rng: np.random.Generator) -> int:
 
 
 def random_softmax(rng: np.random.Generator) -> Softmax:
-    """Rows of 1 to 700 elements, alone or as the channels of images."""
+    """Draw 1 to 700 elements a row, alone or as the channels of images."""
     length = int(rng.choice(np.array([1, rng.integers(1, 40), rng.integers(1, 701)])))
     shape = (
         int(rng.choice([1, 2])),
@@ -94,7 +94,7 @@ def random_softmax(rng: np.random.Generator) -> Softmax:
 
 
 def random_inputs(rng: np.random.Generator, op: Attention | Softmax) -> dict[str, np.ndarray]:
-    """Gaussian int8, around 0 or zero points; sometimes all alike (equal scores), few values (ties), or extremes."""
+    """Draw Gaussian int8 around 0 or zero points; sometimes equal scores, few values (ties), or extremes."""
     views = {"q": op.q, "k": op.k, "v": op.v} if isinstance(op, Attention) else {"x": op.src}
     centred, inputs = rng.random() < 0.5, {}
     for name, item in views.items():
@@ -112,14 +112,14 @@ def random_inputs(rng: np.random.Generator, op: Attention | Softmax) -> dict[str
 
 
 def head(array: np.ndarray, op: Attention, image: int, index: int, heads: int) -> np.ndarray:
-    """Rows of one head of an operand, int64 of shape (rows, size)."""
+    """Return the rows of one head of an operand, int64 of shape (rows, size)."""
     if array.shape[0] == op.images and heads * op.images != array.shape[0]:
         return array[image, 0].reshape(array.shape[2], heads, -1)[:, index].astype(np.int64)
     return array[image * heads + index, 0].astype(np.int64)
 
 
 def valid(op: Attention, image: int) -> np.ndarray:
-    """The mask, bool of shape (rows, keys)."""
+    """Return the mask, bool of shape (rows, keys)."""
     rows, keys = np.arange(op.q.shape[2])[:, None], np.arange(op.keys)
     mask = np.broadcast_to(keys < op.lengths[image], (rows.size, keys.size))
     return mask & (keys <= rows + op.offset) if op.causal else mask
@@ -128,7 +128,7 @@ def valid(op: Attention, image: int) -> np.ndarray:
 def operands(
     op: Attention, inputs: dict[str, np.ndarray], image: int, index: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Queries, keys and values of one query head less their zero points, int64 (rows, size)."""
+    """Return queries, keys and values of one query head less their zero points, int64 (rows, size)."""
     kv = index // (op.heads // op.kv_heads)
     return (
         head(inputs["q"], op, image, index, op.heads) - op.q_zero,
@@ -146,7 +146,7 @@ def store(out: np.ndarray, op: Attention, image: int, index: int, values: np.nda
 
 
 def scores(op: Attention, products: np.ndarray) -> np.ndarray:
-    """float64 scores in nats: of the products themselves, or of what they are rounded and clamped to."""
+    """Return float64 scores in nats: of the exact products, or as rounded and clamped by the device."""
     if op.rounding is None:
         return products * op.score_scale
     to = op.rounding
@@ -154,7 +154,7 @@ def scores(op: Attention, products: np.ndarray) -> np.ndarray:
 
 
 def real(op: Attention, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """float64 attention of the same integers, before rounding and clamping, in the shape of the output."""
+    """Return float64 attention of the same integers, unrounded and unclamped, in the output's shape."""
     out = np.zeros(op.dst.shape)
     for image in range(op.images):
         mask = valid(op, image)
@@ -170,9 +170,9 @@ def real(op: Attention, inputs: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def largest_score(op: Attention, inputs: dict[str, np.ndarray], k_zero: int | None = None) -> float:
-    """The largest magnitude of a score in nats, with another zero point of K if one is given.
+    """Return the largest magnitude of a score in nats, optionally with another zero point of K.
 
-    Beyond 177 (256 octaves) the device clamps them, unless they are rounded to 8 bits.
+    Beyond 177 (256 octaves) the device clamps scores, unless they are rounded to 8 bits.
     """
     if op.rounding is not None:
         return 0.0

@@ -21,11 +21,13 @@ TYPES = {
 
 @dataclasses.dataclass
 class Drawn:
-    """A model with inputs. `logits`, `values` and `result` name what softmax reads, what is averaged, and the means
-    before they are quantised to `output`; `products` what scores are before any pair, in nats but for `factor`, and
-    `query` and `query_float` what they are products of.
+    """A drawn model with inputs.
 
-    `nats` is what all pairs together may move a score by if they only round, `weights` the step of probabilities.
+    `logits`, `values` and `result` name the input of softmax, the averaged tensor, and the means before they are
+    quantised to `output`. `products` names the scores before any pair, in nats up to `factor`; `query` and
+    `query_float` name their operand.
+
+    `nats` bounds how far all pairs that only round may move a score; `weights` is the step of probabilities.
     """
 
     model: onnx.ModelProto
@@ -43,7 +45,7 @@ class Drawn:
     weights: float
 
     def outputs(self) -> onnx.ModelProto:
-        """The model, with what is between as further outputs."""
+        """Return the model with its intermediate tensors as further outputs."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         for name in (self.query_float, self.products, self.logits, self.values_float, self.result):
@@ -59,7 +61,7 @@ class _Draw:
         self.nats = self.weights = 0.0
 
     def input(self, shape: tuple[int, ...], scale: float) -> Quantised:
-        """Gaussian integers around the zero point, which may be at an end of their range."""
+        """Draw Gaussian integers around a zero point, which may be at an end of their range."""
         rng, builder = self.rng, self.builder
         unsigned = bool(rng.integers(2))
         stored = cases.random_zero(rng) if rng.random() < 0.5 else 0
@@ -71,7 +73,7 @@ class _Draw:
         return builder.quantise(name, shape, scale, stored + 128 * unsigned, unsigned)
 
     def pair(self, value: str, low: float, high: float, factor: float = 1.0, bits: int | None = None) -> str:
-        """Quantise to a range (that has 0 in it) and back; a step is `factor` steps of the logits."""
+        """Quantise to a range that contains 0 and dequantise; a step is `factor` steps of the logits."""
         kinds = [np.int8, np.uint8] * 8 + ([np.int16, np.uint16] if bits is None else [])
         kind = np.dtype(kinds[int(self.rng.integers(len(kinds)))])
         least, most = TYPES[kind]
@@ -83,7 +85,7 @@ class _Draw:
         return self.builder.node("DequantizeLinear", [value, *given])
 
     def scores_pair(self, value: str, typical: float, factor: float, low: float = 0.0) -> str:
-        """None, one that clips on purpose, one that fits what is typical, or one that nothing can leave."""
+        """Add no pair, or a pair that clips on purpose, fits typical scores, or clips nothing."""
         reach = float(self.rng.choice([0.0, 0.0, 0.3, 1.0, 4.0, 400.0])) * typical
         if not reach:
             return value
@@ -91,7 +93,7 @@ class _Draw:
         return self.pair(value, min(-reach * sides[0], low), reach * sides[1], factor)
 
     def keys(self, sizes: Sizes, scale: float) -> str:
-        """Keys, transposed; some are quantised once more, to less, the same or more."""
+        """Add transposed keys; some are quantised once more, to a smaller, equal or larger range."""
         rng, builder = self.rng, self.builder
         beside = bool(rng.integers(2))
         lead, hidden = (sizes.batch, sizes.keys), sizes.heads * sizes.size
@@ -108,7 +110,7 @@ class _Draw:
 
 
 def draw(rng: Rng) -> Drawn:
-    """Attention written out, of any size."""
+    """Draw attention of any size, written out as single operators."""
     made = _Draw(rng)
     builder = made.builder
     sizes = Sizes(*(int(value) for value in rng.integers(1, [3, 4, 2, 21, 50, 40, 24])))

@@ -1,5 +1,5 @@
-"""Attention and softmax as the device rounds them, written from the docstrings of `weft.hdl.isa` alone, one group of N
-keys after the other; and in float64. Plain arrays in and out; nothing of the interpreter or the compiler is used.
+"""Attention and softmax as the device rounds them, one group of N keys after the other, and in float64.  Written from
+the docstrings of `weft.hdl.isa` alone: plain arrays, and nothing of the interpreter or the compiler.
 
 A *score multiplier* is ``(mantissa, shift)`` of `Softmax`: it takes integer scores to octaves in steps of 1/128. An
 *output multiplier* is ``(scale, exponent)`` of `Normalise`. `score_multiplier` and `output_multiplier` make them.
@@ -16,7 +16,7 @@ from weft.hdl.isa.config import Config
 
 
 def score_multiplier(nats: float, bits: int = 24) -> tuple[int, int]:
-    """(mantissa, shift) for scores whose unit is `nats`: mantissas of `bits` bits, shifts up to 63."""
+    """Return (mantissa, shift) for scores in units of `nats`: mantissas of `bits` bits, shifts up to 63."""
     value = nats * math.log2(math.e) * 128
     shift = min(bits - math.frexp(value)[1], 63)
     mantissa = round(value * 2.0**shift)
@@ -24,14 +24,15 @@ def score_multiplier(nats: float, bits: int = 24) -> tuple[int, int]:
 
 
 def output_multiplier(multiplier: float) -> tuple[int, int]:
-    """(scale, exponent) for outputs of `multiplier` times the mean of V: ``scale = multiplier * 2**(exponent + 9)``."""
+    """Return (scale, exponent) such that outputs are `multiplier` times the mean of V: ``scale = multiplier *
+    2**(exponent + 9)``."""
     exponent = 16 - 9 - math.frexp(multiplier)[1]
     scale = round(multiplier * 2.0 ** (exponent + 9))
     return (scale >> 1, exponent - 1) if scale >> 16 else (scale, exponent)
 
 
 def half_even(p: np.ndarray, shift: np.ndarray | int) -> np.ndarray:
-    """p / 2**shift, halves to the even, for |p| < 2**57: larger shifts than 61 leave 0, as 61 does."""
+    """Return p / 2**shift rounded half to even, for |p| < 2**57; shifts over 61 give 0, as 61 does."""
     shift = np.minimum(np.asarray(shift, np.int64), 61)
     half = np.where(shift > 0, np.left_shift(1, np.maximum(shift - 1, 0)), 0)
     up = (p + half) >> shift
@@ -40,7 +41,7 @@ def half_even(p: np.ndarray, shift: np.ndarray | int) -> np.ndarray:
 
 
 def half_up(x: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """rsh"""
+    """Return x / 2**shift rounded half up: `rsh` of the instruction set's description."""
     return np.where(shift > 0, (x + np.left_shift(1, np.maximum(shift - 1, 0))) >> shift, x)
 
 
@@ -50,7 +51,7 @@ def int32(x: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Rows:
-    """Row states (maximum, sum), and what `group` makes of them: one object for the rows of one instruction."""
+    """States (maximum, sum) of the rows of one instruction, updated by `group`."""
 
     m: np.ndarray
     sums: np.ndarray
@@ -60,7 +61,7 @@ class Rows:
         return cls(np.full(rows, -256), np.zeros(rows, np.int64))
 
     def group(self, e: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Shifts (u, v) of what came before and of this group (rows, N)."""
+        """Return shifts (u, v) of the earlier sums and of this group (rows, N)."""
         m = np.where(e > self.m, e, self.m)
         u, v = np.clip(m - self.m, 0, 31), np.clip(m - e, 0, 31)
         self.sums = (half_up(self.sums, u) + half_up(256 * p.sum(1), v)) % (1 << 32)
@@ -71,7 +72,7 @@ class Rows:
 def block(
     scores: np.ndarray, valid: np.ndarray, multiplier: tuple[int, int], bias: int, config: Config
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Exponents (rows) and probabilities (rows, N), both int64, of a group of int32 scores (rows, N)."""
+    """Return exponents (rows) and probabilities (rows, N), both int64, of a group of int32 scores (rows, N)."""
     y = np.clip(
         half_even(int32(scores.astype(np.int64) + bias) * multiplier[0], multiplier[1]), -32768, 32767
     )
@@ -91,7 +92,7 @@ def divide(
     elements: np.ndarray, row_sums: np.ndarray, shift: np.ndarray | int, *, output: tuple[int, int], v_zero: int,
     zero: int, low: int, high: int,
 ) -> np.ndarray:  # fmt: skip
-    """int8 (rows, columns): elements divided by row sums, `shift` (rows, columns or 1) being the alignment."""
+    """Return int8 (rows, columns): elements divided by row sums; `shift` (rows, columns or 1) is the alignment."""
     result = np.empty(elements.shape, np.int8)
     shifts = np.broadcast_to(shift, elements.shape)
     for row, total in enumerate(int(x) for x in row_sums):
@@ -116,11 +117,11 @@ def attention(
     ----------
     q, k, v : int8 (rows, d), (keys, d), (keys, size of v)
     config : Config
-        N, the table and the bits of probabilities count.
+        Its N, table and probability bits are used.
     score, output
         Multipliers.
     counts : int (rows,), optional
-        Keys that each row sees, from the first on; all without it. Clipped to what there is.
+        Number of leading keys that each row sees, clipped to the length; None for all.
     bias : int
         Added to all scores. A zero point of K changes all scores of a row alike, so it is left out, or in the bias.
     q_zero, v_zero, zero : int
@@ -146,7 +147,7 @@ def softmax_rows(
     x: np.ndarray, config: Config, score: tuple[int, int], output: tuple[int, int], *, counts: np.ndarray | None = None,
     bias: int = 0, zero: int = 0, low: int = -128, high: int = 127,
 ) -> np.ndarray:  # fmt: skip
-    """Stand-alone softmax of int8 or int32 rows (rows, columns), int8: two passes, then the division."""
+    """Return stand-alone softmax of int8 or int32 rows (rows, columns), int8: two passes, then the division."""
     n, width = config.n, x.shape[1]
     padded = np.pad(x.astype(np.int64), ((0, 0), (0, -width % n)))
     limit = np.full(len(x), width) if counts is None else np.minimum(counts, width)
@@ -164,7 +165,7 @@ def softmax_rows(
 
 
 def softmax_float(x: np.ndarray, nats: float, counts: np.ndarray | None = None) -> np.ndarray:
-    """float64 softmax over the last axis of scores in units of `nats`; rows that see nothing are 0."""
+    """Return float64 softmax over the last axis of scores in units of `nats`; rows that see no key are 0."""
     limit = np.full(len(x), x.shape[1]) if counts is None else counts
     scores = np.where(np.arange(x.shape[1]) < limit[:, None], x * float(nats), -np.inf)
     top = scores.max(axis=1, keepdims=True, initial=-np.inf)
@@ -180,5 +181,5 @@ def attention_float(
     counts: np.ndarray | None = None,
     v_zero: int = 0,
 ) -> np.ndarray:
-    """float64 (rows, size of v): means of ``v - v_zero``, not yet times the output's multiplier."""
+    """Return float64 (rows, size of v): means of ``v - v_zero``, without the output's multiplier."""
     return softmax_float(q.astype(float) @ k.astype(float).T, nats, counts) @ (v.astype(float) - v_zero)

@@ -1,4 +1,4 @@
-"""QDQ models with attention for tests: ONNX's operator, and the same written out as exporters do."""
+"""QDQ models with attention for tests: ONNX's operator, and attention written out as exporters do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rng = np.random.Generator
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Of one attention: `size` is that of queries and keys, `v_size` that of values."""
+    """Sizes of one attention: `size` of queries and keys, `v_size` of values."""
 
     batch: int = 1
     heads: int = 2
@@ -38,15 +38,15 @@ def random_sizes(rng: Rng, *, grouped: bool = True) -> Sizes:
     return Sizes(batch, heads, kv_heads, queries, keys, size, v_size)
 
 
-def ended(builder: Builder, value: str, source: Quantised) -> onnx.ModelProto:
-    """Quantise the result of attention, which is a mean of values, finely enough to see it, and end the model."""
+def quantise_result(builder: Builder, value: str, source: Quantised) -> onnx.ModelProto:
+    """Quantise the result of attention, a mean of values, with fine enough steps, and finish the model."""
     scale = float(np.float32(source.scale * 0.7))
     return builder.finish(
         builder.quantise(value, builder.shape_of(value), scale, int(source.zero), source.unsigned)
     )
 
 
-def calibrated(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
+def calibrate_scores(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
     """Note the largest score that some inputs reach, as `weft quantise` does."""
     node = next(node for node in model.graph.node if node.op_type in ("Softmax", "Attention"))
     constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
@@ -70,7 +70,7 @@ def operator(
     extra: tuple[str, ...] = (),
     **attributes: Any,
 ) -> onnx.ModelProto:
-    """ONNX's Attention on three inputs of rank 3 or 4; `extra` are names of outputs behind the first."""
+    """Build ONNX's Attention on three inputs of rank 3 or 4; `extra` names outputs after the first."""
     builder = Builder(rng, 24)
     q, k, v = (builder.input(shape) for shape in shapes(sizes, rank))
     if rank == 3:
@@ -82,11 +82,11 @@ def operator(
     value = builder.name("attention")
     node = helper.make_node("Attention", inputs, [value, *extra], name=value, **attributes)
     builder.nodes.append(node)
-    return ended(builder, value, v)
+    return quantise_result(builder, value, v)
 
 
 def shapes(sizes: Sizes, rank: int) -> list[tuple[int, ...]]:
-    """Of queries, keys and values."""
+    """Return the shapes of queries, keys and values."""
     parts = (
         (sizes.heads, sizes.queries, sizes.size),
         (sizes.kv_heads, sizes.keys, sizes.size),
@@ -98,7 +98,7 @@ def shapes(sizes: Sizes, rank: int) -> list[tuple[int, ...]]:
 
 
 class Exploded:
-    """Attention written out: products, scale, mask and softmax, with Q/DQ pairs where `rounded` says so."""
+    """Attention written out: products, scale, mask and softmax, with Q/DQ pairs where `rounded` asks for them."""
 
     def __init__(self, rng: Rng, sizes: Sizes, *, rounded: bool = True, opset: int = 21) -> None:
         self.builder = Builder(rng, opset)
@@ -113,7 +113,7 @@ class Exploded:
         return self.builder.dequantise(self.builder.quantise(value, shape, scale, zero, unsigned))
 
     def heads(self, count: int, rows: int, size: int, *, layout: str = "ishd") -> tuple[str, Quantised]:
-        """An input, as float (batch, count, rows, size): split and transposed if it is "ishd", with Q/DQ pairs."""
+        """Add an input as float (batch, count, rows, size): split and transposed if it is "ishd", with Q/DQ pairs."""
         builder, batch = self.builder, self.sizes.batch
         if layout == "ihsd":
             source = builder.input((batch, count, rows, size))
@@ -136,22 +136,22 @@ class Exploded:
     def keys_transposed(self, value: str, source: Quantised) -> str:
         return self.again(self.builder.node("Transpose", [value], perm=[0, 1, 3, 2]), source)
 
-    def scaled(self, value: str, factor: float, op: str = "Mul") -> str:
+    def scale_by(self, value: str, factor: float, op: str = "Mul") -> str:
         return self.builder.node(op, [value, self.builder.constant(np.float32(factor))])
 
-    def masked(self, value: str, mask: np.ndarray) -> str:
+    def add_mask(self, value: str, mask: np.ndarray) -> str:
         return self.builder.node("Add", [value, self.builder.constant(mask.astype(np.float32), "mask")])
 
     def weights(self, scores: str, scale: float = 0.05) -> str:
-        """Softmax of scores, with its Q/DQ pairs."""
+        """Add softmax of scores, with its Q/DQ pairs."""
         value = self.builder.node("Softmax", [self.pair(scores, scale)], axis=-1)
         return self.pair(value, 1 / 256, 0, unsigned=True)
 
     def product(self, a: str, b: str) -> str:
         return self.builder.node("MatMul", [a, b])
 
-    def joined(self, value: str, source: Quantised) -> str:
-        """Back from (batch, heads, rows, size) to (batch, rows, heads * size)."""
+    def join_heads(self, value: str, source: Quantised) -> str:
+        """Reshape (batch, heads, rows, size) back to (batch, rows, heads * size)."""
         builder, sizes = self.builder, self.sizes
         value = builder.node("Transpose", [self.again(value, source)], perm=[0, 2, 1, 3])
         shape = np.array([sizes.batch, sizes.queries, -1], np.int64)
@@ -170,7 +170,7 @@ def written_out(
     opset: int = 21,
     factor: float | None = None,
 ) -> onnx.ModelProto:
-    """A whole attention; `scale` is "Mul" or "Div" on the scores, "q" on the queries or "both" on both operands."""
+    """Build a whole attention; `scale` is "Mul" or "Div" on the scores, "q" on queries or "both" on both operands."""
     made = Exploded(rng, sizes, rounded=rounded, opset=opset)
     q, q_source = made.heads(sizes.heads, sizes.queries, sizes.size, layout=layout)
     k, k_source = made.heads(sizes.heads, sizes.keys, sizes.size, layout=layout)
@@ -178,31 +178,35 @@ def written_out(
     factor = sizes.size**-0.5 if factor is None else factor
     if scale in ("q", "both"):
         part = factor if scale == "q" else factor**0.5
-        q = made.pair(made.scaled(q, part), q_source.scale * part, q_source.zero, unsigned=q_source.unsigned)
+        q = made.pair(
+            made.scale_by(q, part), q_source.scale * part, q_source.zero, unsigned=q_source.unsigned
+        )
     k = made.keys_transposed(k, k_source)
     if scale == "both":
         part = factor**0.5
-        k = made.pair(made.scaled(k, part), k_source.scale * part, k_source.zero, unsigned=k_source.unsigned)
+        k = made.pair(
+            made.scale_by(k, part), k_source.scale * part, k_source.zero, unsigned=k_source.unsigned
+        )
     scores = made.product(q, k)
     if scale in ("Mul", "Div"):
         scores = made.pair(scores, 0.4)
-        scores = made.scaled(scores, factor if scale == "Mul" else 1 / factor, scale)
+        scores = made.scale_by(scores, factor if scale == "Mul" else 1 / factor, scale)
     if mask is not None:
-        scores = made.masked(made.pair(scores, 0.1), mask)
+        scores = made.add_mask(made.pair(scores, 0.1), mask)
     value = made.product(made.weights(scores, 0.1 if mask is None else 100.0), v)
-    value = made.joined(value, v_source) if join else value
+    value = made.join_heads(value, v_source) if join else value
     if not rounded:
-        return ended(made.builder, value, v_source)
+        return quantise_result(made.builder, value, v_source)
     return made.builder.finish(made.builder.like(value, made.builder.shape_of(value), v_source))
 
 
 def additive(allowed: np.ndarray, low: float = -10000.0) -> np.ndarray:
-    """A float mask."""
+    """Return a float mask."""
     return np.where(allowed, np.float32(0), np.float32(low))
 
 
 def random_operator(rng: Rng) -> onnx.ModelProto:
-    """ONNX's operator with random sizes, heads in groups, and a mask or none."""
+    """Draw ONNX's operator with random sizes, grouped heads, and a mask or none."""
     sizes = random_sizes(rng)
     options: dict[str, Any] = {"is_causal": int(rng.integers(2)), "rank": int(rng.choice([3, 4]))}
     if rng.integers(2):
@@ -222,7 +226,7 @@ def random_operator(rng: Rng) -> onnx.ModelProto:
 
 
 def random_written_out(rng: Rng) -> onnx.ModelProto:
-    """Single operators without Q/DQ pairs between the products, so that runtimes compute what the device does."""
+    """Draw attention without Q/DQ pairs between the products, so that runtimes compute as the device does."""
     sizes = random_sizes(rng, grouped=False)
     mask = None
     if rng.integers(2):

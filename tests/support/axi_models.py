@@ -1,4 +1,4 @@
-"""Benches with outside AXI models share these: random pauses on channels, values of idle payloads, checks of ports."""
+"""Helpers for benches with third-party AXI models: random pauses, changing idle payloads, protocol checks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from cocotb.types import LogicArray
 
 
 def pauses(rate: float) -> Iterator[bool]:
-    """Endless random pauses, in `rate` of all cycles, for a channel's ``set_pause_generator``."""
+    """Yield endless random pauses, in `rate` of all cycles, for a channel's ``set_pause_generator``."""
     return (random.random() < rate for _ in itertools.count())
 
 
 def channels(model: Any) -> tuple[Any, ...]:
-    """The five channels of a cocotbext AXI memory or master."""
+    """Return the five channels of a cocotbext AXI memory or master."""
     write, read = model.write_if, model.read_if
     return write.aw_channel, write.w_channel, write.b_channel, read.ar_channel, read.r_channel
 
 
 class Steady:
-    """Holds the manager of `dut`, ports ``axi__*``, to AXI's rule: what it offers does not change until it is taken.
-    `check` is called once a cycle."""
+    """Checker that the manager of `dut`, ports ``axi__*``, keeps a valid payload stable until ready.
+
+    Call `check` once a cycle.
+    """
 
     FIELDS: ClassVar = {
         "ar": ("araddr", "arlen", "arid"),
@@ -50,15 +52,15 @@ class Steady:
 
 
 class IdlePayloads:
-    """In every cycle gives payloads that `dut`, ports ``m_axi_*`` and ``s_axi_*``, is sent without VALID other values,
-    and sees that no output follows: none may depend on an input but through a register.
+    """Driver that changes every payload without VALID in each cycle, on ports ``m_axi_*`` and ``s_axi_*`` of `dut`.  It
+    checks that no output follows: outputs depend on inputs only through registers.
 
     Parameters
     ----------
     dut : cocotb handle
-        Its reset is over, so no VALID and READY it drives may be unknown any more.
+        After its reset, so that no VALID and READY that it drives is unknown.
     unknown : bool
-        The values are X, for simulators that have it, else random.
+        Drive X, in simulators that have it, instead of random values.
     """
 
     SENT: ClassVar = {
@@ -100,7 +102,7 @@ class IdlePayloads:
 
 
 class Beats:
-    """Counts the beats of data on the bus of `dut`, ports ``m_axi_*``."""
+    """Counter of data beats on the bus of `dut`, ports ``m_axi_*``."""
 
     def __init__(self, dut: Any) -> None:
         self._dut = dut
@@ -119,7 +121,7 @@ class Beats:
 
 
 async def check_errors(dut: Any) -> None:
-    """Every response other than OKAY on ``axi__*`` is reported, once: `error` is 1 in the cycle after it."""
+    """Check that every response other than OKAY on ``axi__*`` sets `error` for one cycle, a cycle later."""
     for channel in ("r", "b"):
         getattr(dut, f"axi__{channel}valid").value = 0
         getattr(dut, f"axi__{channel}id").value = 0

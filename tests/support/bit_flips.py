@@ -1,4 +1,4 @@
-"""Verilog of a core in which bits of its memories change, now and then, as they are written."""
+"""Verilog of a core whose memories occasionally flip a bit as they are written."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PLACES = {
     "weft.machine.scratchpad": "",
     "weft.machine": "accumulator",
 }
-"""Modules, and how the names of those of their memories begin that lose bits."""
+"""Modules, and the name prefixes of their memories that lose bits."""
 
 
-def flipping(verilog: str, one_in: int) -> str:
-    """One bit of a word changes in about one of `one_in` (a power of two) words that scratchpad, accumulators and the
-    buffer of fetch are given. Raises `ValueError` if there are no such memories."""
+def flip_bits(verilog: str, one_in: int) -> str:
+    """Return Verilog that flips a bit in about one of `one_in` (a power of two) words. It covers words written to the
+    scratchpad, the accumulators and the fetch buffer. Raises `ValueError` if there are no such memories."""
     modules = re.split(r"(?m)^(?=module )", verilog)
     changed = [_flip(module, one_in, number) for number, module in enumerate(modules)]
     if changed == modules:

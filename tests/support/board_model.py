@@ -1,4 +1,4 @@
-"""What a board does with requests: a model for benches of the link, and the other end of the line for the host."""
+"""Model of a board's answers to requests, for benches of the link and for the host's end of the line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WRITABLE = range(Reg.PROGRAM, Reg.COUNTER)
 
 
 def crc(payload: bytes | bytearray) -> int:
-    """CRC-64/XZ, byte by byte."""
+    """Return the CRC-64/XZ of a payload."""
     value = (1 << 64) - 1
     for byte in payload:
         value = _TABLE[(value ^ byte) & 255] ^ value >> 8
@@ -47,19 +47,19 @@ def crc(payload: bytes | bytearray) -> int:
 
 
 class BoardModel:
-    """Memory, registers and a core that is busy for a while after each start.
+    """Memory, registers, and a core that is busy for some time after each start.
 
     Attributes
     ----------
     memory, registers : bytearray
     duration : int
-        Reads of the status register for which a program runs.
+        Reads of the status register that a program lasts.
     result : Status
-        Status bits that a program ends with.
+        Status bits at the end of a program.
     moving : set of Counter
-        Counters that go up in a program, by `step` for each read of the status register.
+        Counters that a running program raises by `step` for each read of the status register.
     starts, runs, resets, writes, checks : int
-        Starts that counted, programs that began, resets carried out, writes to memory, and checks of it.
+        Accepted starts, begun programs, resets, writes to memory, and checks of memory.
     """
 
     def __init__(self, config: Config, memory_bytes: int = 1 << 16, *, clock: int = 25_000_000) -> None:
@@ -81,7 +81,7 @@ class BoardModel:
         return int.from_bytes(self.registers[register : register + 4], "little")
 
     def feed(self, data: bytes) -> bytes:
-        """The answers to what `data` completes."""
+        """Return the answers to the requests that `data` completes."""
         out = b""
         for body in self._parser.feed(data):
             try:
@@ -92,7 +92,6 @@ class BoardModel:
         return out
 
     def answer(self, request: Request) -> Answer:
-        """Carry out a request."""
         operation, address, size = request.operation, request.address, request.size
         payload = b""
         if operation is Operation.WRITE_MEMORY:
@@ -132,7 +131,7 @@ class BoardModel:
                 self.registers[Reg.COUNTER :] = bytes(SIZE - Reg.COUNTER)
 
     def _run(self, seen: range) -> None:
-        """Let the program go on by one step if its status is asked for."""
+        """Advance the program by one step if its status is read."""
         if Reg.STATUS not in seen or not self.get(Reg.STATUS) & Status.BUSY:
             return
         for counter in self.moving:

@@ -28,9 +28,9 @@ class Terminal:
     ----------
     path : str
     board : Callable[[bytes], bytes]
-        What to say to what was heard.
+        Returns the answer to received bytes.
     noise : float
-        Share of bytes spoilt, both ways.
+        Share of bytes corrupted, both ways.
     """
 
     def __init__(self, board: Callable[[bytes], bytes]) -> None:
@@ -54,7 +54,6 @@ class Terminal:
                 said = said[os.write(self._master, said) :]
 
     def unplug(self) -> None:
-        """Take the terminal away."""
         if self._thread.is_alive():
             os.write(self._stopped, b"!")
             self._thread.join()
@@ -62,8 +61,8 @@ class Terminal:
                 os.close(file)
 
 
-def refused(terminal: Terminal, words: str, **arguments: Any) -> None:
-    """Opening fails with a message that has `words` in it."""
+def check_refused(terminal: Terminal, words: str, **arguments: Any) -> None:
+    """Check that opening fails with a message that contains `words`."""
     with pytest.raises(DeviceError, match=re.escape(words)) as caught:
         BoardDevice.open(terminal.path, CONFIG, **{"timeout": 0.02, "attempts": 3} | arguments)
     assert terminal.path in str(caught.value)

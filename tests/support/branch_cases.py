@@ -1,4 +1,4 @@
-"""Random branches that meet in a concatenation: operators of the vector unit and convolutions that are independent."""
+"""Random parallel branches that end in a concatenation: vector-unit operators and independent convolutions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = ("pool", "rescale", "sum", "product", "pad", "overlapping maximum", "cha
 
 
 def vector(rng: np.random.Generator, name: str, src: View, dst: View | None, kind: str) -> DeviceOp:
-    """An operator of the vector unit whose result is as large as `src`."""
+    """Draw an operator of the vector unit whose result is as large as `src`."""
     to = dst or whole(name, src.shape, "temp")
     zeros = [draw(rng, -128, 127) for _ in range(3)]
     if kind == "pool":
@@ -46,7 +46,7 @@ def vector(rng: np.random.Generator, name: str, src: View, dst: View | None, kin
 
 
 def channels(rng: np.random.Generator, name: str, src: View, dst: View) -> Conv:
-    """A convolution of one weight for each channel; some have weights beyond 8 bits."""
+    """Draw a depthwise 1x1 convolution; some have weights beyond 8 bits."""
     count, most = src.shape[3], 255 if rng.random() < 0.1 else 127
     return Conv(
         name, src, dst, rng.integers(-most, most + 1, (count, 1, 1, 1)).astype(np.int16),
@@ -65,8 +65,8 @@ def _conv(rng: np.random.Generator, name: str, src: View, dst: View | None, out:
 def branches(
     rng: np.random.Generator, side: int = 9, most: int = 40, *, products: bool = True, tables: bool = True
 ) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
-    """Two to four branches, of one or two operators each, that write their channels of one buffer, and a convolution
-    of it; some have look-up tables. Operators of branches come in a random order."""
+    """Draw two to four branches, of one or two operators each, that write channels of one buffer, and a convolution of
+    it. Some have look-up tables. The operators of all branches are in random order."""
     n, h, w = draw(rng, 1, 2), draw(rng, 2, side), draw(rng, 2, side)
     x = whole("x", (n, h, w, draw(rng, 1, most)), "input")
     kinds = [kind for kind in KINDS if products or kind != "product"]

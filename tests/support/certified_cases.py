@@ -1,4 +1,4 @@
-"""Random programs of kernels, softmax and attention for certificates, small enough to be proven in a moment."""
+"""Random programs of kernels, softmax and attention for certificates, small enough for quick proofs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from support import attention_cases, op_cases, wide_cases
 from support.op_cases import (
-    apart,
     draw,
     random_chain,
     random_mixture,
@@ -18,6 +17,7 @@ from support.op_cases import (
     random_source,
     random_view,
     segment_of,
+    split_operators,
 )
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
@@ -39,15 +39,15 @@ CONFIGS: dict[str, Config] = {
     name: PRESETS[name].replace(kernel=64, lookup_tables=max(4, PRESETS[name].lookup_tables))
     for name in ("tiny", "small", "default")
 }
-"""Presets with kernels; of "tiny" probabilities have 7 bits."""
+"""Presets with kernels; probabilities of "tiny" have 7 bits."""
 EVERY_CONFIG = {**PRESETS, **{f"board {name}": board.config for name, board in BOARDS.items()}}
 """Every preset, and every board's own."""
 STEPS = 14
-"""Expressions that a kernel of `random_function` is made of."""
+"""Expressions in a kernel of `random_function`."""
 
 
-def compiled(kind: str, seed: int) -> tuple[DeviceSegment, Config]:
-    """A program of a kind, that compiles."""
+def compile_random(kind: str, seed: int) -> tuple[DeviceSegment, Config]:
+    """Draw a program of a kind, and compile it."""
     rng = np.random.default_rng((seed, *kind.encode()))
     config = CONFIGS[sorted(CONFIGS)[seed % len(CONFIGS)]]
     while True:
@@ -73,7 +73,7 @@ def _zeros(rng: Rng, *names: str) -> dict[str, Any]:
 
 
 def function(rng: Rng, config: Config) -> tuple[DeviceOp, ...]:
-    """A kernel of random expressions on one or two tensors and a constant."""
+    """Draw a kernel of random expressions on one or two tensors and a constant."""
     shape, seed = _shape(rng), draw(rng, 0, 1 << 30)
     inputs = tuple(random_source(rng, name, shape) for name in "ab"[: draw(rng, 1, 2)])
     constants = (rng.integers(-(1 << 15), 1 << 15, shape[3]).astype(np.int16),)
@@ -85,7 +85,7 @@ def function(rng: Rng, config: Config) -> tuple[DeviceOp, ...]:
 
 
 def _expression(rng: Rng, rows: Rows, inputs: int) -> Expression:
-    """One that depends on a tensor, by what was made last."""
+    """Draw an expression that depends on a tensor through the newest expression."""
     pool = [rows.read(tensor) for tensor in range(inputs)] + [rows.wide(inputs), rows.index()]
     last = pool[0]
     for _ in range(STEPS):
@@ -99,13 +99,13 @@ def _expression(rng: Rng, rows: Rows, inputs: int) -> Expression:
     return last
 
 
-def _divided(rng: Rng, rows: Rows, a: Expression, b: Expression) -> Expression:
+def _divide(rng: Rng, rows: Rows, a: Expression, b: Expression) -> Expression:
     number = b.maximum(1)
     by = number.rsqrt() if rng.random() < 0.5 else number.reciprocal()
     return a.over(by, draw(rng, 0, 8), 1 << draw(rng, 17, 30))
 
 
-def _looked_up(rng: Rng, rows: Rows, a: Expression, b: Expression) -> Expression:
+def _look_up(rng: Rng, rows: Rows, a: Expression, b: Expression) -> Expression:
     return a.look_up(np.random.default_rng(3).integers(-128, 128, 256).astype(np.int8))
 
 
@@ -123,8 +123,8 @@ MAKERS: tuple[Callable[[Rng, Rows, Expression, Expression], Expression], ...] = 
     lambda rng, rows, a, b: rows.largest(a),
     lambda rng, rows, a, b: a.neighbour(),
     lambda rng, rows, a, b: a.low_byte(),
-    _divided,
-    _looked_up,
+    _divide,
+    _look_up,
 )
 
 
@@ -154,7 +154,7 @@ def norm(rng: Rng, config: Config) -> tuple[DeviceOp, ...]:
 
 
 def rows(rng: Rng, config: Config) -> tuple[DeviceOp, ...]:
-    """Totals, places, quotients, logarithms of rows."""
+    """Draw totals, positions, quotients or logarithms of rows."""
     shape = _shape(rng)
     x, r = (random_source(rng, name, shape) for name in "xr")
     y, number = (random_view(rng, "y", (*shape[:3], size), "output") for size in (shape[3], 1))
@@ -183,10 +183,10 @@ def rows(rng: Rng, config: Config) -> tuple[DeviceOp, ...]:
 
 
 def wide(rng: Rng, config: Config) -> tuple[DeviceOp, ...]:
-    """Elements of 16 bits, and convolutions of them."""
+    """Draw operators on 16-bit elements, convolutions among them."""
     if rng.random() < 0.5:
         conv = op_cases.random_matmul(rng)
-        src = wide_cases.doubled(conv.src, wide=True)
+        src = wide_cases.with_planes(conv.src, wide=True)
         return (
             WideConv(
                 name="conv", src=src, dst=conv.dst, weight=conv.weight, bias=conv.bias.astype(np.int64) * 100,
@@ -219,7 +219,7 @@ def attention(rng: Rng, config: Config) -> tuple[DeviceOp, ...]:
 
 
 def product(rng: Rng, config: Config) -> tuple[DeviceOp, ...]:
-    """Of matrices, a head for several, or an image for all."""
+    """Draw a matrix product, with heads in groups, or one image for all."""
     counts = draw(rng, 1, 2), int(rng.choice([1, 2]))
     rows, depth, columns = (draw(rng, 1, 24) for _ in range(3))
     first, turned = rng.integers(2, size=2).astype(bool).tolist()
@@ -251,7 +251,7 @@ def product(rng: Rng, config: Config) -> tuple[DeviceOp, ...]:
 
 
 def embedding(rng: Rng, config: Config) -> tuple[DeviceOp, ...]:
-    """Rows of a table by indices."""
+    """Draw a look-up of table rows by indices."""
     count, rows, columns = draw(rng, 1, 20), draw(rng, 1, 40), draw(rng, 1, 60)
     indices = op_cases.whole("indices", (1, 1, count, 4), "table")
     y = random_view(rng, "y", (1, 1, count, columns), "output")
@@ -265,8 +265,8 @@ KINDS: dict[str, Callable[[Rng, Config], tuple[DeviceOp, ...]]] = {
 }  # fmt: skip
 
 
-def drawn(seed: int) -> tuple[DeviceSegment, Config]:
-    """A small network of convolutions and what goes with them, or one operator, for each configuration in turn."""
+def draw_network(seed: int) -> tuple[DeviceSegment, Config]:
+    """Draw a small network of convolutions with other operators, or one operator, for each configuration in turn."""
     rng = np.random.default_rng(seed)
     names = sorted(EVERY_CONFIG)
     config = EVERY_CONFIG[names[seed % len(names)]]
@@ -277,7 +277,9 @@ def drawn(seed: int) -> tuple[DeviceSegment, Config]:
             segment = random_mixture(rng, products=bool(config.multiply))[0]
         else:
             segment = segment_of(random_op(rng))
-        ops = [item for op in segment.ops for item in (apart(op) if isinstance(op, Conv) else (op,))]
+        ops = [
+            item for op in segment.ops for item in (split_operators(op) if isinstance(op, Conv) else (op,))
+        ]
         tables = config.lookup_tables or all(op.lookup is None for op in ops)
         if tables and not any(operator_of(op).unsupported(op, config) for op in ops):
             return segment, config

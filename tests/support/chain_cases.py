@@ -1,4 +1,4 @@
-"""Chains of operators: convolutions with operators of the vector unit between them."""
+"""Random chains of operators: convolutions with operators of the vector unit between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply,
 
 
 def conv(name: str, src: View, out: int, kernel: int = 1, kind: str = "temp", stride: int = 1) -> Conv:
-    """With padding, so that stride 1 keeps the size."""
+    """Build a padded convolution: stride 1 keeps the size."""
     window = Window((kernel, kernel), (stride, stride), pad=(kernel // 2,) * 4)
     op = convolution(src, out, window, name=name, kind=kind)
     scale = np.full(out, 60 / (np.sqrt(op.weight[0].size) * 127 * 40))
@@ -20,7 +20,7 @@ def conv(name: str, src: View, out: int, kernel: int = 1, kind: str = "temp", st
 
 
 def random_operators(rng: np.random.Generator) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
-    """Convolutions with operators of the vector unit between them, some of one pixel for all of the other operand."""
+    """Draw convolutions and vector-unit operators in turn; some second operands are one pixel that repeats."""
     shape = (
         int(rng.integers(1, 3)),
         int(rng.integers(1, 10)),

@@ -1,4 +1,4 @@
-"""Commands as a shell runs them."""
+"""Helper that runs commands as a shell does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.cli import main
 
 
 def code(arguments: list[str]) -> object:
-    """What a command ends with."""
+    """Return the exit code of a command."""
     with pytest.raises(SystemExit) as ended:
         main.main(arguments)
     return ended.value.code or 0

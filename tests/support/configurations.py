@@ -1,4 +1,4 @@
-"""Every configuration that somebody may have: the presets, what the boards are given, and the narrow arrays of each."""
+"""Every configuration in use: presets, boards' own configurations, and their narrow arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from weft.hdl.isa.config import PRESETS, Config
 
 
 def every() -> dict[str, Config]:
-    """Presets, boards' own configurations, and presets with 7-bit probabilities; each configuration under one name."""
+    """Return presets, boards' own configurations, and presets with 7-bit probabilities, each configuration under one
+    name."""
     named = PRESETS | {name: board.config for name, board in BOARDS.items()}
     named |= {f"{name}, 7 bits": config.replace(probability_bits=7) for name, config in PRESETS.items()}
     return {

@@ -1,6 +1,6 @@
-"""The onnx package's node tests on weft: each case run and classed, and docs/conformance.md written from that.
+"""The onnx package's node tests on weft: runs and classifies every case, and writes docs/conformance.md.
 
-cd tests && python -m support.conformance writes the page; test_conformance.py compares it with a run.
+``cd tests && python -m support.conformance`` writes the page; test_conformance.py compares it with a run.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ SCOPE = (
     "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Resize", "Slice",
     "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Upsample",
 )  # fmt: skip
-"""Operators on 8-bit integers, those that can be exact on them, and those that only move data."""
+"""Operators on 8-bit integers, operators that can be exact on them, and operators that only move data."""
 APPROXIMATE = (
     "Attention", "GRU", "GroupNormalization", "InstanceNormalization", "LRN", "LSTM", "LayerNormalization",
     "LogSoftmax", "LpNormalization", "RMSNormalization", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin", "ReduceSum",
     "ReduceSumSquare", "Softmax",
 )  # fmt: skip
-"""What the device computes in block floating point, or the kernel engine, to a step of the result, so that cases are
-not exact."""
+"""Operators that the device computes in block floating point or on the kernel engine: to a step of the result, not
+exactly."""
 
 
 _CORNERS = (
@@ -57,14 +57,14 @@ DISPUTED = dict.fromkeys(
     ),
     _CORNERS,
 )
-"""Cases that expect something else than the text of ONNX and ONNX Runtime, and why weft follows these."""
+"""Cases that contradict the text of ONNX and ONNX Runtime, and why weft follows the text."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case: one of `CLASSES`, the reason (or the scales of what was wrapped), and how it failed.
+    """Outcome of a case: one of `CLASSES`, the reason (or the scales of a wrapped operator), and the failure, if any.
 
-    A case that failed has a class too: the one it would have.
+    A failed case has the class that it would have without the failure.
     """
 
     case: str
@@ -76,14 +76,14 @@ class Outcome:
 
 @cache
 def cases() -> tuple[Any, ...]:
-    """All node cases of the package, in its order."""
+    """Return all node cases of the package, in its order."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some cases overflow on purpose while they are made
         return tuple(load_model_tests(kind="node"))
 
 
 def operator(case: Any) -> str:
-    """The operator of a case of one node, "" for others."""
+    """Return the operator of a case of one node, "" for other cases."""
     nodes = [] if case.model is None else case.model.graph.node
     return str(nodes[0].op_type) if len(nodes) == 1 else ""
 
@@ -93,7 +93,7 @@ def in_scope() -> list[Any]:
 
 
 def run(case: Any, device: str = "golden", config: str = "small") -> Outcome:
-    """Run one case. What the device computed must be exact; the host has the tolerance that the case gives."""
+    """Run one case. The device must be exact; the host has the case's own tolerance."""
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
     model.graph.node[0].name = TESTED
@@ -115,7 +115,7 @@ def run(case: Any, device: str = "golden", config: str = "small") -> Outcome:
 
 
 def _class(rep: WeftRep) -> tuple[str, str]:
-    """Where the node under test ran, from the compiler's report, and checked against what the device executed."""
+    """Classify where the node under test ran, by the compiler's report, checked against the device's program."""
     assert rep.compiled is not None
     ((place, reason),) = [(row[2], row[3]) for row in rep.compiled.assignment if row[0] == TESTED]
     executed = TESTED in device_operators(rep.compiled)
@@ -131,13 +131,13 @@ def _class(rep: WeftRep) -> tuple[str, str]:
 
 
 def device_operators(compiled: Compiled) -> set[str]:
-    """The names of the operators in the device's programs."""
+    """Return the names of the operators in the device's programs."""
     programs = [item for item in compiled.program.segments if isinstance(item, DeviceProgram)]
     return {layer.name.split(".")[0] for program in programs for layer in program.layers}
 
 
 def _difference(results: tuple[Any, ...], expected: list[Any], tolerant: Any) -> str:
-    """How results differ from what they should be, "" if they do not."""
+    """Describe how results differ from the expected ones, "" if they do not."""
     if len(results) != len(expected):
         return f"{len(results)} results instead of {len(expected)}"
     for result, item in zip(results, expected, strict=True):
@@ -155,7 +155,7 @@ def _difference(results: tuple[Any, ...], expected: list[Any], tolerant: Any) ->
 
 @cache
 def outcomes() -> tuple[Outcome, ...]:
-    """All cases in scope, run on the golden interpreter."""
+    """Run all cases in scope on the golden interpreter."""
     return tuple(
         Outcome(case.name, operator(case), SKIP, DISPUTED[case.name]) if case.name in DISPUTED else run(case)
         for case in in_scope()
@@ -163,13 +163,13 @@ def outcomes() -> tuple[Outcome, ...]:
 
 
 def counts() -> dict[str, dict[str, int]]:
-    """Cases by operator and class."""
+    """Count cases by operator and class."""
     found = Counter((item.operator, item.kind) for item in outcomes())
     return {name: {kind: found[name, kind] for kind in CLASSES} for name in SCOPE}
 
 
 def left_out() -> dict[str, Counter[str]]:
-    """Cases that are not run: the reason, and how many of which operators."""
+    """Return the reasons for cases that are not run, each with the number of cases by operator."""
     reasons: dict[str, Counter[str]] = {}
     for case in cases():
         name = operator(case)
@@ -212,7 +212,7 @@ exact. On the device it moves no bytes: the next operator reads them in another 
 
 
 def page() -> str:
-    """docs/conformance.md."""
+    """Return docs/conformance.md."""
     lines = ["<!-- Generated by tests/support/conformance.py from a run. -->\n\n# Conformance\n"]
     lines.append(ABOUT.format(version=onnx.__version__, run=len(outcomes()), total=len(cases())))
     lines.append(f"\n| operator | {' | '.join(CLASSES)} |\n|{' --- |' * 5}\n")
@@ -231,7 +231,7 @@ def page() -> str:
 
 
 def _rows(name: str) -> Iterator[str]:
-    """One row for all cases of an operator with the same class and reason."""
+    """Return one table row for all cases of an operator that share class and reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for item in outcomes():
         if item.operator == name:

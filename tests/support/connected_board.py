@@ -1,4 +1,4 @@
-"""A host's session with the model of a board, over a simulated line."""
+"""A host's session with a board model, over a simulated line."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weft.boards.bus.memory import BoardMemory
 from weft.boards.link.session import Session
 
 
-def connected(model: BoardModel, rate: float = 0.0, seed: int = 1) -> tuple[BoardMemory, SimulatedLine]:
-    """The memory of a board, and the line to it, which loses and breaks bytes at a `rate`."""
+def connect(model: BoardModel, rate: float = 0.0, seed: int = 1) -> tuple[BoardMemory, SimulatedLine]:
+    """Return a board's memory and the line to it, which loses and corrupts bytes at a `rate`."""
     line = SimulatedLine(model.feed, random.Random(seed))
     line.rate = rate
     session = Session(line, "line", timeout=0.23, adaptive=True, clock=line.clock)
@@ -20,8 +20,8 @@ def connected(model: BoardModel, rate: float = 0.0, seed: int = 1) -> tuple[Boar
     return BoardMemory(session, len(model.memory)), line
 
 
-def tired(model: BoardModel, most: int) -> Callable[[bytes], bytes]:
-    """What a board answers that is lost when it has heard `most` bytes."""
+def stop_answering_after(model: BoardModel, most: int) -> Callable[[bytes], bytes]:
+    """Return a board whose answers are lost after it has received `most` bytes."""
     heard = 0
 
     def feed(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What benches of both AXI4-Lite subordinates share: a master that was not written here, and what it must find."""
+"""Shared bench of both AXI4-Lite subordinates: a third-party master, and the expected register contents."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from weft.hdl.isa.memmap import (
 )
 
 PATIENCE = {"timeout_time": 500, "timeout_unit": "us"}
-"""For the benches: many times what they take, so that a transfer that never ends fails soon."""
+"""Timeout of transfers: many times their usual length, so that a hanging transfer fails soon."""
 
 
 class ControlBench:
-    """The master with random pauses, and counters of ``index << 32 | ~index`` that pass.
+    """An AXI4-Lite master with random pauses, and passing counters of ``index << 32 | ~index``.
 
     Parameters
     ----------
     dut
     digest : int
-        Of its configuration.
+        Digest of the configuration.
     counted : sequence of Counter
-        Counters that do not read 0.
+        Counters that read other values than 0.
     """
 
     def __init__(self, dut: Any, digest: int, counted: Sequence[Counter] = tuple(Counter)) -> None:
@@ -71,7 +71,7 @@ class ControlBench:
 
     @staticmethod
     def passes(word: int) -> int:
-        """The value of a word of all counters."""
+        """Return the value of one word of all counters."""
         return word >> 1 if word & 1 else ~(word >> 1) & 0xFFFFFFFF
 
     async def _count_starts(self) -> None:
@@ -86,13 +86,13 @@ class ControlBench:
         return Status(await self.read(Reg.STATUS))
 
     async def check_registers(self) -> dict[int, int]:
-        """Identification, every register's write and read, byte strobes, reserved addresses, counters. Returns what
-        registers hold in the end, by their addresses."""
+        """Check identification, writes and reads of every register, byte strobes, reserved addresses, counters. Returns
+        the registers' final contents by address."""
         assert await self.read(Reg.MAGIC) == MAGIC
         assert await self.read(Reg.VERSION) == VERSION
         assert await self.read(Reg.CONFIG) == self.digest
         expected = await self._write_registers()
-        # Many at once: an answer must not be lost to the next one.
+        # Issue many at once: an answer must not get lost when the next one comes.
         for _ in range(4):
             order = random.sample(list(expected.items()), len(expected))
             reads = [(cocotb.start_soon(self.read(register)), value) for register, value in order]
@@ -138,7 +138,7 @@ class ControlBench:
         return expected
 
     async def check_runs(self) -> None:
-        """Start, busy, a second start while busy, done, error bits and their clearing."""
+        """Check start, busy, a second start while busy, done, and error bits and their clearing."""
         assert await self.status() == Status(0)
         for bus_error, opcode_error in ((0, 0), (1, 0), (0, 1), (1, 1), (0, 0)):
             for stopped in range(2):
@@ -179,7 +179,7 @@ class ControlBench:
         assert self.starts == 1
 
     async def check_settling(self) -> None:
-        """A program is done when the counters have settled, and no later."""
+        """Check that a program is done when its counters have settled, and not before."""
         dut = self.dut
         await self.master.write_dword(Reg.CONTROL, 1)
         dut.finished.value = 1

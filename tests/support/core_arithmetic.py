@@ -1,6 +1,6 @@
-"""Operations on numbers at which arithmetic has its corners, whose results are all stored.
+"""Programs with operands at the corner cases of arithmetic, whose results are all stored.
 
-Random programs compute with random numbers, of which few are 0, at a limit, or halfway between two results.
+Random programs compute with random numbers: few are 0, at a limit, or halfway between two results.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from support.core_cases import Benches, Core, Scenario, compared
+from support.core_cases import Benches, Core, Scenario, compare_memory
 from support.core_observed import Observed, four_bytes
 from support.random_instructions import block_of
 from support.random_programs import Generator
@@ -19,28 +19,27 @@ from weft.hdl.isa import Instruction, Kernel, MicroOp, Source, Vec
 from weft.hdl.isa.kernel import SERIAL, Op
 
 PROGRAMS, HALVES, KERNELS = 4, 2, 60
-"""Programs, others whose products are halfway between two results, and kernels of each: all of their results have room
-in the scratchpad."""
+"""Programs of kernels, programs with results halfway, and kernels of each: all results fit the scratchpad."""
 REQUANTISED = 40
-"""Instructions whose results are halfway."""
+"""Instructions with halfway results."""
 NUMBERS = (0, 1, 2, 3, 4, 7, 8, 127, 128, 0x5555, 0x2AAAAA, 0x555555, (1 << 23) - 4)
-"""From which first operands count on, one for each element; their negatives as well."""
+"""First operands start at these numbers and their negatives, and count up, one for each element."""
 FACTORS = (0, 1, 2, 3, 5, 0xAAAA, 0x15555, (1 << 17) - 1, 1 << 16, 1 << 17)
 PLACES = (0, 1, 2, 3, 5, 8, 16, 17, 24, 31, 32, 33, 47, 48, 63)
 HIGHEST = (0x400000, 0x555555, (1 << 23) - 8, -(1 << 23), -0x555555)
-"""Numbers that are moved up by 8 places, up to where 32 bits end; `LOWEST` are added to them."""
+"""Numbers that are shifted left by 8, up to the end of 32 bits; `LOWEST` are added to them."""
 LOWEST = (0, 1, 170)
 LIMITS = ((65537, 65535, 1), (65537, -65535, 1), (599479, 14329, 2), (599479, -14329, 2))
-"""Numbers, factors, and places of products that are 2**31 - 1/2 and 2**31 - 1/4, and the negatives of these."""
+"""Numbers, factors and shifts whose products are 2**31 - 1/2 and 2**31 - 1/4, and their negatives."""
 POWERS = (*range(5, 32, 2), *range(4, 31, 2), 0, 1)
 OPERATIONS = (*[Op.MUL] * 6, *[Op.RECIPROCAL, Op.RSQRT] * 2, Op.ADD, Op.SUB, Op.RSUB, Op.MIN, Op.MAX)
 
 
 class Halfway(Observed):
-    """Programs of `Vec` whose results are often halfway between two numbers. Parameters are those of `Observed`."""
+    """Builder of `Vec` programs whose results are often halfway between two numbers. Parameters as in `Observed`."""
 
     def parameters(self) -> bytes:
-        """Mantissas that are powers of two, and numbers that are moved by few places more."""
+        """Draw mantissas that are powers of two, and small shifts."""
         r, words = self.random, []
         for _ in range(self.config.n):
             power, bias = r.randrange(self.config.mantissa_bits), r.randrange(-64, 64)
@@ -48,7 +47,7 @@ class Halfway(Observed):
         return block_of(words)
 
     def draw(self, kind: type[Instruction]) -> Instruction:
-        """From the scratchpad, without a second operand or a limit."""
+        """Draw from the scratchpad, without a second operand or a limit."""
         whole: dict[str, Any] = {
             "source": Source.SCRATCHPAD,
             "params": self.block(),
@@ -62,21 +61,21 @@ class Halfway(Observed):
 
 
 def arithmetic(core: Core) -> Iterator[Scenario]:
-    """A program of requantisations, and for a core that has the kernel engine programs of kernels."""
+    """Yield a program of requantisations, and programs of kernels if the core has the kernel engine."""
     bench = Benches(core).of({"latency": 1})
     bench.fresh = False
     made = Halfway(core.config, 5000, (Vec,))
     made.build(REQUANTISED)
-    yield Scenario("halfway", bench, [compared("halfway", made, made.program, bench)])
+    yield Scenario("halfway", bench, [compare_memory("halfway", made, made.program, bench)])
     if not core.config.kernel:
         return
     for seed in range(PROGRAMS + HALVES):
         pick = random.Random(5000 + seed)
         kernels = (_kernel(pick, seed >= PROGRAMS) for _ in range(KERNELS))
-        yield _computed(core, f"arithmetic {seed}", 5000 + seed, 1 + 4 * seed, kernels)
+        yield _compute(core, f"arithmetic {seed}", 5000 + seed, 1 + 4 * seed, kernels)
     quotients = itertools.product(sorted(SERIAL), HIGHEST, LOWEST)
-    yield _computed(core, "large quotients", 5100, 1, itertools.starmap(_quotient, quotients))
-    yield _computed(
+    yield _compute(core, "large quotients", 5100, 1, itertools.starmap(_quotient, quotients))
+    yield _compute(
         core,
         "quotients of powers of two",
         5200,
@@ -84,13 +83,13 @@ def arithmetic(core: Core) -> Iterator[Scenario]:
         itertools.starmap(_of_power, itertools.product(SERIAL, POWERS)),
     )
     limits = itertools.product(LIMITS, range(core.config.n))
-    yield _computed(core, "products at the limit", 5400, 1, itertools.starmap(_at_limit, limits))
+    yield _compute(core, "products at the limit", 5400, 1, itertools.starmap(_at_limit, limits))
     pick = random.Random(5300)
-    yield _computed(core, "products with exponents", 5300, 1, (_scaled(pick) for _ in range(KERNELS)))
+    yield _compute(core, "products with exponents", 5300, 1, (_scale(pick) for _ in range(KERNELS)))
 
 
-def _computed(core: Core, name: str, seed: int, latency: int, kernels: Iterable[list[MicroOp]]) -> Scenario:
-    """Kernels one after the other, as many as have room in the scratchpad, and all that they write."""
+def _compute(core: Core, name: str, seed: int, latency: int, kernels: Iterable[list[MicroOp]]) -> Scenario:
+    """Build as many kernels as fit the scratchpad, and store all that they write."""
     bench = Benches(core).of({"latency": latency})
     bench.fresh = False
     made = Generator(core.config, seed, serial=True)
@@ -101,11 +100,11 @@ def _computed(core: Core, name: str, seed: int, latency: int, kernels: Iterable[
             Kernel(start=0, dst=4 * number, dst2=4 * number + 2, with_dst2=1, dst_vectors=2, dst2_vectors=2)
         )
     assert made.append(made.dump())
-    return Scenario(name, bench, [compared(name, made, made.program, bench)])
+    return Scenario(name, bench, [compare_memory(name, made, made.program, bench)])
 
 
 def _quotient(op: Op, number: int, lowest: int, places: int = 8) -> list[MicroOp]:
-    """A number that is moved up for each element, what a division makes of it, and the four bytes of that."""
+    """Return micro-operations that shift each element's number left, divide, and store the result's four bytes."""
     return [
         MicroOp(op=Op.INDEX, b_immediate=1, immediate=number, d=1),
         MicroOp(op=Op.ADD, a=1, shift=places, b_immediate=1, immediate=lowest, d=2),
@@ -115,7 +114,7 @@ def _quotient(op: Op, number: int, lowest: int, places: int = 8) -> list[MicroOp
 
 
 def _of_power(op: Op, power: int) -> list[MicroOp]:
-    """That of a power of two, or of the least of all numbers."""
+    """Return micro-operations on a power of two, or on the least number."""
     if power == 31:
         return _quotient(op, -(1 << 23), 0)
     low = min(power, 22)
@@ -123,7 +122,7 @@ def _of_power(op: Op, power: int) -> list[MicroOp]:
 
 
 def _at_limit(limit: tuple[int, int, int], element: int) -> list[MicroOp]:
-    """A product of which that of one element is rounded to 2**31, and the four bytes of that."""
+    """Return micro-operations of products, where one element's product rounds to 2**31, and their four bytes."""
     number, factor, places = limit
     return [
         MicroOp(op=Op.INDEX, b_immediate=1, immediate=number - element, d=1),
@@ -132,8 +131,8 @@ def _at_limit(limit: tuple[int, int, int], element: int) -> list[MicroOp]:
     ]
 
 
-def _scaled(pick: random.Random) -> list[MicroOp]:
-    """A number times the quotient of another one, with its exponent, and the four bytes of that."""
+def _scale(pick: random.Random) -> list[MicroOp]:
+    """Return micro-operations of a number times another's quotient, with its exponent, and their four bytes."""
     first, second = (pick.randrange(1, 1 << pick.randrange(4, 23)) for _ in range(2))
     fields = {"shift": pick.randrange(16), "scaled": 1, "floor": pick.randrange(2)}
     return [
@@ -146,7 +145,7 @@ def _scaled(pick: random.Random) -> list[MicroOp]:
 
 
 def _kernel(pick: random.Random, halves: bool) -> list[MicroOp]:
-    """A number, an operation on it, and the four bytes of its result; with `halves` a product that is often halfway."""
+    """Return micro-operations on a number and their four bytes; with `halves` a product that is often halfway."""
     op, sign = pick.choice(OPERATIONS), pick.choice((1, -1))
     number = sign * pick.choice(NUMBERS)
     second = pick.choice((1, -1)) * pick.choice(FACTORS if op is Op.MUL else NUMBERS)

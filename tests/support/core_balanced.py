@@ -1,7 +1,7 @@
-"""Requantisations and quotients whose results show every bit of what goes into them.
+"""Requantisations and quotients whose results depend on every bit of the operands.
 
-Of random parameters most results are saturated, or so small that few bits of the operands count. Here both terms of a
-sum are of the same size, and shifts leave a byte of them. Values of 4 bits and their factors are at their limits.
+With random parameters most results saturate, or are so small that few bits of the operands count. Here both terms of a
+sum are equally large, and shifts leave a byte. 4-bit values and their factors are at their limits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from support.core_cases import Benches, Core, Scenario, compared
+from support.core_cases import Benches, Core, Scenario, compare_memory
 from support.core_large import Large
 from support.core_observed import Observed
 from support.random_instructions import BLOCKS, DUMP, MEMORY, block_of
@@ -25,15 +25,15 @@ from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import EXECUTE
 
 FIRST = 0x1000
-"""Where parameter blocks are in memory, and other loads read."""
+"""Address of parameter blocks in memory, and of other loads' data."""
 LIMITS = (0x88, 0x80, 0x7F, 0x77, 0x08, 0x78)
 """Bytes that are factors, or pairs of values, at their limits."""
 SUMS, LOADS, VECS = 50, 30, 80
 """Instructions, or pairs of them, of a program."""
 SEQUENTIAL = 4
-"""On the sequential core, which takes some hundred cycles for a vector, programs have one of so many of them."""
+"""Divides the number of instructions on the sequential core, which takes some hundred cycles for a vector."""
 EXPONENTS = range(-4, 20)
-"""Of `Normalise`."""
+"""Exponents of `Normalise`."""
 TRIES = 300
 
 
@@ -43,13 +43,13 @@ class Balanced(Large):
     Attributes
     ----------
     share : int
-        One of so many instructions is drawn.
+        One in `share` instructions is drawn.
     """
 
     share = 1
 
     def build_sums(self) -> None:
-        """Of two terms in `Vec`, each behind a load of its own parameters; the second one is 0 beside powers of two."""
+        """Add sums of two terms in `Vec`, each after a load of its parameters; the second is 0 beside powers of two."""
         self.prologue()
         n, totals = self.config.n, itertools.cycle(range(self.config.mantissa_bits + 30))
         size = BLOCKS * PARAMETER_VECTORS * n
@@ -67,15 +67,15 @@ class Balanced(Large):
             self._one(Vec, b_mantissa=b_mantissa, params=self.scratchpad)
 
     def build_quotients(self) -> None:
-        """Sums of few probabilities, one for each row state, and many results of each."""
+        """Add sums of few probabilities, one for each row state, and many results of each."""
         self.prologue()
         for _ in range(SUMS // self.share):
             self._one(Mm)
             self._one(Softmax)
-            self._normalised()
+            self._best_normalise()
 
     def build_blocks(self) -> None:
-        """Loads of values of 4 bits in blocks, which are at their limits, and so are the factors."""
+        """Add block loads of 4-bit values at their limits, with factors at their limits."""
         self.prologue()
         pick = self.random
         self._to_memory(0, bytes(pick.choice((*LIMITS, pick.randrange(256))) for _ in range(0x7000)))
@@ -103,45 +103,45 @@ class Balanced(Large):
         whole = {"ob": 1, "oy": rows, "ox": 12, "low": -128, "high": 127, "source": Source.ACCUMULATOR}
         return super().normalise() | whole | {"scaled": 0}
 
-    def _normalised(self) -> None:
-        """An instruction with the exponent with which it gives the most different results, and what it leaves."""
+    def _best_normalise(self) -> None:
+        """Return an instruction, with the exponent that gives the most different results, and its observation."""
         for _ in range(TRIES):
             drawn = self.draw(Normalise)
             ways = [dataclasses.replace(drawn, **{"exponent": exponent}) for exponent in EXPONENTS]
             if self.append(max(ways, key=self._results)):
-                self._observed()
+                self._observe_all()
                 return
         raise AssertionError("no Normalise is valid")
 
     def _results(self, instruction: Instruction) -> int:
-        """How many different bytes it writes."""
+        """Count the different bytes that an instruction writes."""
         trial, before = copy.deepcopy(self.memories), self.memories.scratchpad
         with contextlib.suppress(DeviceError):
             EXECUTE[Normalise](trial, instruction)
         return len(np.unique(trial.scratchpad[trial.scratchpad != before]))
 
     def draw(self, kind: type[Instruction]) -> Instruction:
-        """No loops are stretched."""
+        """Draw an instruction without long loops."""
         return super(Observed, self).draw(kind)
 
     def _one(
         self, kind: type[Instruction], wanted: Callable[[Any], Any] = lambda drawn: True, **fields: int
     ) -> None:
-        """One that is wanted and, with these fields, valid, and what it leaves."""
+        """Draw an instruction with these fields that is valid and `wanted`, and its observation."""
         for _ in range(TRIES):
             drawn = self.draw(kind)
             if wanted(drawn) and self.append(dataclasses.replace(drawn, **fields)):
                 if kind is not Mm and kind is not Softmax:
-                    self._observed()
+                    self._observe_all()
                 return
         raise AssertionError(f"no {kind.__name__} with {fields} is valid")
 
-    def _observed(self) -> None:
+    def _observe_all(self) -> None:
         if self.stored + self._size() <= MEMORY - DUMP:
             self.observe()
 
     def _to_memory(self, address: int, content: bytes) -> None:
-        """Bytes that the host puts there before the program."""
+        """Put bytes into memory before the program starts."""
         self.memories.dram[address : address + len(content)] = list(content)
         image = bytearray(self.image)
         image[address : address + len(content)] = content
@@ -149,8 +149,8 @@ class Balanced(Large):
 
 
 def column(pick: random.Random, most: int, width: int) -> int:
-    """The word of a column: a bias of any size, and a mantissa with which it is as large as a byte times a number of
-    `width` bits; the shift leaves about a byte. Mantissas have `most` bits at most."""
+    """Return a column's word: a bias of any size, and a mantissa of at most `most` bits. Both terms, a byte times a
+    number of `width` bits, are equally large; the shift leaves about a byte."""
     size = pick.randrange(32)
     bits = min(most, max(0, width + 8 - max(8, size) + pick.randrange(-3, 4)))
     shift = min(63, max(0, max(width + 8, max(8, size) + bits) - 8 + pick.randrange(-2, 4)))
@@ -159,14 +159,14 @@ def column(pick: random.Random, most: int, width: int) -> int:
 
 
 def powers(pick: random.Random, most: int, total: int) -> int:
-    """The word of a column whose bias and mantissa are powers of two with a product of ``2**total``, and whose shift
-    takes off the mantissa's power: of what is saturated one bit says so, and the rest is a byte."""
+    """Return a column's word whose bias and mantissa are powers of two with the product ``2**total``. The shift removes
+    the mantissa's power: one bit shows saturation, and the rest is a byte."""
     power = pick.randrange(max(0, total - 30), min(most - 1, total) + 1)
     return 1 << total - power | 1 << 32 + power | power + pick.randrange(3) << 56
 
 
-def balanced(core: Core) -> Iterator[Scenario]:
-    """A program of each kind that the core has."""
+def balanced_scenarios(core: Core) -> Iterator[Scenario]:
+    """Yield a program of each kind that the core has."""
     config = core.config
     kinds = [("sums of terms", Balanced.build_sums, True)]
     kinds += [("quotients", Balanced.build_quotients, bool(config.softmax))]
@@ -178,4 +178,4 @@ def balanced(core: Core) -> Iterator[Scenario]:
             made = Balanced(config, 9000, (Vec,))
             made.share = SEQUENTIAL if core.sequential else 1
             build(made)
-            yield Scenario(name, bench, [compared(name, made, made.program, bench)])
+            yield Scenario(name, bench, [compare_memory(name, made, made.program, bench)])

@@ -1,4 +1,4 @@
-"""Scenarios of memory that answers with errors, one access at a time, of stops, and of a program that hangs."""
+"""Scenarios of memory errors, one access at a time, of stops, and of a program that hangs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from support.core_cases import Benches, Core, Scenario, Step, carried_out, words_of
+from support.core_cases import Benches, Core, Scenario, Step, run_words, words_of
 from support.random_programs import MEMORY, PROGRAM, WithoutDivision
 from weft.hdl.isa import BASES, WORD_BYTES, Instruction, Load, LoopStart, Mm, Store, Vec
 from weft.hdl.isa.memmap import (
@@ -25,32 +25,32 @@ from weft.sim.device import DeviceError
 from weft.sim.rtl.coverage import HostedRtl
 
 ROWS, PITCH = 24, 328
-"""Rows of a transfer, each a burst of its own, and bytes from one to the next."""
+"""Rows of a transfer, each a burst of its own, and bytes from one row to the next."""
 BASE = 0x4000
-"""What all base registers hold."""
+"""Contents of all base registers."""
 LIMITS = (0xFF, 0x55, 0xAA, 0xFF, 0x00)
-"""Of the watchdog, which no good program comes near."""
+"""Watchdog limits that no good program comes near."""
 UNITS = 3
-"""Of the watchdog's time, after which it ends what hangs, or up to one later: what is wrong with one shows in three."""
+"""Watchdog units, after which (or up to one later) it ends a hanging program: an error of one unit shows in three."""
 CHUNK, CHUNKS = 500, 100
-"""Cycles until it is looked at again whether a transfer has met an error, and how often that is done at most."""
+"""Cycles between looks for a memory error during a transfer, and looks at most."""
 Run = Callable[[HostedRtl, int | None], object]
 
 
-def broken(core: Core, seed: int, latency: int, origin: int = 0) -> Scenario:
-    """Errors of memory in each unit, behind few bursts and behind many, with unit, response and address as told; stops
-    at random cycles; a program that hangs, until the watchdog ends it. After each a good program, and before all of
-    them that with watchdogs that do not end it. Memory begins at address `origin` of the bus."""
+def broken_scenarios(core: Core, seed: int, latency: int, origin: int = 0) -> Scenario:
+    """Yield memory errors in each unit, after few and after many bursts, with their unit, response and address. Further
+    scenarios stop programs at random cycles, and hang until the watchdog ends them. A good program runs after each, and
+    before all of them with watchdogs that do not end it. Memory begins at `origin` of the bus."""
     pick, bench = random.Random(seed), Benches(core).of({"latency": latency, "origin": origin})
     good = WithoutDivision(core.config, seed, serial=True)
     good.build(0)  # knows nothing of what others leave on the chip
     words = words_of(good.program)
-    expected = carried_out(bench.golden, good, words, None)
+    expected = run_words(bench.golden, good, words, None)
 
     def right(device: HostedRtl, limit: int | None) -> tuple[object, ...]:
-        return carried_out(device, good, words, limit), device.fault
+        return run_words(device, good, words, limit), device.fault
 
-    def watched(device: HostedRtl, limit: int | None) -> object:
+    def run_watched(device: HostedRtl, limit: int | None) -> object:
         seen = []
         for most in LIMITS:
             device.set_watchdog(most)
@@ -58,7 +58,7 @@ def broken(core: Core, seed: int, latency: int, origin: int = 0) -> Scenario:
         return seen
 
     none = Fault(FaultUnit.NONE, 0, None)
-    steps = [Step("watched", watched, [(most, expected, none) for most in LIMITS], good.program)]
+    steps = [Step("watched", run_watched, [(most, expected, none) for most in LIMITS], good.program)]
     runs = [*_errors(core, pick), *_far(core), *_stops(core, words, pick)]
     runs.append(("watchdog", partial(_hangs, core)))
     for name, run in runs:
@@ -78,7 +78,7 @@ def _errors(core: Core, pick: random.Random) -> list[tuple[str, Run]]:
         load = Load(base=0, run=size, dst_vector=1, dst_row=vectors, **row)
         store = Store(base=1, src_vector=1, src_row=vectors, **row)
         for unit, item in ((FaultUnit.LOAD, load), (FaultUnit.STORE, store)):
-            # No address is told where more bursts may be on their way than are kept.
+            # The core reports no address where more bursts may be in flight than it keeps.
             told = {Fault(unit, response, at)} | ({Fault(unit, response, None)} if number >= 15 else set())
             found.append((f"{unit.name} {number}, {behind} behind", _fails([item], at, response, told)))
     for number in (0, 1, 9, 44):
@@ -94,8 +94,8 @@ def _errors(core: Core, pick: random.Random) -> list[tuple[str, Run]]:
 
 
 def _far(core: Core) -> list[tuple[str, Run]]:
-    """Transfers and jumps of a power of two and little more, of which all but the beginning lies where memory answers
-    with errors: without that bit they are short, and meet none."""
+    """Yield transfers and jumps slightly longer than a power of two, where memory fails in all but the first part. If
+    that length bit is stuck at 0 they are short and meet no error."""
     size, slow = core.config.bus_bytes, core.sequential
     found = []
     for bit in range(6, 0 if slow else 24):  # the sequential core reads no more than it needs
@@ -117,8 +117,7 @@ def _far(core: Core) -> list[tuple[str, Run]]:
 
 
 def _begins(unit: FaultUnit, item: Instruction, at: int, bursts: Iterable[int]) -> Run:
-    """What would take too long to come to its end, but tells that it met an error `at` that place, in one of the
-    `bursts`."""
+    """Step that begins a long program and expects an error `at` one of its first `bursts` bursts."""
     told = {Fault(unit, SLVERR, place) for place in (None, *bursts)}
 
     def run(device: HostedRtl, limit: int | None) -> object:
@@ -150,11 +149,11 @@ def _fails(program: list[Instruction], at: int, response: int, told: set[Fault])
 
 def _outcome(device: HostedRtl, words: bytes, limit: int | None) -> str:
     _begin(device, words)
-    return _ended(device, limit)
+    return _wait_for_end(device, limit)
 
 
-def _ended(device: HostedRtl, limit: int | None) -> str:
-    """Why the program that runs ends."""
+def _wait_for_end(device: HostedRtl, limit: int | None) -> str:
+    """Return why the running program ends."""
     try:
         device.wait(limit or 100_000)
     except DeviceError as error:
@@ -176,20 +175,20 @@ def _stops(core: Core, words: bytes, pick: random.Random) -> list[tuple[str, Run
         if not kind().unsupported(core.config)
     }
     return [
-        *((f"stop {cycles}", _stopped(words, cycles)) for cycles in (0, *pick.sample(range(20, 600), 4))),
+        *((f"stop {cycles}", _stop_after(words, cycles)) for cycles in (0, *pick.sample(range(20, 600), 4))),
         *(
-            (f"stop of a {kind.__name__} that waits", _stopped(program, 50))
+            (f"stop of a {kind.__name__} that waits", _stop_after(program, 50))
             for kind, program in ({} if core.sequential else waiting).items()
         ),
     ]
 
 
-def _stopped(words: bytes, cycles: int) -> Run:
+def _stop_after(words: bytes, cycles: int) -> Run:
     def run(device: HostedRtl, limit: int | None) -> object:
         _begin(device, words)
         device._library.weft_run(device._handle, cycles)
         device.stop()
-        said = _ended(device, limit)
+        said = _wait_for_end(device, limit)
         ended = Status.DONE | (0 if said == "done" else Status.STOPPED)
         return "" if device._status() == ended else f"the status is {device._status()!r}: {said}"
 
@@ -197,8 +196,8 @@ def _stopped(words: bytes, cycles: int) -> Run:
 
 
 def _hangs(core: Core, device: HostedRtl, limit: int | None) -> object:
-    """The watchdog ends what waits for ever, after its units or up to one more: for a semaphore, and on the sequential
-    core, which has none, for memory that does not answer."""
+    """Check that the watchdog ends a hanging program after its units or up to one more. It waits for a semaphore, or on
+    the sequential core for memory that does not answer."""
     if core.sequential:
         device.break_memory(BASE, 1, response=None)
     device.set_watchdog(UNITS)

@@ -1,7 +1,7 @@
-"""What a core is driven with to see whether any fault shows, and to cover all of it: programs, registers, faults.
+"""Scenarios that drive a core to detect any fault and to cover all of it: programs, registers, faults.
 
-A `Scenario` is a memory and steps. Each step is something that a host does with a device, and what it must see; a
-scenario's steps are done in their order on one device, as programs find what others left on the chip.
+A `Scenario` is a memory and steps. Each step is a host's action on a device with the expected observation. Steps run in
+order on one device, because programs find what earlier ones left on the chip.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from weft.sim.timing import SequentialTimingDevice, TimingDevice
 from weft.sim.timing.device import Interval
 
 LIMIT = 60_000_000
-"""Cycles in which a program is done; the sequential core takes 30 million for kernels with large loops."""
+"""Cycles for a program; the sequential core takes 30 million for kernels with large loops."""
 SLACK = 3000
-"""Cycles beyond twice of what a step should take after which a device is given up."""
+"""Cycles beyond twice a step's expected time after which a device is given up."""
 
 
 @dataclass(frozen=True)
 class Core:
-    """A configuration, and which core runs its programs."""
+    """A configuration, and the core that runs its programs."""
 
     config: Config
     sequential: bool = False
@@ -40,21 +40,21 @@ class Core:
 
 @dataclass
 class Step:
-    """Something a host does.
+    """Action of a host on a device.
 
     Attributes
     ----------
     name : str
     run : callable
-        Takes a `HostedRtl` and the cycles that it may take, returns what it saw.
+        Takes a `HostedRtl` and a limit in cycles, returns the observation.
     expected : object
-        What that must be.
+        The observation that is right.
     program : list of Instruction
-        What runs, if anything.
+        Instructions that run, if any.
     intervals : list of Interval
-        When its instructions run, by the cycle model.
+        Times of its instructions, by the cycle model.
     cycles : int
-        That it took on the core as it was designed, 0 if that is not known.
+        Duration on the unmodified core, 0 if unknown.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Step:
     cycles: int = 0
 
     def fault(self, device: HostedRtl) -> str | None:
-        """What is wrong on `device`, if anything. Raises `DeviceError` where it does not end."""
+        """Return the fault that `device` shows, if any. Raises `DeviceError` where it does not end."""
         limit = 2 * self.cycles + SLACK if self.cycles else None
         before = device.cycles
         found = self.run(device, limit)
@@ -81,7 +81,7 @@ class Step:
 
 @dataclass
 class Bench:
-    """A memory, and the golden interpreter with what programs left on the chip so far.
+    """A memory, and a golden interpreter whose on-chip state persists between programs.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Bench:
         Keyword arguments of the device.
     golden : GoldenDevice
     fresh : bool
-        Nothing ran yet, which the cycle model of the sequential core wants.
+        Nothing ran yet, as the sequential core's cycle model requires.
     """
 
     memory: dict[str, Any]
@@ -98,19 +98,18 @@ class Bench:
 
     @property
     def size(self) -> int:
-        """Bytes of the memory."""
         return self.golden.memory_bytes
 
 
 @dataclass
 class Scenario:
-    """Steps on one device.
+    """Sequence of steps on one device.
 
     Attributes
     ----------
     name : str
     bench : Bench
-        Whose device all steps are done on, in their order.
+        Bench of the device on which all steps run.
     steps : list of Step
     """
 
@@ -122,24 +121,24 @@ class Scenario:
 PLAIN: tuple[dict[str, Any], ...] = (
     {"latency": 1}, {"latency": 5}, {"latency": 40}, {"latency": 5, "bandwidth": 1.5}
 )  # fmt: skip
-"""Memories whose time the cycle model tells."""
+"""Memories whose timing the cycle model predicts."""
 STALLS: tuple[dict[str, Any], ...] = (
     {"latency": 1, "stall_probability": 0.3, "stall_seed": 1, "reordered": True},
     {"latency": 40, "stall_probability": 0.7, "stall_seed": 2, "reordered": True},
     {"latency": 5, "bandwidth": 1.5, "reordered": True},
 )
-"""Memories that do as they like."""
+"""Memories of unpredictable timing."""
 
 
 class Benches:
-    """Benches by memory: for each scenario a new one, or `kept` for all that have the same memory."""
+    """Benches by memory: a new one for each scenario, or `kept` ones shared by all scenarios of a memory."""
 
     def __init__(self, core: Core, *, kept: bool = False) -> None:
         self._core, self._kept = core, kept
         self._benches: dict[str, Bench] = {}
 
     def __contains__(self, bench: Bench) -> bool:
-        """Whether it is one that is kept."""
+        """Return whether a bench is one of the shared ones."""
         return self._kept and any(item is bench for item in self._benches.values())
 
     def of(self, memory: dict[str, Any]) -> Bench:
@@ -156,12 +155,12 @@ def words_of(program: list[Instruction]) -> bytes:
 def scenarios(
     core: Core, seeds: range, count: int = 25, benches: Benches | None = None
 ) -> Iterator[Scenario]:
-    """Random programs of the `seeds`, each with about `count` instructions."""
+    """Yield random programs of the `seeds`, each with about `count` instructions."""
     benches = benches or Benches(core)
     for seed in seeds:
-        yield timed(core, seed, count, benches.of(PLAIN[seed % len(PLAIN)]))
-        yield divided(core, seed, count, benches.of(PLAIN[seed % len(PLAIN)]))
-        yield stalled(core, seed, count, benches.of(STALLS[seed % len(STALLS)]))
+        yield timed_scenario(core, seed, count, benches.of(PLAIN[seed % len(PLAIN)]))
+        yield divided_scenario(core, seed, count, benches.of(PLAIN[seed % len(PLAIN)]))
+        yield stalled_scenario(core, seed, count, benches.of(STALLS[seed % len(STALLS)]))
         if core.config.loops:
             memory = (*PLAIN, *STALLS)[seed % (len(PLAIN) + len(STALLS))]
             yield loops(core, seed, max(6, count // 2), benches.of(memory))
@@ -176,28 +175,28 @@ def start(device: Device, image: bytes, bases: list[int], words: bytes) -> None:
 
 
 class Given(Protocol):
-    """What memory and base registers hold before a program, as a `Generator` has it."""
+    """Contents of memory and base registers before a program, in the form of a `Generator`."""
 
     image: bytes
     bases: list[int]
 
 
-def carried_out(device: Device, made: Given, words: bytes, limit: int | None) -> bytes:
-    """All of memory behind a program."""
+def run_words(device: Device, made: Given, words: bytes, limit: int | None) -> bytes:
+    """Run a program and return all of memory after it."""
     start(device, made.image, made.bases, words)
     device.wait(limit or LIMIT)
     return device.read(0, device.memory_bytes)
 
 
-def compared(name: str, made: Given, program: list[Instruction], bench: Bench) -> Step:
-    """A program in the memory of `made`, all of which must be that of the golden interpreter behind it."""
+def compare_memory(name: str, made: Given, program: list[Instruction], bench: Bench) -> Step:
+    """Step that compares all of memory after a program of `made` with the golden interpreter."""
     words = words_of(program)
-    expected = carried_out(bench.golden, made, words, None)
-    return Step(name, lambda device, limit: carried_out(device, made, words, limit), expected, program)
+    expected = run_words(bench.golden, made, words, None)
+    return Step(name, lambda device, limit: run_words(device, made, words, limit), expected, program)
 
 
 def counters_of(device: Device, first: int = 0) -> dict[str, int]:
-    """All counters by name, after one of which the registers are read before others: it must be right at the end."""
+    """Read all counters by name; the last counter before other registers must be right at the end."""
     early = Counter(first % len(Counter))
     found = {}
     if isinstance(device, HostedRtl):
@@ -208,35 +207,37 @@ def counters_of(device: Device, first: int = 0) -> dict[str, int]:
     return found
 
 
-def counted(core: Core, name: str, made: Given, program: list[Instruction], bench: Bench) -> Step:
-    """As `compared`, on a new device, and all counters must be those of the cycle model."""
-    words, model = words_of(program), modelled(core, bench)
-    carried_out(model, made, words, None)
-    expected: dict[str, object] = {"memory": carried_out(bench.golden, made, words, None)}
+def compare_counters(core: Core, name: str, made: Given, program: list[Instruction], bench: Bench) -> Step:
+    """Step like `compare_memory`, on a new device, that also compares all counters with the cycle model."""
+    words, model = words_of(program), model_of(core, bench)
+    run_words(model, made, words, None)
+    expected: dict[str, object] = {"memory": run_words(bench.golden, made, words, None)}
     expected |= counters_of(model)
 
     def run(device: HostedRtl, limit: int | None) -> object:
-        seen: dict[str, object] = {"memory": carried_out(device, made, words, limit)}
+        seen: dict[str, object] = {"memory": run_words(device, made, words, limit)}
         return seen | counters_of(device)
 
     bench.fresh = False
     return Step(name, run, expected, program, model.intervals)
 
 
-def timed(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
-    """A program whose time no data tells: bytes, and all counters as the cycle model says. Twice, as the second run
-    finds what the first left on the chip."""
+def timed_scenario(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
+    """Scenario of a program whose time is independent of data: bytes and counters must match the cycle model. It runs
+    twice, because the second run finds what the first left on the chip."""
     made = WithoutDivision(core.config, seed, serial=seed % 4 == 0)
     made.build(count)
     words, steps = words_of(made.program), []
-    model = modelled(core, bench)
+    model = model_of(core, bench)
     for turn in range(2):
-        counted = bench.fresh or not core.sequential
+        with_counters = bench.fresh or not core.sequential
         bench.fresh = False
-        carried_out(model, made, words, None)  # memory saves up bandwidth from one run to the next
+        run_words(model, made, words, None)  # memory saves up bandwidth from one run to the next
         counters = counters_of(model)
 
-        def run(device: HostedRtl, limit: int | None, counted: bool = counted, turn: int = turn) -> object:
+        def run(
+            device: HostedRtl, limit: int | None, with_counters: bool = with_counters, turn: int = turn
+        ) -> object:
             if turn == 0:
                 device.spend()  # others may have run before
             start(device, made.image, made.bases, words)
@@ -244,47 +245,47 @@ def timed(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
                 device.poke(Reg.CONTROL, START)  # which is for a core that does nothing
             device.wait(limit or LIMIT)
             seen: dict[str, object] = {"memory": device.read(0, MEMORY)}
-            return seen | (counters_of(device, seed + turn) if counted else {})
+            return seen | (counters_of(device, seed + turn) if with_counters else {})
 
-        expected: dict[str, object] = {"memory": carried_out(bench.golden, made, words, None)}
-        expected |= counters if counted else {}
+        expected: dict[str, object] = {"memory": run_words(bench.golden, made, words, None)}
+        expected |= counters if with_counters else {}
         steps.append(Step(f"timed {seed}, {turn}", run, expected, made.program, model.intervals))
     return Scenario(f"timed {seed}", bench, steps)
 
 
-def modelled(core: Core, bench: Bench) -> TimingDevice:
-    """The cycle model of the bench's device; it keeps intervals of the pipelined core."""
+def model_of(core: Core, bench: Bench) -> TimingDevice:
+    """Return the cycle model of the bench's device; it keeps intervals of the pipelined core."""
     if core.sequential:
         return SequentialTimingDevice(core.config, bench.size, **bench.memory)
     return TimingDevice(core.config, bench.size, **bench.memory, trace=True)
 
 
-def divided(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
-    """A program with everything in it; how long divisions take the cycle model knows not to the cycle."""
+def divided_scenario(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
+    """Scenario of a program with all instructions; the cycle model does not know divisions to the cycle."""
     bench.fresh = False
     made = Generator(core.config, seed + 500, serial=False)
     made.build(count)
-    model = modelled(core, bench)
-    carried_out(model, made, words_of(made.program), None)
-    step = compared(f"divided {seed}", made, made.program, bench)
+    model = model_of(core, bench)
+    run_words(model, made, words_of(made.program), None)
+    step = compare_memory(f"divided {seed}", made, made.program, bench)
     step.intervals = model.intervals
     return Scenario(step.name, bench, [step])
 
 
-def stalled(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
-    """Two programs in turn on a memory that stalls and reorders, while the host reads and writes registers, with
-    semaphores of any number."""
+def stalled_scenario(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
+    """Scenario of two programs in turn on a memory that stalls and reorders, with any semaphores. The host reads and
+    writes registers meanwhile."""
     pick, steps = random.Random(seed), []
     bench.fresh = False
     for part in range(2):
         made = Generator(core.config, seed + 1000 * part, serial=False)
         made.build(count)
-        program = renamed(made.program, pick, core.config)
-        steps.append(_disturbed(made, program, bench.golden, seed))
+        program = rename_semaphores(made.program, pick, core.config)
+        steps.append(_disturb(made, program, bench.golden, seed))
     return Scenario(f"stalled {seed}", bench, steps)
 
 
-def _disturbed(made: Generator, program: list[Instruction], golden: GoldenDevice, seed: int) -> Step:
+def _disturb(made: Generator, program: list[Instruction], golden: GoldenDevice, seed: int) -> Step:
     words = words_of(program)
 
     def run(device: HostedRtl, limit: int | None) -> object:
@@ -293,11 +294,11 @@ def _disturbed(made: Generator, program: list[Instruction], golden: GoldenDevice
         device.wait(limit or LIMIT)
         return wrong or device.read(0, MEMORY)
 
-    return Step(f"stalled {seed}", run, carried_out(golden, made, words, None), program)
+    return Step(f"stalled {seed}", run, run_words(golden, made, words, None), program)
 
 
 def traffic(device: HostedRtl, made: Generator, pick: random.Random) -> str:
-    """Read and write registers while a program runs, which must not notice. Returns what was read wrong."""
+    """Read and write registers while a program runs, which must not be affected. Returns wrong reads."""
     known: dict[int, int] = {
         Reg.MAGIC: MAGIC,
         Reg.VERSION: VERSION,
@@ -314,14 +315,14 @@ def traffic(device: HostedRtl, made: Generator, pick: random.Random) -> str:
             continue
         base = pick.randrange(BASES)
         writes = [(base_register(base), made.bases[base]), (Reg.PROGRAM, PROGRAM), (Reg.STATUS, 0)]
-        # Only at the beginning, so that no program is over by then.
+        # Only at the beginning, so that no program has finished by then.
         writes += [(Reg.CONTROL, 1), (Reg.CONTROL, 0)] if turn < 3 else []
         device.poke(*pick.choice(writes))
     return ""
 
 
-def renamed(program: list[Instruction], pick: random.Random, config: Config) -> list[Instruction]:
-    """Other semaphores, any of the 16."""
+def rename_semaphores(program: list[Instruction], pick: random.Random, config: Config) -> list[Instruction]:
+    """Return the program with random distinct semaphores of all 16."""
     numbers = pick.sample(range(SEMAPHORES), SEMAPHORES)
 
     def mask(old: int) -> int:
@@ -333,11 +334,11 @@ def renamed(program: list[Instruction], pick: random.Random, config: Config) -> 
 
 
 def loops(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
-    """A program with loops and registers."""
+    """Scenario of a program with loops and registers."""
     made = LoopProgram(core.config, seed, count, divides=False)
-    counted = bench.memory in PLAIN
+    with_counters = bench.memory in PLAIN
     expected: dict[str, object] = {"memory": made.run(bench.golden)}
-    if counted:
+    if with_counters:
         model = TimingDevice(core.config, MEMORY, **bench.memory)
         made.run(model)
         expected |= counters_of(model)
@@ -345,6 +346,6 @@ def loops(core: Core, seed: int, count: int, bench: Bench) -> Scenario:
     def run(device: HostedRtl, limit: int | None) -> object:
         device.spend()
         found: dict[str, object] = {"memory": made.run(device, limit=limit or LIMIT)}
-        return found | (counters_of(device) if counted else {})
+        return found | (counters_of(device) if with_counters else {})
 
     return Scenario(f"loops {seed}", bench, [Step(f"loops {seed}", run, expected, made.program[:-1])])

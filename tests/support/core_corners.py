@@ -1,6 +1,6 @@
-"""Programs in which each bit of some operands counts that random programs hardly ever need: limits of masks, lines of
-loads, steps of windows, rows of accumulators beside each other, operands and words of kernels, the last bits of
-quotients, and transfers that memory far away refuses."""
+"""Programs in which every bit of rarely used operands affects the result: limits of masks, lines of loads, steps of
+windows, rows of accumulators beside each other, operands and words of kernels, the last bits of quotients, and
+transfers that memory far away refuses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from support.core_cases import Benches, Core, Scenario, compared, counted
+from support.core_cases import Benches, Core, Scenario, compare_counters, compare_memory
 from support.core_directed import ORIGINS
 from support.core_large import again
 from support.core_observed import Observed, four_bytes
@@ -39,15 +39,15 @@ TRIES = 300
 MASKS, WINDOWS, OPERANDS, WORDS = 40, 40, 24, 12
 """Instructions of a program of each kind."""
 LINES = (17, 20, 27, 31)
-"""Rows of a line, of which there are three."""
+"""Rows of a line; there are three lines."""
 RUNS = (257, 300, 426, 511, 700, 1025, 2730, 5461)
 """Words of runs of four vectors that follow each other without a gap."""
 BESIDE = [(ox, step) for step in (1, 2, 4, 8, 16) for ox in range(2, 10)]
-"""Rows of accumulators one after the other, and how far the same number of rows lies behind."""
+"""Successive rows of accumulators, and how many rows later an equal number of rows lies."""
 TRIED = 40
-"""Scales, of which the one is taken whose quotients show most."""
+"""Scales tried; the one whose quotients show most is used."""
 SUMS, PARTS, SCALES = 36, 2, 4
-"""Of rows with hundreds of keys in each of their parts, which have hundreds of quotients of each scale."""
+"""Sums of rows with hundreds of keys in each part; hundreds of quotients of each scale are taken of them."""
 FAR = 24
 """Rows of a transfer, each a burst of its own."""
 
@@ -56,18 +56,18 @@ Fields = dict[str, Any]
 
 
 class Corners(Observed):
-    """Builds a program of one kind. Parameters are those of `Observed`.
+    """Builder of a program of one kind. Parameters as in `Observed`.
 
     Attributes
     ----------
     octaves : int
-        Powers of two that bytes are multiplied by on their way to scores.
+        Log2 of the factor from bytes to scores.
     """
 
     octaves = 0
 
     def parameters(self) -> bytes:
-        """Bytes stay about as they are, so that none of their bits is lost."""
+        """Keep bytes about as they are, so that none of their bits is lost."""
         r, bits, words = self.random, self.config.mantissa_bits, []
         for _ in range(self.config.n):
             mantissa, places = r.randrange(1 << bits - 1, 1 << bits), bits - r.randrange(2) - self.octaves
@@ -75,15 +75,15 @@ class Corners(Observed):
         return block_of(words)
 
     def coordinates(self, bound: Bound) -> dict[str, int]:
-        """Steps of both signs, about a range of which a part is within the bounds."""
+        """Draw steps of both signs over a range of which a part is within the bounds."""
         r = self.random
         steps = {f"{bound.name}_{name}": r.choice([-3, -2, -1, 1, 2, 3]) for name in bound.loops}
         return steps | {bound.name: r.randrange(10), bound.limit: r.randrange(4, 12)}
 
-    def drawn(
+    def draw_valid(
         self, kind: type[Instruction], change: Fields | Callable[[], Fields], *, observe: bool = True
     ) -> None:
-        """One of a kind that is valid with fields that are given, or drawn with it, and what it leaves."""
+        """Return a valid instruction of a kind, its fields drawn and then set by `change`, and its observation."""
         tried = (
             dataclasses.replace(self.draw(kind), **(change() if callable(change) else change))
             for _ in range(TRIES)
@@ -93,11 +93,10 @@ class Corners(Observed):
             self.observe(accumulators=kind is Mm)
 
     def draw(self, kind: type[Instruction]) -> Instruction:
-        """Without long loops."""
         return super(Observed, self).draw(kind)
 
     def build_masks(self) -> None:
-        """Diagonals that begin before the first column, and lengths that end in any of very many."""
+        """Add diagonals that begin before the first column, and lengths that end in any of very many columns."""
         self.prologue()
         r = self.random
 
@@ -116,10 +115,10 @@ class Corners(Observed):
             return fields | limits | {"relative": relative}
 
         for _ in range(MASKS):
-            self.drawn(Softmax, change)
+            self.draw_valid(Softmax, change)
 
     def build_lines(self) -> None:
-        """Of loads: lines of many rows, and rows of many words that fill the time from one to the next."""
+        """Add loads with lines of many rows, and rows with many words, which fill the time up to the next row."""
         self.prologue()
         r, n, bus = self.random, self.config.n, self.config.bus_bytes
         whole = {"base": 7, "length": n, "dst_row": 1, "dst_pixel": 1}
@@ -135,16 +134,16 @@ class Corners(Observed):
             self.observe()
 
     def build_windows(self) -> None:
-        """Steps of both signs from one place of a window to the next."""
+        """Add windows with steps of both signs from one position to the next."""
         self.prologue()
         for _ in range(WINDOWS):
-            self.drawn(Vec, self._window)
+            self.draw_valid(Vec, self._window)
 
     def build_products(self) -> None:
-        """Such steps of products."""
+        """Add products with window steps of both signs."""
         self.prologue()
         for _ in range(WINDOWS):
-            self.drawn(Mm, {})
+            self.draw_valid(Mm, {})
 
     def _window(self) -> dict[str, Any]:
         r = self.random
@@ -153,7 +152,7 @@ class Corners(Observed):
         return counts | fields | {"reduce": r.choice([Reduce.MAX, Reduce.SUM])}
 
     def build_beside(self) -> None:
-        """Products that are added to rows of accumulators while others are written that lie a power of two further."""
+        """Add products that accumulate rows while rows a power of two higher are written."""
         self.prologue()
         for ox, step in BESIDE:
             if 3 * step + ox > self.config.accumulator_size:
@@ -163,10 +162,10 @@ class Corners(Observed):
                 place |= {"oy": 3, "c_oy": step, "ox": min(ox, step), "c_ox": 1}
             else:  # the other way round
                 place |= {"oy": 1, "c_oy": 1, "ox": ox, "c_ox": step}
-            self.drawn(Mm, place | {"accumulate": 1, "align": 0, "depthwise": 0})
+            self.draw_valid(Mm, place | {"accumulate": 1, "align": 0, "depthwise": 0})
 
     def build_operands(self) -> None:
-        """Kernels that read all vectors of all operands in every column, and write a number that depends on each."""
+        """Add kernels that read all vectors of all operands in every column, and write a number that depends on all."""
         self.prologue()
         r = self.random
         for _ in range(OPERANDS):
@@ -174,21 +173,21 @@ class Corners(Observed):
             for operand in range(8):
                 ops.append(MicroOp(op=Op.ADD, a_memory=1, a=operand, shift=r.randrange(24), b=1, d=1))
             self.put(again([*ops, *four_bytes(a=1)]), 0)
-            # Bytes in the scratchpad, as all other operands.
-            self.drawn(Kernel, {"start": 0, "source": Source.SCRATCHPAD})
+            # Read bytes of the scratchpad, as all other operands do.
+            self.draw_valid(Kernel, {"start": 0, "source": Source.SCRATCHPAD})
 
     def build_words(self) -> None:
-        """Kernels whose micro-operations all have large numbers, and such as are written from the last one to the
-        first, one at a time."""
+        """Add kernels whose micro-operations have large numbers, and kernels written from the last micro-operation to
+        the first, one at a time."""
         self.prologue()
         for number in range(WORDS):
             ops = self._wide(2 * MICRO_OPS)
             self._put_backwards(ops) if number % 2 else self.put(ops, 0)
-            self.drawn(Kernel, {"start": 0})
-        self.drawn(Kernel, {"start": 0, "dst2": 0})  # which in most kernels is behind other operands
+            self.draw_valid(Kernel, {"start": 0})
+        self.draw_valid(Kernel, {"start": 0, "dst2": 0})  # which in most kernels is behind other operands
 
     def _wide(self, count: int) -> list[MicroOp]:
-        """Sums of numbers of 24 bits, and their bytes; other columns begin behind the first ones of them."""
+        """Return micro-operations that sum 24-bit numbers and store their bytes; other columns start one later."""
         r = self.random
         ops = [MicroOp(op=Op.INDEX, b_immediate=1, immediate=r.randrange(-(1 << 23), 1 << 23), d=1)]
         while len(ops) < count:
@@ -203,7 +202,8 @@ class Corners(Observed):
         self.kernels = kernels
 
     def build_quotients(self) -> None:
-        """Hundreds of bytes and of accumulators by each of several sums, whose results have no more bits than show."""
+        """Add hundreds of bytes and accumulators divided by each of several sums; results have no more bits than are
+        stored."""
         self.prologue()
         r, half = self.random, self.scratchpad // 2
         result = {"ob": 1, "oy": 1, "scaled": 0, "zero": 0, "low": -128, "high": 127}
@@ -223,13 +223,13 @@ class Corners(Observed):
             for _ in range(SCALES):
                 tried = (r.randrange(1 << 15, 1 << 16) for _ in range(TRIED))
                 scale = {"scale": max(tried, key=lambda number: self._sharpness(state, number, half))}
-                self.drawn(Normalise, many | scale, observe=False)
+                self.draw_valid(Normalise, many | scale, observe=False)
                 self._store(half, half)
             few = result | {"ox": 8, "v_zero": r.randrange(-128, 0), "exponent": 8 + turn % 2}
-            self.drawn(Normalise, few)
+            self.draw_valid(Normalise, few)
 
     def _sharpness(self, state: int, scale: int, vectors: int) -> int:
-        """How many bytes have another quotient if the last bit of the factor for all of them is another one."""
+        """Count the bytes whose quotient changes with the last bit of their common factor."""
         _, factor = reciprocal(self.memories.sums[[state]], scale)
         offset = 128 if self.config.probability_bits == 8 else 0
         elements = self.memories.scratchpad[:vectors].astype(np.int8).astype(np.int64) + offset
@@ -239,22 +239,22 @@ class Corners(Observed):
         return int(sum((quotients[1] != other).sum() for other in (quotients[0], quotients[2])))
 
     def _store(self, first: int, vectors: int) -> None:
-        """A part of the scratchpad."""
+        """Store a part of the scratchpad."""
         length = vectors * self.config.n
         assert self.append(Store(base=6, offset=self.stored, src=first, src_vector=1, length=length))
         self.stored += length
 
     def _sum(self, state: int) -> None:
-        """Of a row of scores in parts, each of which may bring another maximum, by which the others are moved."""
+        """Sum a row of scores in parts, each of which may raise the maximum and so shift the earlier parts."""
         still = {"oy": 1, "ox": 1, "src_ob": 0, "dst_ob": 0, "alignment_ob": 0, "final": 0, "causal": 0}
         still |= {"state": state, "relative": 0, "length": (1 << 15) - 1}
         for part in range(PARTS):
             count = self.random.randrange(2, 400)
             row = still | {"ob": count, "first": int(part == 0)}
-            self.drawn(Softmax, row, observe=False)
+            self.draw_valid(Softmax, row, observe=False)
 
     def build_far(self) -> None:
-        """Transfers of many bursts, one after the other."""
+        """Add transfers of many bursts, one after the other."""
         self.prologue()
         vectors = -(-self.config.bus_bytes // self.config.n)
         for turn in range(4):
@@ -264,7 +264,7 @@ class Corners(Observed):
             assert self.append(Store(base=6, offset=0x4000 * turn, src_vector=1, src_row=vectors, **row))
 
     def build_narrow(self) -> None:
-        """Pixels of less than a vector that follow each other in memory, so that several of them make a word."""
+        """Add pixels of less than a vector that are contiguous in memory, so that several make up a word."""
         self.prologue()
         for turn, length in enumerate((1, 2, 3) * 2):
             pixels = {"pixels": 150, "length": length, "pitch": length, "src_pixel": 1}
@@ -272,14 +272,14 @@ class Corners(Observed):
 
 
 class Apart(Corners):
-    """Scores that are many octaves apart. Parameters are those of `Corners`."""
+    """`Corners` with scores that are many octaves apart."""
 
     octaves = 4
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Programs of a name: the instruction that a core must have, what builds them, and of which class."""
+    """A name of programs: the instruction that a core must have, the method that builds them, and its class."""
 
     name: str
     needs: type[Instruction]
@@ -300,8 +300,8 @@ KINDS = (
 
 
 def corners(core: Core, kinds: Iterable[Kind] = KINDS) -> Iterator[Scenario]:
-    """A program of each kind that the core has, and transfers in memory that lies elsewhere and stalls. Not for the
-    sequential core, which takes some hundred cycles for a vector."""
+    """Yield a program of each kind that the core has, and transfers in memory that lies elsewhere and stalls. Not for
+    the sequential core, which takes some hundred cycles for a vector."""
     if core.sequential:
         return
     for kind in kinds:
@@ -321,10 +321,10 @@ def corners(core: Core, kinds: Iterable[Kind] = KINDS) -> Iterator[Scenario]:
 
 
 def _scenario(core: Core, kind: Kind, memory: dict[str, Any], *, timed: bool = False) -> Scenario:
-    """With `timed` counters must be those of the cycle model as well."""
+    """Build a scenario; with `timed` its counters must match the cycle model as well."""
     bench = Benches(core).of(memory)
     bench.fresh = False
     made = kind.made(core.config, 7000, (Load,))
     kind.build(made)
     given = (kind.name, made, made.program, bench)
-    return Scenario(kind.name, bench, [counted(core, *given) if timed else compared(*given)])
+    return Scenario(kind.name, bench, [compare_counters(core, *given) if timed else compare_memory(*given)])

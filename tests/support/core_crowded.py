@@ -1,5 +1,5 @@
-"""Units that take the memories on the chip from each other: kernels, rows of scores and loads beside products, results
-and stores, without an order between them, and loads of both kinds one after the other."""
+"""Contention of units for the on-chip memories.  Kernels, rows of scores and loads run beside products, results and
+stores without an order between them; loads of both kinds follow each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from support.core_cases import Benches, Core, Scenario, Step, compared, counted
+from support.core_cases import Benches, Core, Scenario, Step, compare_counters, compare_memory
 from support.kernel_model import random_kernel
 from support.random_programs import KERNELS, Generator
 from weft.hdl.isa import (
@@ -28,58 +28,58 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import STRIP_ROWS, Op
 
 TURNS = 8
-"""Of products and stores, each with other instructions beside them."""
+"""Rounds of products and stores, each beside other instructions."""
 BESIDE = 5
 RESULTS = 4
 TRIES = 100
 SEEDS: dict[type[Instruction], range] = {Kernel: range(500, 502), Load: range(500, 508)}
 MANY = 40
-"""Columns."""
+"""Columns of a long kernel."""
 PLACES = 4
-"""For the results of kernels, of a row of vectors each."""
+"""Destinations of kernels, a row of vectors each."""
 REFUSED: dict[type[Instruction], range] = {Kernel: range(510, 513), Softmax: range(510, 513)}
-"""Seeds, by what is beside others, of `Crowded` and `Refused`."""
+"""Seeds of `Crowded` and `Refused`, by the kind of instruction beside the others."""
 
 
 class Crowded(Generator):
-    """Builds a program in which long products and stores read the second bank of the scratchpad, and others work in the
-    first one. Parameters are those of `support.random_programs.Generator`."""
+    """Builder of a program in which long products and stores read the second bank of the scratchpad, while others work
+    in the first bank. Parameters as in `support.random_programs.Generator`."""
 
     def __init__(self, config: Config, seed: int, *, serial: bool) -> None:
         super().__init__(config, seed, serial=serial)
         self.few = False
 
     def build_beside(self, kind: type[Instruction]) -> None:
-        """With instructions of a kind beside them."""
+        """Add rounds with instructions of a kind beside products and stores."""
         self.prologue()
         for turn in range(TURNS):
             if kind is Kernel:
                 self._kernels(turn)
-            self._drawn(kind, 1)  # waits for the store of all, so that none of the others has to
+            self._draw_many(kind, 1)  # waits for the store of all, so that none of the others has to
             others = [self._product(kind)] if kind is not Load or turn % 2 else [self._results()] * RESULTS
-            for instruction in (*others, self._stored(turn)):
+            for instruction in (*others, self._store_results(turn)):
                 assert self.append(instruction)
-            self._drawn(kind, BESIDE)
+            self._draw_many(kind, BESIDE)
             self._behind(kind)
             assert self.append(self.dump())
 
-    def timed(self, kind: type[Instruction]) -> bool:
-        """Whether the cycle model knows to the cycle how long a program takes, as it does not of divisions."""
+    def is_timed(self, kind: type[Instruction]) -> bool:
+        """Return whether the cycle model predicts the program's time to the cycle, which divisions prevent."""
         return kind is Load
 
     def _behind(self, kind: type[Instruction]) -> None:
-        """What shows more of the work of those that were beside others."""
+        """Return instructions that reveal more of the preceding work of that kind."""
 
-    def _drawn(self, kind: type[Instruction], count: int) -> None:
+    def _draw_many(self, kind: type[Instruction], count: int) -> None:
         for _ in range(count):
             assert any(self.append(self.draw(kind)) for _ in range(TRIES)), f"no {kind.__name__} is valid"
 
     def size(self, memory: Memory) -> int:
-        """Others work in the first half of the first bank of the scratchpad: the second half is for results."""
+        """Confine others to the first half of the first bank of the scratchpad: the second half is for results."""
         return self.config.scratchpad_depth // 2 if memory is Memory.SCRATCHPAD else super().size(memory)
 
     def kernel(self) -> dict[str, Any]:
-        """With many columns, of vectors where products read theirs."""
+        """Draw a kernel with many columns, whose vectors lie where products read theirs."""
         fields = super().kernel() | {
             "source": Source.SCRATCHPAD,
             "ox": 40,
@@ -100,8 +100,8 @@ class Crowded(Generator):
         }
 
     def load(self) -> dict[str, Any]:
-        """In turn one of many pixels that are transposed, where there are such, and one of few that are not, which
-        waits for the former while the next one comes."""
+        """Draw, in turn, a load of many pixels (transposed if the core can) and one of few pixels that are not. The
+        second waits for the first while the next one comes."""
         self.few = not self.few
         wanted = int(self.config.softmax and not self.few)
         fields = next(fields for fields in iter(super().load, None) if fields["transpose"] == wanted)
@@ -114,8 +114,8 @@ class Crowded(Generator):
         return fields | {"pixels": pixels, "length": length, "pitch": length, "run": length * pixels}
 
     def _kernels(self, turn: int) -> None:
-        """Other micro-operations, then for each column its number, that is written, and a read, which may have to wait
-        when the next column's number comes."""
+        """Return kernels: new micro-operations, then for each column a write of its number and a read. The read may
+        have to wait when the next column's number comes."""
         room = self.config.kernel // KERNELS
         for start in self.kernels:
             ops = random_kernel(self.random, self.config, range(8), range(4))[: room - 4]
@@ -139,7 +139,7 @@ class Crowded(Generator):
             self.put([*ops, *column], start)
 
     def _product(self, kind: type[Instruction]) -> Instruction:
-        """That reads a few places of the upper half for a long time."""
+        """Return a product that reads a few vectors of the upper half for a long time."""
         first, r = self.config.scratchpad_depth, self.random
         steps = {
             "a": (first // 2 if kind is not Load else first) + r.randrange(8),
@@ -152,29 +152,29 @@ class Crowded(Generator):
         )
 
     def _results(self) -> Instruction:
-        """That go to the bank of loads, one after the other, from a place that does not change."""
+        """Return results that go to the bank of loads one after the other, from a fixed address."""
         quarter = self.scratchpad // 4
         return Vec(
             source=Source.SCRATCHPAD, src=2 * quarter, dst=quarter, dst_ox=1, ox=quarter, params=self.block()
         )
 
-    def _stored(self, turn: int) -> Instruction:
+    def _store_results(self, turn: int) -> Instruction:
         first = self.config.scratchpad_depth
         length = (self.scratchpad - first) * self.config.n
         return Store(base=6, offset=0x4000 + turn, length=length, src=first, src_vector=1, signal=0)
 
 
 class Refused(Crowded):
-    """Kernels each of which writes in places of its own, right behind a read that may be refused, and other reads
-    behind that; and rows of scores, whose sums show in quotients. Parameters are those of `Crowded`."""
+    """Builder of kernels that write to disjoint places right after a read that may be refused, with further reads after
+    it. Sums of rows of scores show in quotients. Parameters as in `Crowded`."""
 
     def __init__(self, config: Config, seed: int, *, serial: bool) -> None:
         super().__init__(config, seed, serial=serial)
         self.turn, self.banks = 0, False
 
     def kernel(self) -> dict[str, Any]:
-        """Of a whole strip of rows, in other places than the ones before; the second kernel's columns are many, and it
-        reads accumulators."""
+        """Draw a kernel over a whole strip of rows, in new places. The second kernel has many columns and reads
+        accumulators."""
         self.turn = (self.turn + 1) % (2 * PLACES)
         fields = super().kernel() | {"ob": 1, "oy": STRIP_ROWS, "ox": 1 + self.turn % 2}
         if fields["start"] != self.kernels[0]:
@@ -185,11 +185,11 @@ class Refused(Crowded):
             fields |= place | {f"{name}_ox": 0, f"{name}_ob": 0}
         return fields
 
-    def timed(self, kind: type[Instruction]) -> bool:
+    def is_timed(self, kind: type[Instruction]) -> bool:
         return kind is Kernel
 
     def softmax(self) -> dict[str, Any]:
-        """Of as many rows as there are states, of vectors where products read theirs."""
+        """Draw as many rows as there are states, with vectors where products read theirs."""
         r, rows = self.random, self.config.row_states
         place = {"src": self.config.scratchpad_depth + r.randrange(8), "dst": r.randrange(8)}
         steps = {"src_ob": rows, "src_ox": 1, "src_oy": 0, "dst_ob": 0, "dst_oy": 0, "dst_ox": 1}
@@ -199,8 +199,8 @@ class Refused(Crowded):
         return fields | place | steps | states
 
     def _kernels(self, turn: int) -> None:
-        """For each column a number, a vector to which that is added and which is written at once, and another one; and
-        for each of many columns the numbers of its elements, which are written, and a read ahead of the next one's."""
+        """Return kernels: each column's number, a sum that is written at once, and another vector. Then, for many
+        columns, the elements' numbers are written, with a read before the next column."""
         shown = {"b_immediate": 1, "immediate": 1, "floor": 1, "d_memory": 1}
         few = [
             MicroOp(op=Op.INDEX, b_immediate=1, immediate=turn, d=1),
@@ -219,8 +219,8 @@ class Refused(Crowded):
             self.put(ops, start)
 
     def _product(self, kind: type[Instruction]) -> Instruction:
-        """In turn one that reads its second operand in all cycles but one of five, and one whose rows go to both banks
-        of accumulators in turn."""
+        """Return, in turn, a product that reads its second operand in four of five cycles, and one whose rows go to
+        both banks of accumulators alternately."""
         self.banks = not self.banks
         rows = {"ox": self.config.n + 1}
         if self.banks:
@@ -245,8 +245,8 @@ class Refused(Crowded):
         assert any(self.append(item) for item in drawn)
 
 
-def crowded(core: Core) -> Iterator[Scenario]:
-    """Kernels, and loads, beside products and stores, with memories of several kinds."""
+def crowded_scenarios(core: Core) -> Iterator[Scenario]:
+    """Yield kernels and loads beside products and stores, with memories of several kinds."""
     if core.sequential:
         return
     for builder, (kind, seeds) in (
@@ -260,6 +260,6 @@ def crowded(core: Core) -> Iterator[Scenario]:
             bench.fresh = False
             made, name = builder(core.config, seed, serial=False), f"beside {kind.__name__}"
             made.build_beside(kind)
-            same = partial(counted, core) if made.timed(kind) else compared
+            same = partial(compare_counters, core) if made.is_timed(kind) else compare_memory
             step: Step = same(f"{name} {seed}", made, made.program, bench)
             yield Scenario(step.name, bench, [step])

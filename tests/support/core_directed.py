@@ -1,4 +1,4 @@
-"""Scenarios for what random programs do not do: registers byte by byte, semaphores that nobody gives, and faults."""
+"""Scenarios that random programs lack: registers byte by byte, semaphores that nobody gives, and faults."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import product
 
-from support.core_broken import broken
-from support.core_cases import Benches, Core, Scenario, Step, carried_out, compared, start, words_of
+from support.core_broken import broken_scenarios
+from support.core_cases import Benches, Core, Scenario, Step, compare_memory, run_words, start, words_of
 from support.random_programs import MEMORY, PROGRAM, WithoutDivision, WithoutNumbers
 from weft.hdl.isa import (
     BASES,
@@ -35,38 +35,38 @@ from weft.sim.device import DeviceError
 from weft.sim.rtl.coverage import HostedRtl
 
 WILD = 3
-"""Programs of each instruction with anything in its fields."""
+"""Programs of each instruction with arbitrary fields."""
 ORIGINS = (0xA5A5_4000, 0x5A5A_B000, 0x7FFE_0000, (1 << 32) - MEMORY)
-"""Where memory begins on the bus: in places with bits of both kinds, across the middle, and up to the end."""
+"""Base addresses of memory on the bus: mixed bits, across the middle, and up to the end."""
 LONG = 150_000
-"""Cycles of the longest wait."""
+"""Longest wait, in cycles."""
 
 
-def directed(core: Core, seed: int = 1) -> Iterator[Scenario]:
-    """Registers, semaphores, faults and places of memory, each on a device of its own."""
+def directed_scenarios(core: Core, seed: int = 1) -> Iterator[Scenario]:
+    """Yield scenarios of registers, semaphores, faults and base addresses, each on a new device."""
     yield registers(core)
     yield waiting(core)
     yield faults(core, seed)
-    yield broken(core, seed, latency=2)
-    yield broken(core, seed, latency=40)
+    yield broken_scenarios(core, seed, latency=2)
+    yield broken_scenarios(core, seed, latency=40)
     for origin in ORIGINS[:2]:
-        yield broken(core, seed, latency=8, origin=origin)
+        yield broken_scenarios(core, seed, latency=8, origin=origin)
     yield from distant(core, seed)
 
 
 def distant(core: Core, seed: int) -> Iterator[Scenario]:
-    """Programs in memory that lies elsewhere on the bus: every bit of an address, and every carry, counts."""
+    """Yield programs in memory that lies elsewhere on the bus: every address bit and every carry matters."""
     for number, origin in enumerate(ORIGINS):
         stalls = {"stall_probability": 0.5, "stall_seed": seed, "reordered": True} if number % 2 else {}
         bench = Benches(core).of({"latency": 1 + 5 * number, "origin": origin, **stalls})
         made = WithoutNumbers(core.config, 3000 + seed + number, serial=number % 2 == 0)
         made.build(6 if core.sequential else 20)
         name = f"memory at {origin:#x}"
-        yield Scenario(name, bench, [compared(name, made, made.program, bench)])
+        yield Scenario(name, bench, [compare_memory(name, made, made.program, bench)])
 
 
 def registers(core: Core) -> Scenario:
-    """Every register with several values, byte by byte, reserved addresses, and counters of an empty program."""
+    """Check every register with several values, byte by byte, reserved addresses, and counters of an empty program."""
     kept: list[int] = [Reg.PROGRAM, *(base_register(index) for index in range(BASES))]
     constants: dict[int, int] = {
         Reg.MAGIC: MAGIC,
@@ -111,7 +111,7 @@ def registers(core: Core) -> Scenario:
 
 
 def waiting(core: Core) -> Scenario:
-    """Each unit waits for each semaphore: until another gives it, and for ever if nobody does."""
+    """Check that each unit waits for each semaphore: until another unit gives it, and for ever otherwise."""
     config = core.config
     quick: dict[Queue, Instruction] = {
         Queue.LOAD: Load(base=0, run=1), Queue.MM: Mm(), Queue.VEC: Vec(), Queue.STORE: Store(base=4, offset=0x100)
@@ -131,7 +131,7 @@ def waiting(core: Core) -> Scenario:
                 steps.append(ends([take, other], f"{taker.name} without semaphore {semaphore}", never=True))
                 if giver is Queue.LOAD:
                     steps.append(ends([give, take, take], f"{taker.name} with one {semaphore}", never=True))
-    # As many as a semaphore counts, of all of them, and back.
+    # Give as many of each semaphore as it can count, and take them back.
     every = (1 << SEMAPHORES) - 1
     give = dataclasses.replace(quick[Queue.LOAD], signal=every)
     take = dataclasses.replace(quick[Queue.VEC], wait=every)
@@ -140,7 +140,7 @@ def waiting(core: Core) -> Scenario:
 
 
 def ends(program: list[Instruction], name: str, *, never: bool = False, most: int = 4000) -> Step:
-    """Whether a program ends in a short time, of `most` cycles; where it does not, the core is reset."""
+    """Step that checks whether a program ends within `most` cycles; if it does not, the core is reset."""
     words = words_of(program)
 
     def run(device: HostedRtl, limit: int | None) -> object:
@@ -156,7 +156,7 @@ def ends(program: list[Instruction], name: str, *, never: bool = False, most: in
 
 
 def faults(core: Core, seed: int) -> Scenario:
-    """Programs with words that are no instructions, and accesses that memory refuses; after each a good program."""
+    """Run programs with invalid words, and with accesses that memory refuses; after each a good program."""
     pick, config = random.Random(seed), core.config
     bench, steps = Benches(core).of({"latency": 4}), []
     good = WithoutDivision(config, seed, serial=True)
@@ -178,10 +178,10 @@ def faults(core: Core, seed: int) -> Scenario:
         bad.append((words_of([Load(base=3, offset=at % (1 << 32), run=64, length=1)]), "outside memory"))
         bad.append((words_of([Store(base=3, offset=at % (1 << 32), pixels=9)]), "outside memory"))
     for number, (word, what) in enumerate(bad):
-        steps.append(Step(f"fault {number}", _refused(word + End().encode(), what), what))
+        steps.append(Step(f"fault {number}", _refusing_program(word + End().encode(), what), what))
         if number % 12 == 0:
-            steps.append(Step(f"after fault {number}", lambda device, limit: carried_out(
-                device, good, words, limit), carried_out(bench.golden, good, words, None), good.program))  # fmt: skip
+            steps.append(Step(f"after fault {number}", lambda device, limit: run_words(
+                device, good, words, limit), run_words(bench.golden, good, words, None), good.program))  # fmt: skip
     return Scenario("faults", bench, steps)
 
 
@@ -189,7 +189,7 @@ def _kinds(config: Config) -> list[type[Instruction]]:
     return [kind for kind in INSTRUCTIONS.values() if not kind().unsupported(config)]
 
 
-def _refused(words: bytes, what: str) -> Callable[[HostedRtl, int | None], object]:
+def _refusing_program(words: bytes, what: str) -> Callable[[HostedRtl, int | None], object]:
     def run(device: HostedRtl, limit: int | None) -> object:
         start(device, b"", [0] * BASES, words)
         try:
@@ -202,15 +202,15 @@ def _refused(words: bytes, what: str) -> Callable[[HostedRtl, int | None], objec
 
 
 def wild(core: Core, seed: int) -> Scenario:
-    """Instructions with anything in their fields, and programs anywhere, that a reset ends after some time or memory
-    does; after some of them a good program, whose results must be right."""
+    """Run instructions with arbitrary fields, and programs at arbitrary addresses, each ended by a reset or a memory
+    error. After some of them a good program must give the right results."""
     pick, config, steps = random.Random(seed), core.config, []
     bench = Benches(core).of({"latency": 3})
     good = WithoutDivision(config, seed, serial=True)
     good.build(0)
     words = words_of(good.program)
-    expected = carried_out(bench.golden, good, words, None)
-    # A READ whose address is no multiple of what it reads may leave its 4 KiB.
+    expected = run_words(bench.golden, good, words, None)
+    # A READ whose address is no multiple of its size may leave its 4 KiB.
     kinds = [kind for kind in _kinds(config) if kind not in (End, ReadRegisters)]
     for turn in range(WILD):
         for kind in kinds:
@@ -225,9 +225,9 @@ def wild(core: Core, seed: int) -> Scenario:
             at = pick.getrandbits(32) // config.bus_bytes * config.bus_bytes
             steps.append(Step("wild program", _cut_short(words, at, pick), ""))
         if turn % 2:
-            steps.append(Step("after wild ones", lambda device, limit: carried_out(
+            steps.append(Step("after wild ones", lambda device, limit: run_words(
                 device, good, words, limit), expected, good.program))  # fmt: skip
-    # Pixels of as many vectors as there may be, which follow each other or overlap.
+    # The maximum number of vectors a pixel, contiguous or overlapping.
     for length, apart in product((0xFFFF, 0xAAAA, 0x5555), (0, 1, 3)):
         most = Load(length=length, pixels=2, pitch=length - apart, run=0xFFFFFF, line=1, rows=2)
         cut = _cut_short(words_of([most]), PROGRAM, random.Random(length))
@@ -249,25 +249,25 @@ def wild(core: Core, seed: int) -> Scenario:
 
 
 def _anything(kind: type[Instruction], config: Config, pick: random.Random) -> Instruction:
-    """An instruction with fields of all values, of which some are small so that it comes far."""
+    """Draw an instruction with fields of any value, some of them small so that it advances far."""
     values = {}
     for name, place in places(kind.OPCODE).items():
         high = place.high if pick.random() < 0.8 else max(place.low, 1)
         values[name] = pick.choice([pick.randint(place.low, high), place.low, place.high])
-    return _supported(kind, config, values)
+    return _limit_to_config(kind, config, values)
 
 
 def _every_second(kind: type[Instruction], config: Config, bits: int, turn: int) -> Instruction:
-    """An instruction with every second bit of all fields, some of them turned round in the second and third turn."""
+    """Return an instruction with every second bit of all fields set; some are inverted in turns two and three."""
     values = {}
     for index, (name, place) in enumerate(places(kind.OPCODE).items()):
         turned = bits ^ 0xFFFFFFFF if index % 3 < turn else bits
         values[name] = max(place.high & turned, place.low)
-    return _supported(kind, config, values)
+    return _limit_to_config(kind, config, values)
 
 
-def _supported(kind: type[Instruction], config: Config, values: dict[str, int]) -> Instruction:
-    """An instruction with these values, but none that the configuration does not have, and without a wait."""
+def _limit_to_config(kind: type[Instruction], config: Config, values: dict[str, int]) -> Instruction:
+    """Return an instruction with these values, limited to what the configuration has, and without a wait."""
     needed = required_features(kind.OPCODE)
     values |= {name: 0 for name in values if name in needed and needed[name].missing(config)}
     found = kind(**values | {"wait": 0})
@@ -280,7 +280,7 @@ def _supported(kind: type[Instruction], config: Config, values: dict[str, int]) 
 def _cut_short(
     words: bytes, at: int, pick: random.Random, cycles: int = 0
 ) -> Callable[[HostedRtl, int | None], object]:
-    """Run a program for so many cycles, or for some, and reset the core; what is seen is what must not happen."""
+    """Step that runs a program for `cycles`, or for a random time, and resets the core; it returns any violation."""
     cycles = cycles or pick.randrange(50, 700)
     turned = pick.choice((0, 0xFFFF_FFFF))
 

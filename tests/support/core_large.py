@@ -1,4 +1,4 @@
-"""Programs with what is large: sums of long rows of scores, columns of long rows, fields of loads, transfers of more
+"""Programs with large extents: sums of long rows of scores, columns of long rows, fields of loads, transfers of more
 than 64 KiB, and many transfers that memory is slow to take."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from support.core_cases import Benches, Core, Scenario, compared
+from support.core_cases import Benches, Core, Scenario, compare_memory
 from support.core_observed import Observed, four_bytes
 from support.random_instructions import BLOCKS, DUMP, MEMORY, block_of
 from support.random_programs import Generator
@@ -27,31 +27,31 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import Op
 
 COLUMNS = (0x2A, 0x155, 0x2AA, 0x555, 0xAAA)
-"""Of a row, in vectors."""
+"""Columns of a row, in vectors."""
 FAR = 0xF0F8
-"""Bytes from one to the next of four pixels, of a row that is most of memory."""
+"""Bytes between the starts of four pixels, whose row is most of memory."""
 LOADS = 120
-"""That are drawn; for some none is valid."""
+"""Loads that are drawn; for some no valid one exists."""
 OVERLAPPING = (0x55, 0xAA, 0x155, 0x1AA)
-"""Bytes of pixels of which the next one begins a third further on: there is a pass over the row for each vector."""
+"""Bytes of pixels that start a third of a pixel apart: each of their vectors takes a pass over the row."""
 PIXELS = (0xAAAA, 0xAAAA - 32, 0xAAAA - 512)
-"""Of large transfers, each of two bytes."""
+"""Pixels of large transfers, each of two bytes."""
 MOST = 4095
-"""Vectors of a row, as many as an instruction has."""
+"""Largest number of vectors that an instruction can give a row."""
 WHOLE_PARTS = 5
-"""Of a row, each of `MOST` vectors: with N = 4 its sum of probabilities is beyond 32 bits."""
+"""Parts of a row, each of `MOST` vectors: with N = 4 its sum of probabilities exceeds 32 bits."""
 LARGEST_SUM = (1 << 32) - 1
 SHORT_STORES = 40
 LATE: dict[str, dict[str, Any]] = {"short stores": {"latency": 200}}
-"""By program a memory that confirms late."""
+"""Memory that confirms writes late, by program."""
 SUMS = 4
-"""Of each number of columns."""
+"""Sums of each number of columns."""
 NORMALISED = 4
-"""Results of each sum that are kept."""
+"""Stored results of each sum."""
 
 
 class Large(Observed):
-    """Builds a program of one of four kinds. Parameters are those of `Observed`.
+    """Builder of a program of one of four kinds. Parameters as in `Observed`.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Large(Observed):
     columns: tuple[int, ...] = COLUMNS
 
     def parameters(self) -> bytes:
-        """Bytes become scores that are a part of an octave apart, or many octaves."""
+        """Map bytes to scores that are a part of an octave apart, or many octaves."""
         r, bits, words = self.random, self.config.mantissa_bits, []
         scale = r.randrange(-8, 3)
         for _ in range(self.config.n):
@@ -71,7 +71,7 @@ class Large(Observed):
         return block_of(words)
 
     def build_sums(self) -> None:
-        """Rows in three parts, each of which may bring a new maximum, and results of their sums."""
+        """Add rows in three parts, each of which may bring a new maximum, and results of their sums."""
         self.prologue()
         self.observe()
         for turn, columns in enumerate(SUMS * self.columns):
@@ -80,12 +80,12 @@ class Large(Observed):
                 row = {"ob": columns, "oy": 1, "ox": 1, "first": int(part == 0), "final": 0, "causal": 0}
                 row |= state | {"relative": 0, "length": (1 << 15) - 1}
                 row |= {"source": Source.SCRATCHPAD, "params": self.block()}
-                self._drawn(Softmax, row, "ob")
+                self._draw_with(Softmax, row, "ob")
             self._quotients(state["state"], -(turn % 8))
 
     def build_whole_sums(self) -> None:
-        """Rows whose sums grow as far as they can, in parts as long as an instruction's: one until it wraps, with
-        keys far below the maximum on the way, and one to the largest number that there is, and beyond."""
+        """Add rows whose sums grow to their limit, in parts as long as an instruction allows. One sum wraps, with keys
+        far below the maximum on the way; one reaches the largest number and exceeds it."""
         self.prologue()
         self.observe()
         for turn in range(WHOLE_PARTS):
@@ -104,7 +104,7 @@ class Large(Observed):
     def _row(
         self, state: int, first: bool, vectors: int, *, equal: bool = True, length: int = 1 << 14
     ) -> None:
-        """A part of a row, all of whose scores are `equal`, or lower."""
+        """Add a part of a row, all of whose scores are `equal`, or lower."""
         params = self.scratchpad + (0 if equal else PARAMETER_VECTORS)
         fields = {"ob": vectors, "oy": 1, "ox": 1, "state": state, "first": int(first)}
         fields |= {
@@ -115,16 +115,16 @@ class Large(Observed):
             "source": Source.SCRATCHPAD,
             "params": params,
         }
-        self._drawn(Softmax, fields, "ob")
+        self._draw_with(Softmax, fields, "ob")
 
     def _quotients(self, state: int, exponent: int) -> None:
         for _ in range(NORMALISED):
             fields = {"state": state, "ob": 1, "oy": 1, "ox": 1, "scaled": 0, "exponent": exponent}
-            self._drawn(Normalise, fields, "oy")
+            self._draw_with(Normalise, fields, "oy")
         self.observe()
 
     def build_columns(self) -> None:
-        """The numbers of elements of long rows, of which the last column's stay."""
+        """Store the element numbers of long rows; the last column's remain."""
         self.prologue()
         index = MicroOp(op=Op.INDEX, b_immediate=1, immediate=0, d=1)
         self.put([index, *again(four_bytes(a=1))], 0)
@@ -135,7 +135,7 @@ class Large(Observed):
             self.observe()
 
     def build_loads(self) -> None:
-        """Loads of which some numbers are large, as many as the scratchpad and the region of inputs allow."""
+        """Add loads with large extents, as far as the scratchpad and the region of inputs allow."""
         self.prologue()
         for turn in range(LOADS):
             drawn = (Generator.draw(self, Load) for _ in range(30))
@@ -162,7 +162,7 @@ class Large(Observed):
             assert self.append(Load(base=7, dst=power, run=(1 << power) + 1, length=self.config.n))
         self.observe()
         size, n = self.config.scratchpad_size, self.config.n
-        # All of the scratchpad: by two pixels that have almost all bytes in common, and by as many rows as it has.
+        # Fill the scratchpad: with two pixels that share almost all bytes, and with as many rows as fit.
         half = {"length": size // 2 * n, "run": size * n, "dst_vector": 1, "dst_pixel": size // 2}
         assert self.append(Load(base=7, pixels=2, pitch=(size // 2 - 1) * n, **half))
         assert self.append(dataclasses.replace(self.dump(), offset=self.stored))
@@ -170,22 +170,21 @@ class Large(Observed):
         self.observe()
 
     def build_store(self) -> None:
-        """Pixels that follow each other in memory are one transfer, here of more than 64 KiB, and of odd and even
-        numbers of bursts."""
+        """Add one transfer of contiguous pixels, over 64 KiB, with odd and even numbers of bursts."""
         self.prologue()
         for source, pixels in enumerate(PIXELS):
             assert 2 * pixels < MEMORY - DUMP
             assert self.append(Store(base=6, src=source, pixels=pixels, length=2, pitch=2))
 
     def build_short_stores(self) -> None:
-        """Of a few bytes each, one after the other."""
+        """Add stores of a few bytes each, one after the other."""
         self.prologue()
         for turn in range(SHORT_STORES):
             place = turn * (self.config.bus_bytes + 1)
             assert self.append(Store(base=6, offset=place, src=turn, length=1 + turn % self.config.n))
 
-    def _drawn(self, kind: type[Softmax] | type[Normalise], fields: dict[str, int], loop: str) -> None:
-        """One with these fields that is valid; along the loop it stays where it is."""
+    def _draw_with(self, kind: type[Softmax] | type[Normalise], fields: dict[str, int], loop: str) -> None:
+        """Draw a valid instruction with these fields; along the loop its address does not move."""
         for _ in range(300):
             drawn = self.draw(kind)
             strides = [name for name in vars(drawn) if name.endswith(f"_{loop}")]
@@ -195,37 +194,37 @@ class Large(Observed):
 
 
 class WholeSums(Large):
-    """`Large` whose first parameter block makes 0 of every score, and whose second makes them lower by `octaves`.
-    Parameters are those of `Observed`."""
+    """`Large` whose first parameter block makes every score 0, and whose second lowers scores by `octaves`. Parameters
+    as in `Observed`."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._blocks = iter(range(BLOCKS))
 
     def parameters(self) -> bytes:
-        """Bytes of elements are too small to change what is rounded."""
+        """Keep bytes of elements too small to change what is rounded."""
         bits = self.config.mantissa_bits
         lower = -(octaves(self.config) << 17) & 0xFFFFFFFF | 1 << 32 + bits - 1 | bits + 9 << 56
         return block_of([lower * next(self._blocks)] * self.config.n)
 
 
 def whole(config: Config) -> int:
-    """What a vector of keys that are all at the maximum adds to a row's sum, which has 8 bits behind the point."""
+    """Return the amount that a vector of keys at the maximum adds to a row's sum, which has 8 fractional bits."""
     return config.n * config.exp2_table[0]
 
 
 def octaves(config: Config) -> int:
-    """So many octaves lower, a vector of keys adds less than 128 to the bits of a sum, and more than 63."""
+    """Return by how many octaves keys must be lower for a vector of them to add 64 to 127 to a sum's bits."""
     return whole(config).bit_length() + 1
 
 
 def again(ops: list[MicroOp], target: int = 0) -> list[MicroOp]:
-    """A kernel whose end goes back to one of its micro-operations for each column."""
+    """Return a kernel whose end jumps back to one of its micro-operations for each column."""
     return [*ops[:-1], dataclasses.replace(ops[-1], again=1, target=target)]
 
 
 def large(core: Core) -> Iterator[Scenario]:
-    """A program of each kind that the core has."""
+    """Yield a program of each kind that the core has."""
     kinds: list[tuple[str, type[Instruction], type[Large], Callable[[Any], None]]] = [
         ("store", Store, Large, Large.build_store),
         ("loads", Load, Large, Large.build_loads),
@@ -242,5 +241,5 @@ def large(core: Core) -> Iterator[Scenario]:
         if core.sequential:
             made.columns = COLUMNS[:2]
         build(made)
-        step = compared(f"large {name}", made, made.program, bench)
+        step = compare_memory(f"large {name}", made, made.program, bench)
         yield Scenario(step.name, bench, [step])

@@ -1,4 +1,4 @@
-"""Long loops within other loops, so that their counters begin anew, and loads that fill the scratchpad."""
+"""Long loops within other loops, so that their counters restart, and loads that fill the scratchpad."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from support.core_cases import Benches, Core, Scenario, compared, counted
+from support.core_cases import Benches, Core, Scenario, compare_counters, compare_memory
 from support.core_observed import Observed, iterations
 from weft.hdl.isa import Instruction, Kernel, Load, Mm, Reduce, Store, Vec, places
 
@@ -18,22 +18,22 @@ LOOPS: dict[type[Instruction], tuple[str, ...]] = {
     Store: ("rows", "pixels"),
     Load: ("rows", "pixels"),
 }
-"""Outermost first."""
+"""Loops of each instruction, outermost first."""
 COUNTS = (0xAAC, 0x557, 0x2AC, 0x157, 0xAC, 0x57, 0x2C, 0x17)
-"""Of the long loop: the two largest ones that are valid are taken. Counters begin with 2 less, which has bits of both
-kinds in every place."""
+"""Iterations of the long loop: the two largest valid ones are used. Counters start at 2 less, so that each bit is 0
+once and 1 once."""
 MOST = {False: 1 << 13, True: 1 << 10}
 """Iterations of an instruction, by whether it is a `Kernel`."""
 TRIES = 200
 
 
 class Nested(Observed):
-    """Builds programs of instructions with a long loop in a short one. Parameters are those of `Observed`.
+    """Builder of programs of instructions with a long loop in a short one. Parameters as in `Observed`.
 
     Attributes
     ----------
     counts : dict
-        Of the loops of the instruction that is drawn.
+        Iterations of the drawn instruction's loops.
     """
 
     def __init__(self, *parameters: Any) -> None:
@@ -41,14 +41,14 @@ class Nested(Observed):
         self.counts: dict[str, int] = {}
 
     def draw(self, kind: type[Instruction]) -> Instruction:
-        """With `counts`; operands and strides within the memories."""
+        """Draw an instruction with `counts`, and operands and strides within the memories."""
         drawn = super(Observed, self).draw(kind)
         return (
             drawn if all(vars(drawn)[name] == count for name, count in self.counts.items()) else Load(run=0)
         )
 
     def build_nested(self) -> None:
-        """For each loop the two largest counts that are valid, each with what the instruction leaves."""
+        """Add, for each loop, the two largest valid counts, each with the instruction's observation."""
         self.prologue()
         self.observe()
         for kind in self._kinds:
@@ -76,7 +76,7 @@ class Nested(Observed):
         return super().kernel() | self.counts
 
     def store(self) -> dict[str, Any]:
-        """In steps that keep it within the region of outputs."""
+        """Choose steps that keep the store within the region of outputs."""
         fields = super().store() | self.counts
         rows, pixels = fields["rows"], fields["pixels"]
         step = max(1, 0x3000 // (rows * pixels))
@@ -89,7 +89,7 @@ class Nested(Observed):
         }
 
     def load(self) -> dict[str, Any]:
-        """Of rows whose bytes reach to their last pixel, and which are within the region of inputs."""
+        """Choose rows whose bytes reach to their last pixel, within the region of inputs."""
         fields, r = super().load() | self.counts, self.random
         fields |= {"transpose": 0, "int4": 0, "blocks": 0, "length": r.randrange(1, self.config.n + 1)}
         pitch = r.randrange(1, 2 * self.config.n)
@@ -105,7 +105,7 @@ class Nested(Observed):
         }
 
     def _append(self, kind: type[Instruction], loop: str, count: int) -> bool:
-        """Of many that are drawn the first that is valid."""
+        """Append the first valid instruction of many drawn ones."""
         if count > places(kind.OPCODE)[loop].high:
             return False
         others = LOOPS[kind][: LOOPS[kind].index(loop)] or LOOPS[kind][1:]
@@ -118,8 +118,8 @@ class Nested(Observed):
         return False
 
 
-def nested(core: Core, kinds: Iterable[type[Instruction]] = LOOPS) -> Iterator[Scenario]:
-    """For each of the kinds of instructions that have loops a program; all bytes, and counters but those of kernels, as
+def nested_scenarios(core: Core, kinds: Iterable[type[Instruction]] = LOOPS) -> Iterator[Scenario]:
+    """Yield a program for each of the kinds that have loops. All bytes must match, and counters except for kernels, as
     in `support.core_observed.long_loops`."""
     for kind in kinds:
         if kind().unsupported(core.config):
@@ -129,5 +129,5 @@ def nested(core: Core, kinds: Iterable[type[Instruction]] = LOOPS) -> Iterator[S
         if core.sequential:
             made.most = 1 << 10
         made.build_nested()
-        same = compared if kind is Kernel else partial(counted, core)
+        same = compare_memory if kind is Kernel else partial(compare_counters, core)
         yield Scenario(name, bench, [same(name, made, made.program, bench)])

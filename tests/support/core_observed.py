@@ -1,8 +1,8 @@
-"""Programs of one kind of instruction, whose effect on the scratchpad is stored after each of them.
+"""Programs of one kind of instruction that store the scratchpad after each instruction.
 
-In a program of all kinds most results are overwritten, or cut to 8 bits, before anything is stored. Here nothing that
-an instruction writes to the scratchpad is lost, and accumulators are stored as they are, byte by byte, where there is a
-kernel engine. Loops may be long, and strides large.
+Programs of all kinds overwrite most results, or cut them to 8 bits, before they are stored. Here every write to the
+scratchpad is observed, and with a kernel engine accumulators are stored byte by byte. Loops may be long, and strides
+large.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from support.core_cases import PLAIN, STALLS, Benches, Core, Scenario, compared, counted
+from support.core_cases import PLAIN, STALLS, Benches, Core, Scenario, compare_counters, compare_memory
 from support.kernel_model import random_kernel
 from support.random_instructions import DUMP, MEMORY
 from support.random_programs import KERNELS, Generator
@@ -50,36 +50,36 @@ GROUPS: dict[str, tuple[type[Instruction], ...]] = {
     "kernels": (Kernel, Kernel, Kernel, Microcode, Lookup),
     "stores": (Store,),
 }
-"""By name the kinds that a program draws, some of them more often."""
+"""Kinds that a program draws, by name; some of them more often."""
 LONG = {False: (33, 33, 33, 70, 70, 257, 1030, 4095), True: (33, 70)}
-"""Iterations of a long loop, by whether it is that of a kernel, each of which takes long."""
+"""Iterations of a long loop, by whether a kernel runs it, which takes long for each."""
 COUNTS = {False: (0x155, 0x2AA, 0x555, 0xAAA, 0x1555, 0x2AAA), True: (0x15, 0x2A, 0x155)}
-"""Iterations of loops of which each is run alone, with bits of both kinds in every place."""
+"""Iterations of loops that each run alone; they mix bits of both kinds in every place."""
 MOST_OF_SEQUENTIAL = 20_000
-"""Iterations of an instruction with a long loop at most, on the sequential core."""
+"""Upper limit of an instruction's iterations on the sequential core."""
 LOOPS: dict[type[Instruction], tuple[str, ...]] = {
     Load: ("rows", "pixels"), Store: ("rows", "pixels"), Mm: ("nt", "ky", "kx", "kc", "oy", "ox"),
     Vec: ("ob", "oy", "ox"), Kernel: ("ob", "oy", "ox"),
 }  # fmt: skip
-"""Of each kind the loops of which one may be long."""
+"""Loops of each kind that may be long."""
 
 
 class Observed(Generator):
-    """Builds a program that stores what each instruction leaves.
+    """Builder of a program that stores the effect of each instruction.
 
     Parameters
     ----------
     config : Config
     seed : int
     kinds : tuple of type
-        Of instructions.
+        Kinds of instructions.
 
     Attributes
     ----------
     stored : int
-        Bytes that were stored so far.
+        Bytes stored so far.
     most : int
-        Iterations of an instruction at most of which a loop is made long.
+        Upper limit of iterations of an instruction with a long loop.
     """
 
     def __init__(self, config: Config, seed: int, kinds: tuple[type[Instruction], ...]) -> None:
@@ -89,7 +89,7 @@ class Observed(Generator):
         self.most = 1 << 40
 
     def build(self, count: int) -> None:
-        """The prologue, and up to `count` instructions, each with what it leaves."""
+        """Build the prologue and up to `count` instructions, each with its observation."""
         self.prologue()
         self.observe()
         while count and self.stored + self._size() <= MEMORY - DUMP:
@@ -100,7 +100,7 @@ class Observed(Generator):
                 self.observe(accumulators=kind is Mm)
 
     def draw(self, kind: type[Instruction]) -> Instruction:
-        """One of its loops is long sometimes, or other numbers of a `Load` or `Store` are large."""
+        """Draw an instruction; sometimes one loop is long, or other numbers of a `Load` or `Store` are large."""
         drawn = super().draw(kind)
         if self.random.random() < 0.3:
             return dataclasses.replace(drawn, **self._large(drawn))
@@ -111,8 +111,8 @@ class Observed(Generator):
         return long if iterations(long) <= self.most else drawn
 
     def build_loops(self) -> None:
-        """The prologue, and for each kind and each of its loops instructions of which only that is long, in each
-        count of `COUNTS` that the field holds, each with what it leaves."""
+        """Build the prologue and, for each loop of each kind, instructions in which only that loop is long, with each
+        of `COUNTS` that the field holds."""
         self.prologue()
         self.observe()
         for kind, loop, count in itertools.chain.from_iterable(
@@ -124,7 +124,7 @@ class Observed(Generator):
                 self.observe(accumulators=kind is Mm)
 
     def _append_long(self, kind: type[Instruction], loop: str, count: int) -> bool:
-        """Of many that are drawn the first that is valid."""
+        """Append the first valid instruction of many drawn ones."""
         for _ in range(300):
             drawn = super().draw(kind)
             one = dict.fromkeys((name for name in LOOPS[kind] if name in vars(drawn)), 1)
@@ -133,8 +133,8 @@ class Observed(Generator):
         return False
 
     @staticmethod
-    def _stretched(drawn: Instruction, loop: str, count: int) -> Instruction:
-        """The same with so many iterations of a loop, which stays where it is but in memory."""
+    def _stretch_loop(drawn: Instruction, loop: str, count: int) -> Instruction:
+        """Return an instruction with that many iterations of a loop, along which only its address in memory moves."""
         kind, pick = type(drawn), random.Random(f"{drawn} {loop} {count}")
         strides = [name for name in vars(drawn) if name.endswith(f"_{loop}")]
         fields = {loop: count} | dict.fromkeys(strides, 0)
@@ -148,7 +148,7 @@ class Observed(Generator):
         return dataclasses.replace(drawn, **fields)
 
     def parameters(self) -> bytes:
-        """Of half of the columns values of any magnitude, brought to bytes by shifts that fit."""
+        """Draw values of any magnitude in half of the columns, with shifts that bring them to bytes."""
         r, bits = self.random, self.config.mantissa_bits
         words = np.frombuffer(super().parameters(), "<u1").reshape(PARAMETER_VECTORS, self.config.n).T.copy()
         for column in words:
@@ -162,7 +162,6 @@ class Observed(Generator):
         return words.T.tobytes()
 
     def coordinates(self, bound: Bound) -> dict[str, int]:
-        """Sometimes far from 0."""
         fields = super().coordinates(bound)
         if self.random.random() < 0.3:
             start = self.random.randrange(-(1 << 15), 1 << 15)
@@ -171,7 +170,7 @@ class Observed(Generator):
         return fields
 
     def _large(self, drawn: Instruction) -> dict[str, int]:
-        """Other fields of an instruction that moves bytes; nothing of others."""
+        """Return an instruction that moves bytes with other large fields; leave other instructions as they are."""
         r = self.random
         if isinstance(drawn, Store):
             apart = r.randrange(1, 0x1000)
@@ -208,14 +207,14 @@ class Observed(Generator):
         )
 
     def observe(self, *, accumulators: bool = False) -> None:
-        """Store the scratchpad, and before that some vectors of accumulators."""
+        """Store the scratchpad, and some vectors of accumulators before it."""
         if accumulators and self.config.kernel:
             self._accumulators()
         assert self.append(dataclasses.replace(self.dump(), offset=self.stored))
         self.stored += self._size()
 
     def _size(self) -> int:
-        """Bytes of the scratchpad."""
+        """Return the bytes of the scratchpad."""
         return self.config.scratchpad_size * self.config.n
 
     def _other_kernels(self) -> None:
@@ -226,7 +225,7 @@ class Observed(Generator):
                 self.put(ops, start)
 
     def _accumulators(self) -> None:
-        """The four bytes of as many accumulators as fit, which a kernel puts into four vectors of the scratchpad."""
+        """Store the four bytes of the accumulators that fit, which a kernel copies to the scratchpad."""
         self.put(four_bytes(a_memory=1, a=0), 0)
         rows = min(self.config.accumulator_size, self.scratchpad // 4)
         first = self.random.randrange(self.config.accumulator_size - rows + 1)
@@ -246,13 +245,13 @@ class Observed(Generator):
 
 
 def iterations(instruction: Instruction) -> int:
-    """Of all loops of an instruction but those over bytes and lanes."""
+    """Return the iterations of all loops of an instruction except over bytes and lanes."""
     names = [*LOOPS.get(type(instruction), ()), *(("ry", "rx") if isinstance(instruction, Vec) else ())]
     return math.prod(getattr(instruction, name) for name in names)
 
 
 def four_bytes(**operand: int) -> list[MicroOp]:
-    """The end of a kernel: each byte of an operand of 32 bits goes to one of the four targets, by way of register 0."""
+    """Return a kernel's end that sends each byte of a 32-bit operand to one of the four targets, through register 0."""
     found = []
     for index, target in enumerate((0, 2, 1, 3)):
         found += [
@@ -262,8 +261,8 @@ def four_bytes(**operand: int) -> list[MicroOp]:
     return [*found[:-1], dataclasses.replace(found[-1], end=1)]
 
 
-def observed(core: Core, seeds: range, count: int) -> Iterator[Scenario]:
-    """For each seed a program of each group, with about `count` instructions."""
+def observed_scenarios(core: Core, seeds: range, count: int) -> Iterator[Scenario]:
+    """Yield, for each seed, a program of each group with about `count` instructions."""
     for seed in seeds:
         for name, kinds in GROUPS.items():
             if all(kind().unsupported(core.config) for kind in kinds):
@@ -274,18 +273,18 @@ def observed(core: Core, seeds: range, count: int) -> Iterator[Scenario]:
             if core.sequential:  # some hundred cycles each
                 made.most = MOST_OF_SEQUENTIAL
             made.build(count)
-            step = compared(f"{name} {seed}", made, made.program, bench)
+            step = compare_memory(f"{name} {seed}", made, made.program, bench)
             yield Scenario(step.name, bench, [step])
 
 
 def long_loops(core: Core, kinds: Iterable[type[Instruction]] = LOOPS) -> Iterator[Scenario]:
-    """For each of the kinds of instructions that have loops a program in which each of them is long; all bytes, and
-    counters but those of kernels, whose divisions take a time that the cycle model knows not to the cycle."""
+    """Yield a program for each of the kinds that have loops, in which each loop is long. All bytes must match, and
+    counters except for kernels: the cycle model does not know divisions to the cycle."""
     for kind in kinds:
         if kind().unsupported(core.config):
             continue
         bench = Benches(core).of({"latency": 1})
         made, name = Observed(core.config, 4000, (kind,)), f"long loops of {kind.__name__}"
         made.build_loops()
-        same = compared if kind is Kernel else partial(counted, core)
+        same = compare_memory if kind is Kernel else partial(compare_counters, core)
         yield Scenario(name, bench, [same(name, made, made.program, bench)])

@@ -1,24 +1,24 @@
-"""MICROCODE beside the other units. It takes a few cycles only, in which hardly any random program begins another
-instruction, or has a long one under way."""
+"""MICROCODE beside the other units.  It takes few cycles, in which random programs hardly ever begin another
+instruction, or have a long one under way."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 
-from support.core_cases import Benches, Core, Scenario, counted
+from support.core_cases import Benches, Core, Scenario, compare_counters
 from support.random_programs import Generator
 from weft.hdl.checker.program import check
 from weft.hdl.isa import End, Instruction, Load, Microcode, Mm, Source, Store, Vec
 
 TO_MM, TO_STORE, FROM_LOAD = 1 << 0, 1 << 5, 1 << 10
-"""Semaphores of VEC. They are those that a `Generator` does not use: they would be for an order within a queue."""
+"""Semaphores of VEC that a `Generator` does not use: it would order instructions within a queue with them."""
 TURNS = 4
-"""Of each pair, with more instructions of MICROCODE each time."""
+"""Rounds of each pair; MICROCODE has more instructions in each round."""
 
 
 def beside(core: Core) -> Iterator[Scenario]:
-    """A program in which MICROCODE comes while LOAD and STORE work, and MM and STORE begin while it does."""
+    """Scenario in which MICROCODE starts while LOAD and STORE work, and MM and STORE start while it works."""
     if core.sequential or Microcode().unsupported(core.config):
         return
     bench = Benches(core).of({"latency": 1})
@@ -39,17 +39,17 @@ def beside(core: Core) -> Iterator[Scenario]:
                 _add(made, made.draw(Microcode))
             _add(made, dataclasses.replace(second, wait=semaphore))
     assert made.append(made.dump())
-    yield Scenario("beside", bench, [counted(core, "beside", made, made.program, bench)])
+    yield Scenario("beside", bench, [compare_counters(core, "beside", made, made.program, bench)])
 
 
 def _signals(made: Generator, semaphore: int) -> None:
-    """The last instruction gives this semaphore, too."""
+    """Let the last instruction give this semaphore as well."""
     last = made.program[-1]
     made.program[-1] = dataclasses.replace(last, signal=last.signal | semaphore)
 
 
 def _add(made: Generator, instruction: Instruction) -> None:
-    """As it is, without an order among units."""
+    """Append an instruction without ordering it among units."""
     made.program = [*made.program, instruction]
     check([*made.program, End()], made.config)
     assert instruction.QUEUE is not None

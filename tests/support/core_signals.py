@@ -1,4 +1,4 @@
-"""Signals of every kind of instruction: each semaphore is given by it, and no other."""
+"""Signals of every kind of instruction: it gives the semaphores of its mask, and no other."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ KINDS: tuple[Instruction, ...] = (
     Microcode(count=1, entry=1),
     Store(base=4, offset=0x100),
 )
-"""Short ones. A `Kernel` is none of them, as what is in its memory might never end."""
+"""Short instructions. A `Kernel` is not among them, because it runs unknown micro-operations, which might not end."""
 
 
 def signals(core: Core) -> Iterator[Scenario]:
-    """Programs that end if and only if an instruction gives the semaphores of its mask."""
+    """Yield programs that end if and only if an instruction gives the semaphores of its mask."""
     if core.sequential:  # has none
         return
     steps = []

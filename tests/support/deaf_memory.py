@@ -1,4 +1,4 @@
-"""Memories that stop answering: in front of a core's AXI port, and on a board."""
+"""Memories that stop answering: at a core's AXI port, and on a board."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from weft.boards.top import Top
 
 
 class DeafCore(wiring.Component):
-    """A core whose memory does not answer from some byte addresses on.
+    """A core whose memory stops answering from some byte addresses on.
 
     Parameters
     ----------
     core : Core or SequentialCore
     silent : int
-        From here on it takes addresses to read, and sends no word.
+        First address at which it accepts reads but sends no word.
     closed : int
-        From here on it takes no address; to write, it does not from `silent` on.
+        First address at which it accepts no read; writes are not accepted from `silent` on.
     """
 
     def __init__(self, core: Any, silent: int, closed: int) -> None:
@@ -42,7 +42,7 @@ class DeafCore(wiring.Component):
 
 
 class DeafMemory(wiring.Component):
-    """A board's memory that takes commands for byte addresses from `above` on, and no further ones."""
+    """A board's memory that accepts a command at or above `above`, and none after it."""
 
     def __init__(self, memory: Any, bus_bytes: int, above: int) -> None:
         self.memory, self.above = memory, above
@@ -63,7 +63,7 @@ class DeafMemory(wiring.Component):
 
 
 def deaf_top(above: int) -> type[Top]:
-    """The top component of boards, with a `DeafMemory`."""
+    """Return the top component of boards with a `DeafMemory`."""
 
     class DeafTop(Top):
         def _memory(self) -> Any:

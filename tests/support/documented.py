@@ -1,5 +1,5 @@
-"""What docs/extending.md shows: changes of files as diffs, and new files as Python blocks whose first line is a comment
-with the file's path."""
+"""Diffs and new files that docs/extending.md shows.  A new file is a Python block whose first line is a comment with
+the file's path."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 
 
-def documented(path: str) -> str:
-    """The text of the file `path`, as the page shows it."""
+def read_block(path: str) -> str:
+    """Return the text of the file `path`, as the page shows it."""
     found = re.search(rf"^```python\n(# {re.escape(path)}\n.*?)^```$", PAGE.read_text(), re.M | re.S)
     assert found, f"{PAGE.name} shows no {path}"
     return found[1]
 
 
-def copied(folder: Path) -> Path:
-    """A copy of the package's sources below `folder`, to be changed; returns what to put into PYTHONPATH."""
+def copy_sources(folder: Path) -> Path:
+    """Copy the package's sources below `folder`, to be changed. Returns the value of PYTHONPATH."""
     root = PAGE.parents[1]
     for room in ("hdl", "compiler", "sim", "boards", "examples", "extras", "weft", "tests"):
         ignored = shutil.ignore_patterns("__pycache__")
@@ -34,25 +34,25 @@ def copied(folder: Path) -> Path:
 
 
 def apply_diffs(folder: Path, heading: str) -> None:
-    """Change files below `folder` as the diffs in a section of the page say."""
+    """Apply the diffs in a section of the page to files below `folder`."""
     section = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     found = re.findall(r"^```diff\n(.*?)^```$", section, re.M | re.S)
     assert found, f"{PAGE.name} shows no change in {heading!r}"
     for text in found:
-        # Paths and contexts must fit exactly; hunks may have moved.
+        # Paths and contexts must match exactly; hunks may have moved.
         command = ["git", "apply", "--unidiff-zero", "--recount", "-C1", "-"]
         subprocess.run(command, input=text, cwd=folder, text=True, check=True)
 
 
 def write_file(folder: Path, path: str) -> Path:
-    """Write the file `path` that the page shows below `folder`."""
+    """Write the file `path` below `folder`, as the page shows it."""
     target = folder / path
-    target.write_text(documented(path))
+    target.write_text(read_block(path))
     return target
 
 
 def run_tests(folder: Path, path: Path, *tests: Path) -> None:
-    """Run test files on the copy of the sources in `folder`; `path` is what `copied` returned."""
+    """Run test files on the copy of the sources in `folder`; `path` is the value that `copy_sources` returned."""
     search = os.pathsep.join([str(path), str(folder / "tests")])
     command = [
         sys.executable,

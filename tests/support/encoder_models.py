@@ -1,7 +1,7 @@
 """Encoders of text as exporters write them: BERT and MiniLM, from token ids to the states of tokens or their mean.
 
-Weights are random: no trained ones are at hand. They keep activations at the size that trained encoders have, and a few
-channels of each normalisation are several times larger than the others, as those of trained encoders are.
+Weights are random. Activations have the size of trained encoders', and a few channels of each normalisation are several
+times larger than the others, as in trained encoders.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ LEAST = float(np.finfo(np.float32).min)
 
 @dataclass(frozen=True)
 class Shape:
-    """What an encoder is like.
+    """Options of an encoder.
 
-    `mask` is how scores are masked: "none"; "added", (1 - mask) * -10000 as BERT's older exports have it; "least", the
-    same with the least float32; "where", scores of 0 or minus infinity by Where, expanded to all queries; "scores",
-    Where on the scores themselves; "hidden", the same by a condition that holds where keys are left out.
-    `pool` is "none", "mean" (of the tokens that the mask has) or "first" (with tanh).
+    `mask` is how scores are masked: "none"; "added", (1 - mask) * -10000 as in BERT's older exports; "least", (1 -
+    mask) times the least float32; "where", scores of 0 or minus infinity by Where, expanded to all queries; "scores",
+    Where on the scores themselves; "hidden", Where with the inverted condition. `pool` is "none", "mean" (over unmasked
+    tokens) or "first" (with tanh).
     """
 
     tokens: int = 16
@@ -45,14 +45,14 @@ MINILM = Shape(tokens=128, width=384, heads=12, wide=1536, layers=6, words=1000)
 
 
 def encoder(shape: Shape) -> onnx.ModelProto:
-    """The float model: inputs `ids`, `types` and, where there is one, `mask`, all int64; the output `y`."""
+    """Build the float model: inputs `ids`, `types` and, where there is one, `mask`, all int64; the output `y`."""
     net = FloatNet(shape.seed)
-    x = _embedded(net, shape)
+    x = _embed(net, shape)
     scores = _mask(net, shape)
     for _ in range(shape.layers):
         x = _layer(net, x, scores, shape)
-    y = _pooled(net, x, shape)
-    names = ["ids", "types"] + ["mask"] * _masked(shape)
+    y = _pool(net, x, shape)
+    names = ["ids", "types"] + ["mask"] * _needs_mask(shape)
     sizes = [shape.batch, shape.tokens]
     net.nodes.append(helper.make_node("Identity", [y], ["y"], "end"))
     graph = helper.make_graph(
@@ -68,12 +68,12 @@ def encoder(shape: Shape) -> onnx.ModelProto:
     return made
 
 
-def _masked(shape: Shape) -> bool:
+def _needs_mask(shape: Shape) -> bool:
     return shape.mask != "none" or shape.pool == "mean"
 
 
 def samples(shape: Shape, count: int = 4, seed: int = 1) -> dict[str, np.ndarray]:
-    """Texts of different lengths."""
+    """Draw texts of different lengths."""
     rng = np.random.default_rng(seed)
     sizes = (count, shape.batch, shape.tokens)
     lengths = rng.integers(max(1, shape.tokens // 3), shape.tokens + 1, sizes[:2])
@@ -83,18 +83,18 @@ def samples(shape: Shape, count: int = 4, seed: int = 1) -> dict[str, np.ndarray
         "types": rng.integers(0, 2, sizes) * here,
         "mask": here.astype(np.int64),
     }
-    return given if _masked(shape) else {name: given[name] for name in ("ids", "types")}
+    return given if _needs_mask(shape) else {name: given[name] for name in ("ids", "types")}
 
 
-def _embedded(net: FloatNet, shape: Shape) -> str:
-    """Words, kinds and places, added and normalised."""
+def _embed(net: FloatNet, shape: Shape) -> str:
+    """Add word, type and position embeddings, and normalise."""
     words = net.add("Gather", net.weight(shape.words, shape.width, scale=0.05), "ids", axis=0)
     kinds = net.add("Gather", net.weight(2, shape.width, scale=0.02), "types", axis=0)
     places = net.weight(1, shape.tokens, shape.width, scale=0.02)
-    return _normalised(net, net.add("Add", net.add("Add", words, kinds), places), shape)
+    return _normalise(net, net.add("Add", net.add("Add", words, kinds), places), shape)
 
 
-def _normalised(net: FloatNet, x: str, shape: Shape) -> str:
+def _normalise(net: FloatNet, x: str, shape: Shape) -> str:
     scale = net.rng.uniform(0.7, 1.1, shape.width).astype(np.float32)
     bias = net.rng.normal(0, 0.1, shape.width).astype(np.float32)
     loud = net.rng.choice(shape.width, max(1, shape.width // 128), replace=False)
@@ -111,7 +111,7 @@ def _normalised(net: FloatNet, x: str, shape: Shape) -> str:
 
 
 def _mask(net: FloatNet, shape: Shape) -> str:
-    """What is added to scores, or what Where chooses them by; "" for none."""
+    """Return the value that is added to scores or is Where's condition; "" for none."""
     if shape.mask == "none":
         return ""
     axes = net.constant(np.array([1, 2], np.int64))
@@ -149,9 +149,9 @@ def _layer(net: FloatNet, x: str, mask: str, shape: Shape) -> str:
         scores = net.add("Add", scores, mask)
     mixed = net.add("Transpose", net.add("MatMul", net.add("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
     flat = net.constant(np.array([shape.batch, shape.tokens, width], np.int64))
-    x = _normalised(net, net.add("Add", net.dense(net.add("Reshape", mixed, flat), width, width), x), shape)
+    x = _normalise(net, net.add("Add", net.dense(net.add("Reshape", mixed, flat), width, width), x), shape)
     inner = net.dense(x, width, shape.wide)
-    return _normalised(net, net.add("Add", net.dense(_gelu(net, inner), shape.wide, width), x), shape)
+    return _normalise(net, net.add("Add", net.dense(_gelu(net, inner), shape.wide, width), x), shape)
 
 
 def _gelu(net: FloatNet, x: str) -> str:
@@ -160,7 +160,7 @@ def _gelu(net: FloatNet, x: str) -> str:
     return net.add("Mul", net.add("Mul", x, inside), half)
 
 
-def _pooled(net: FloatNet, x: str, shape: Shape) -> str:
+def _pool(net: FloatNet, x: str, shape: Shape) -> str:
     if shape.pool == "first":
         first = net.add("Gather", x, net.constant(np.array(0, np.int64)), axis=1)
         return net.add("Tanh", net.dense(first, shape.width, shape.width))

@@ -1,4 +1,4 @@
-"""Contributions of extras to general tests and tools of the core, which import no extra by name."""
+"""Contributions of extras to general tests and tools of the core, which imports no extra by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that tell programs apart: of full range, saturated, of few values, and with one element changed."""
+"""Inputs that distinguish programs: of full range, saturated, of few values, and with one element changed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def extreme_inputs(
     ----------
     rng : Generator
     shapes : dict of str to tuple of int
-        Of each input.
+        Shape of each input.
     tables : dict of str to (int, int)
         For inputs that hold offsets of rows, four bytes each, the rows and their bytes.
 
     Returns
     -------
     list of dict of str to int8 ndarray
-        The first third is of full range, a fifth each is saturated and of few values, and the others are one of these
-        with one element changed.
+        A third is of full range, a fifth each is saturated or of few values, and the others change one element of
+        these.
     """
     found: list[Inputs] = []
     for index in range(COUNT):
@@ -40,7 +40,7 @@ def extreme_inputs(
             continue
         base = found[int(rng.integers(index))]
         name = str(rng.choice(sorted(shapes)))
-        found.append(base | {name: _changed(rng, base[name], tables.get(name))})
+        found.append(base | {name: _change_element(rng, base[name], tables.get(name))})
     return found
 
 
@@ -79,8 +79,8 @@ def _offsets(rows: np.ndarray, table: tuple[int, int], shape: tuple[int, ...]) -
     return (rows * table[1]).astype("<u4").view(np.int8).reshape(shape)
 
 
-def _changed(rng: Rng, given: np.ndarray, table: tuple[int, int] | None) -> np.ndarray:
-    """The input with one element at an end of its range, or next to what it was."""
+def _change_element(rng: Rng, given: np.ndarray, table: tuple[int, int] | None) -> np.ndarray:
+    """Return the input with one element at an end of its range, or next to its old value."""
     made = given.copy()
     if table is not None:
         rows = made.reshape(-1).view("<u4") // table[1]

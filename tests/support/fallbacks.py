@@ -1,4 +1,4 @@
-"""Models of one operator that the device does not take, and the sentence that says why."""
+"""Models of one operator that the device does not take, and the sentence that gives the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.compiler.onnx.operator import Constraint, Operator, sentence
 from weft.hdl.isa.config import Config
 
 Case = tuple[Callable[[], onnx.ModelProto], str, Constraint]
-"""Makes a model; which operator of it runs on the host; and the constraint that says why."""
+"""Returns a model; the operator that runs on the host; and the constraint that gives the reason."""
 
 
 def builder() -> Builder:
@@ -24,26 +24,26 @@ def source(built: Builder, shape: tuple[int, ...] = (1, 4, 6, 6)) -> Quantised:
     return built.input(shape)
 
 
-def ended(built: Builder, value: str, scale: float = 0.1) -> onnx.ModelProto:
-    """Quantise a float value and end the model."""
+def finish_model(built: Builder, value: str, scale: float = 0.1) -> onnx.ModelProto:
+    """Quantise a float value and finish the model."""
     return built.finish(built.quantise(value, built.shape_of(value), scale, 0, False))
 
 
 def one(op: str, shape: tuple[int, ...] = (1, 4, 6, 6), **attributes: object) -> onnx.ModelProto:
     built = builder()
-    return ended(built, built.node(op, [built.dequantise(source(built, shape))], **attributes))
+    return finish_model(built, built.node(op, [built.dequantise(source(built, shape))], **attributes))
 
 
 def dense(op: str = "Gemm", shape: tuple[int, ...] = (2, 4), **attributes: object) -> onnx.ModelProto:
     built = builder()
     weight, _ = built.weight((4, 4), 1, per_channel=False, unsigned=False)
-    return ended(built, built.node(op, [built.dequantise(source(built, shape)), weight], **attributes))
+    return finish_model(built, built.node(op, [built.dequantise(source(built, shape)), weight], **attributes))
 
 
 def two(op: str, first: tuple[int, ...], second: tuple[int, ...], **attributes: object) -> onnx.ModelProto:
     built = builder()
     names = [built.dequantise(source(built, shape)) for shape in (first, second)]
-    return ended(built, built.node(op, names, **attributes))
+    return finish_model(built, built.node(op, names, **attributes))
 
 
 def with_constant(
@@ -51,27 +51,27 @@ def with_constant(
 ) -> onnx.ModelProto:
     built = builder()
     name = built.constant(np.full(constant, value, np.float32))
-    return ended(built, built.node(op, [built.dequantise(source(built, shape)), name]))
+    return finish_model(built, built.node(op, [built.dequantise(source(built, shape)), name]))
 
 
 MANY = 289
-"""Channels, and pixels, that would take more copies to trade places than a node may become."""
+"""Channels, and pixels, whose permutation would take more copies than a node may become."""
 
 
-def mixed(
+def mixed_axes(
     then: Callable[[Builder, str], str],
     shape: tuple[int, ...] = (1, 1, MANY, MANY),
     given: tuple[int, ...] = (1, MANY, 17, 17),
 ) -> onnx.ModelProto:
-    """A flattened convolution, reshaped so that axes mix, and an operator."""
+    """Build a flattened convolution, a reshape that mixes axes, and an operator."""
     built = builder()
     flat = built.flatten(built.conv(source(built, given), given[1], (1, 1)))
     value = built.node("Reshape", [built.dequantise(flat), built.constant(np.array(shape, np.int64))])
-    return ended(built, then(built, value))
+    return finish_model(built, then(built, value))
 
 
 def check_fallback(case: Case, **units: int) -> None:
-    """The operator runs on the host, with the constraint's sentence and the value that breaks it.
+    """Check that the operator runs on the host, with the constraint's sentence and the offending value.
 
     `units` are fields of the configuration.
     """
@@ -83,7 +83,7 @@ def check_fallback(case: Case, **units: int) -> None:
     assert units or any(reason[len(wanted) :].startswith(" (") for reason in reasons), "shows the value"
 
 
-def untried(operators: Iterable[Operator], cases: Iterable[Case]) -> set[str]:
-    """Names of constraints of which no case is."""
+def untested_constraints(operators: Iterable[Operator], cases: Iterable[Case]) -> set[str]:
+    """Return the names of constraints that no case covers."""
     known = {constraint for operator in operators for constraint in operator.constraints}
     return {constraint.__name__ for constraint in known - {constraint for _, _, constraint in cases}}

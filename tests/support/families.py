@@ -1,4 +1,4 @@
-"""What tests of hardware need of FPGA families, by name; "generic" stands for hardware that synthesis infers."""
+"""Hardware models of FPGA families, by name; "generic" stands for hardware that synthesis infers."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def multipliers(family: str) -> Multipliers:
 
 
 def models(family: str) -> Libraries:
-    """Models of the family's cells, for simulation."""
+    """Return models of the family's cells, for simulation."""
     return () if family == "generic" else FAMILIES[family].models

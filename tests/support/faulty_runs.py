@@ -1,6 +1,6 @@
-"""Random programs while memory answers with errors, while the host stops them, and while bits change on chip.
+"""Random programs with memory errors, host stops, and bit flips on chip.
 
-What goes wrong is an `AssertionError`; else there are counts of what was met.
+A wrong reaction is an `AssertionError`; otherwise the functions return counts of what happened.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 
-from support.bit_flips import flipping
+from support.bit_flips import flip_bits
 from support.random_programs import MEMORY, PROGRAM, Generator
 from weft.hdl.isa import Mm
 from weft.hdl.isa.config import PRESETS, Config
@@ -20,13 +20,13 @@ from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice, core_verilog
 
 CONFIG = PRESETS["tiny"].replace(probability_bits=0)
-"""Nothing but scratchpad, accumulators and tables, which each program fills: no program knows what ran before."""
+"""Only scratchpad, accumulators and tables, which each program fills: no program depends on earlier ones."""
 PARITY = CONFIG.replace(parity=1)
 OUTPUT = 0x8000
 
 
 class Filling(Generator):
-    """Programs that write all rows of the accumulator before anything else."""
+    """Programs that first write all rows of the accumulator."""
 
     def prologue(self) -> None:
         super().prologue()
@@ -34,7 +34,7 @@ class Filling(Generator):
 
 
 def program(config: Config, seed: int) -> tuple[Filling, bytes]:
-    """A random program, and what it leaves in memory."""
+    """Return a random program, and the memory after it."""
     generator = Filling(config, seed, serial=False)
     generator.build(15)
     return generator, generator.run(GoldenDevice(config, MEMORY))
@@ -45,7 +45,7 @@ def status(device: RtlDevice) -> Status:
 
 
 def outcome(run: Callable[[], object]) -> str | None:
-    """The message with which it fails, or None."""
+    """Return the message with which it fails, or None."""
     try:
         run()
     except DeviceError as error:
@@ -54,13 +54,13 @@ def outcome(run: Callable[[], object]) -> str | None:
 
 
 def errors(seeds: Iterable[int], sequential: bool) -> Tally[str]:
-    """Break some of memory, ten times for each program: counts of runs that met that ("told") or not ("right"). The
-    run after it is right in any case, without a reset."""
+    """Break a part of memory, ten times for each program. Returns counts of runs that met the error ("told") or did not
+    ("right"). The run after each must be right without a reset."""
     found: Tally[str] = Tally()
     for seed in seeds:
         generator, expected = program(CONFIG, seed)
         pick = random.Random(seed)
-        with _drawn_device(pick, sequential) as device:
+        with _draw_device(pick, sequential) as device:
             for _ in range(10):
                 at, length, unit = _break_somewhere(device, pick, 64 * (len(generator.program) + 1))
                 message = outcome(partial(generator.run, device))
@@ -78,7 +78,7 @@ def errors(seeds: Iterable[int], sequential: bool) -> Tally[str]:
     return found
 
 
-def _drawn_device(pick: random.Random, sequential: bool) -> RtlDevice:
+def _draw_device(pick: random.Random, sequential: bool) -> RtlDevice:
     return RtlDevice(
         CONFIG,
         MEMORY,
@@ -91,7 +91,7 @@ def _drawn_device(pick: random.Random, sequential: bool) -> RtlDevice:
 
 
 def _break_somewhere(device: RtlDevice, pick: random.Random, size: int) -> tuple[int, int, FaultUnit]:
-    """Break some bytes for one unit; returns the first, their number, and which unit that is."""
+    """Break some bytes for one unit; return the first address, their number, and the unit."""
     unit = pick.choice([FaultUnit.FETCH, FaultUnit.LOAD, FaultUnit.STORE])
     first, room = {
         FaultUnit.FETCH: (PROGRAM, size),
@@ -106,7 +106,7 @@ def _break_somewhere(device: RtlDevice, pick: random.Random, size: int) -> tuple
 
 
 def _check_fault(fault: Fault, unit: FaultUnit, at: int, length: int, sequential: bool) -> None:
-    """`length` bytes from `at` on are broken for `unit`: that burst has some of them."""
+    """Check a fault where `length` bytes from `at` on are broken for `unit`: its burst has some of them."""
     assert fault.unit is unit
     assert fault.response in RESPONSES
     if fault.address is not None:
@@ -118,8 +118,8 @@ def _check_fault(fault: Fault, unit: FaultUnit, at: int, length: int, sequential
 
 
 def stops(seeds: Iterable[int], sequential: bool) -> Tally[str]:
-    """Stop each program at six random cycles, sometimes beside an error: counts of runs that were stopped ("told") or
-    ended before ("right"). The run after it is right and takes as many cycles as always."""
+    """Stop each program at six random cycles, sometimes together with an error. Returns counts of runs that were
+    stopped ("told") or ended before ("right"). The next run must be right and take its usual number of cycles."""
     found: Tally[str] = Tally()
     for seed in seeds:
         generator, expected = program(CONFIG, seed)
@@ -147,13 +147,12 @@ def stops(seeds: Iterable[int], sequential: bool) -> Tally[str]:
 
 @cache
 def _flipping_verilog(config: Config, sequential: bool, one_in: int) -> str:
-    return flipping(core_verilog(config, sequential=sequential), one_in)
+    return flip_bits(core_verilog(config, sequential=sequential), one_in)
 
 
 def flips(config: Config, seeds: Iterable[int], sequential: bool, one_in: int) -> tuple[Tally[str], int]:
-    """Programs while one of `one_in` words that memories on chip are given loses a bit, three times each. Counts of
-    runs for which parity told that, which were right all the same, or "wrong"; and all bits that the register PARITY
-    ever had."""
+    """Run programs three times each while one of `one_in` words written to on-chip memories loses a bit. Returns counts
+    of runs with a parity error, of right and of "wrong" runs, and all bits that PARITY ever had."""
     verilog = _flipping_verilog(config, sequential, one_in)
     found: Tally[str] = Tally()
     counted = 0
@@ -162,16 +161,16 @@ def flips(config: Config, seeds: Iterable[int], sequential: bool, one_in: int) -
         with RtlDevice(config, MEMORY, verilog=verilog) as device:
             device.sequential = sequential
             for _ in range(3):
-                counts = _told(device, generator)
+                counts = _run_for_parity(device, generator)
                 counted |= counts
                 same = device.read(0, MEMORY) == expected
                 found["told" if counts else "right" if same else "wrong"] += 1
     return found, counted
 
 
-def _told(device: RtlDevice, generator: Generator) -> int:
-    """Run a program; returns the register PARITY. What changes may be an instruction, and then the run fails with it,
-    but without parity never for the reason of it."""
+def _run_for_parity(device: RtlDevice, generator: Generator) -> int:
+    """Run a program; return the register PARITY. The run may fail because an instruction changed, but never for that
+    reason without a parity error."""
     message = outcome(partial(generator.run, device)) or ""
     counts = device._read_register(Reg.PARITY)
     assert ("lost a bit: run the program again" in message) == (counts != 0)

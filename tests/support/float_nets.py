@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 
 class FloatNet:
-    """Collects nodes and random weights of a float network; every method gives the name of its result."""
+    """Builder of a float network's nodes and random weights; every method returns the name of its result."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
@@ -20,7 +20,7 @@ class FloatNet:
         self.weights: list[onnx.TensorProto] = []
 
     def weight(self, *shape: int, low: float | None = None, scale: float | None = None) -> str:
-        """Normal weights that keep the size of activations; uniform ones from `low` to 2 if that is given."""
+        """Draw normal weights that keep the size of activations, or uniform ones from `low` to 2."""
         spread = scale or np.sqrt(2 / math.prod(shape[1:]))
         value = self.rng.normal(0, spread, shape) if low is None else self.rng.uniform(low, 2, shape)
         return self.constant(value.astype(np.float32))
@@ -35,7 +35,7 @@ class FloatNet:
         self.nodes.append(helper.make_node(operator, list(inputs), [f"{name}_out"], name, **attributes))
         return f"{name}_out"
 
-    def normalised(self, value: str, channels: int) -> str:
+    def normalise(self, value: str, channels: int) -> str:
         shift, mean = (self.weight(channels, scale=0.2) for _ in range(2))
         scale, variance = (self.weight(channels, low=0.5) for _ in range(2))
         return self.add("BatchNormalization", value, scale, shift, mean, variance)
@@ -43,7 +43,7 @@ class FloatNet:
     def conv(self, value: str, inputs: int, outputs: int, kernel: int = 3, **attributes: Any) -> str:
         weight = self.weight(outputs, inputs // attributes.get("group", 1), kernel, kernel)
         made = self.add("Conv", value, weight, pads=[kernel // 2] * 4, **attributes)
-        return self.normalised(made, outputs)
+        return self.normalise(made, outputs)
 
     def dense(self, value: str, inputs: int, outputs: int) -> str:
         weight = self.constant(self.rng.normal(0, 1 / np.sqrt(inputs), (inputs, outputs)).astype(np.float32))
@@ -52,7 +52,7 @@ class FloatNet:
     def model(
         self, inputs: dict[str, Sequence[int | str]], output: str, shape: Sequence[int | str], opset: int = 20
     ) -> onnx.ModelProto:
-        """The network with the output `y`."""
+        """Return the network with the output `y`."""
         self.nodes.append(helper.make_node("Identity", [output], ["y"], "end"))
         graph = helper.make_graph(
             self.nodes,
@@ -69,7 +69,7 @@ class FloatNet:
 
 
 def residual(batch: int | str = 1, opset: int = 20) -> onnx.ModelProto:
-    """Convolutions with batch normalisation, an addition around one of them, an average and a classifier."""
+    """Build convolutions with batch normalisation, an addition around one of them, an average and a classifier."""
     net = FloatNet(1)
     x = net.add("Relu", net.conv("x", 3, 8))
     x = net.add("Relu", net.conv(x, 8, 16, strides=[2, 2]))
@@ -80,7 +80,7 @@ def residual(batch: int | str = 1, opset: int = 20) -> onnx.ModelProto:
 
 
 def separable() -> onnx.ModelProto:
-    """Depthwise and pointwise convolutions, SiLU and hard swish written out, and an average of windows."""
+    """Build depthwise and pointwise convolutions, SiLU and hard swish written out, and an average of windows."""
     net = FloatNet(2)
     x = net.conv("x", 3, 8, strides=[2, 2])
     x = net.add("Mul", x, net.add("Sigmoid", x))
@@ -96,7 +96,7 @@ def separable() -> onnx.ModelProto:
 
 
 def perceptron() -> onnx.ModelProto:
-    """Three layers, of which the last has no bias, and a softmax."""
+    """Build three layers, the last without a bias, and a softmax."""
     net = FloatNet(3)
     x = net.add("Tanh", net.dense("x", 20, 32))
     x = net.add("Relu", net.dense(x, 32, 32))
@@ -105,9 +105,9 @@ def perceptron() -> onnx.ModelProto:
 
 
 def transformer(masked: bool = False, opset: int = 20, biased: bool = False) -> onnx.ModelProto:
-    """Normalisation, attention of two heads and a layer of GELU that is written out, each added to what comes in.
+    """Build normalisation, attention of two heads and a layer with GELU written out, each with a residual addition.
 
-    Before version 17 of ONNX, normalisation is written out, too. Scores may have a mask, and a bias for each of them.
+    Before opset 17, normalisation is written out, too. Scores may have a mask, and a bias each.
     """
     net, tokens, width, heads = FloatNet(4), 6, 16, 2
     x = "x"
@@ -147,7 +147,7 @@ def _layer_normal(net: FloatNet, x: str, width: int, opset: int) -> str:
 
 
 def two_inputs() -> onnx.ModelProto:
-    """An image and a vector that meet in front of a classifier."""
+    """Build an image and a vector that join before a classifier."""
     net = FloatNet(5)
     image = net.add("Flatten", net.add("GlobalAveragePool", net.add("Relu", net.conv("image", 3, 8))))
     vector = net.add("Relu", net.dense("vector", 4, 8))
@@ -168,7 +168,7 @@ NETS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 
 def samples(model: onnx.ModelProto, count: int = 6, seed: int = 0) -> dict[str, np.ndarray]:
-    """Normal samples with another mean than 0; open dimensions other than the first are not for this."""
+    """Draw normal samples with a mean other than 0; only the first dimension may be open."""
     rng = np.random.default_rng(seed)
     return {
         value.name: rng.normal(

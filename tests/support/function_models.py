@@ -1,4 +1,4 @@
-"""Models that compute functions of one int8 or uint8 value, and their bytes by ONNX Runtime."""
+"""Models of functions of one int8 or uint8 value, and their bytes by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ KINDS = {np.int8: TensorProto.INT8, np.uint8: TensorProto.UINT8}
 
 
 class Chain(Builder):
-    """Builds a model from int8 or uint8 `source` (all 256 values in `shape`) to bytes again.
+    """Builder of a model from int8 or uint8 `source` (all 256 values in `shape`) to bytes again.
 
-    `value` is the dequantised source. Whatever is built of it, `ended` makes the model of.
+    `value` is the dequantised source; `finish_with` returns the model of a value computed from it.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Chain(Builder):
         super().__init__(np.random.default_rng(0), opset)
         self.shape, self.dtype = shape, dtype
         self.inputs.append(helper.make_tensor_value_info("source", KINDS[dtype], shape))
-        self.value = self.dequantised("source", scale, zero, dtype)
+        self.value = self.add_dequantise("source", scale, zero, dtype)
         self.outputs: list[onnx.ValueInfoProto] = []
 
     def number(self, value: float) -> str:
@@ -46,17 +46,19 @@ class Chain(Builder):
         names = [name if isinstance(name, str) else self.number(name) for name in inputs]
         return self.node(op, names, **attributes)
 
-    def quantised(self, value: str, scale: float, zero: int = 0, dtype: type[np.integer] = np.int8) -> str:
+    def add_quantise(self, value: str, scale: float, zero: int = 0, dtype: type[np.integer] = np.int8) -> str:
         return self.node("QuantizeLinear", [value, self.number(scale), self.constant(np.array(zero, dtype))])
 
-    def dequantised(self, value: str, scale: float, zero: int = 0, dtype: type[np.integer] = np.int8) -> str:
+    def add_dequantise(
+        self, value: str, scale: float, zero: int = 0, dtype: type[np.integer] = np.int8
+    ) -> str:
         return self.node(
             "DequantizeLinear", [value, self.number(scale), self.constant(np.array(zero, dtype))]
         )
 
-    def rounded(self, value: str, scale: float = 0.03, zero: int = 3) -> str:
-        """Through a Q/DQ pair."""
-        return self.dequantised(self.quantised(value, scale, zero), scale, zero)
+    def round_trip(self, value: str, scale: float = 0.03, zero: int = 3) -> str:
+        """Pass a value through a Q/DQ pair."""
+        return self.add_dequantise(self.add_quantise(value, scale, zero), scale, zero)
 
     def give(self, value: str, kind: int, shape: tuple[int, ...] | None = None) -> None:
         """Make a value an output."""
@@ -68,20 +70,20 @@ class Chain(Builder):
         opsets = [helper.make_opsetid(*domain) for domain in domains]
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
-    def ended(
+    def finish_with(
         self, value: str, scale: float = 0.02, zero: int = 5, dtype: type[np.integer] = np.int8
     ) -> onnx.ModelProto:
-        self.give(self.quantised(value, scale, zero, dtype), KINDS[dtype])
+        self.give(self.add_quantise(value, scale, zero, dtype), KINDS[dtype])
         return self.model()
 
     @property
     def feeds(self) -> dict[str, npt.NDArray[Any]]:
-        """Each of the 256 values once, and in order if the shape has as many elements."""
+        """Return each of the 256 values once, in order if the shape has as many elements."""
         every = np.arange(256).astype(np.uint8).view(self.dtype)
         return {"source": np.resize(every, self.shape)}
 
 
-def wanted(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+def run_ort(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -89,17 +91,17 @@ def wanted(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndar
 
 
 def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray], steps: int = 0) -> Graph:
-    """The imported model, which gives ONNX Runtime's bytes; `steps` beside them where it does more than look up."""
+    """Import a model and check that it gives ONNX Runtime's bytes, with `steps` other operators beside look-ups."""
     graph = import_model(model)
     given = run_graph(graph, feeds)
-    for output, expected in zip(model.graph.output, wanted(model, feeds), strict=True):
+    for output, expected in zip(model.graph.output, run_ort(model, feeds), strict=True):
         assert given[output.name].dtype == expected.dtype
         assert np.abs(given[output.name].astype(float) - expected).max() <= steps, output.name
     return graph
 
 
 def one_table(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> Graph:
-    """A model that becomes one look-up on the device, with ONNX Runtime's bytes."""
+    """Check that a model becomes one look-up on the device, with ONNX Runtime's bytes."""
     graph = check(model, feeds)
     assert [type(op).__name__ for op in device_ops(graph)] == ["Rescale"]
     assert device_ops(graph)[0].lookup is not None
@@ -115,13 +117,13 @@ def silu(chain: Chain, x: str) -> str:
 
 
 def gelu_erf(chain: Chain, x: str) -> str:
-    """As exporters write it: five nodes."""
+    """Add GELU as exporters write it: five nodes."""
     inner = chain.apply("Add", chain.apply("Erf", chain.apply("Div", x, 2**0.5)), 1.0)
     return chain.apply("Mul", chain.apply("Mul", x, inner), 0.5)
 
 
 def gelu_tanh(chain: Chain, x: str) -> str:
-    """The approximation: eight nodes."""
+    """Add GELU's tanh approximation: eight nodes."""
     cube = chain.apply("Mul", chain.apply("Pow", x, 3.0), 0.044715)
     inner = chain.apply("Mul", chain.apply("Add", x, cube), float((2 / np.pi) ** 0.5))
     return chain.apply("Mul", chain.apply("Mul", x, 0.5), chain.apply("Add", chain.apply("Tanh", inner), 1.0))
@@ -137,7 +139,7 @@ def mish(chain: Chain, x: str) -> str:
 
 
 def softplus(chain: Chain, x: str) -> str:
-    """With the threshold that exporters write."""
+    """Add softplus with the threshold that exporters write."""
     long = chain.apply("Log", chain.apply("Add", chain.apply("Exp", x), 1.0))
     return chain.apply("Where", chain.apply("Greater", x, 20.0), x, long)
 

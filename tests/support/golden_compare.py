@@ -1,4 +1,4 @@
-"""A compiled segment on the golden interpreter, held against the micro-ops."""
+"""A compiled segment on the golden interpreter or the RTL, compared with the micro-ops."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from weft.sim.timing import TimingDevice
 
 
 def compare_on_rtl(segment: DeviceSegment, inputs: dict[str, np.ndarray], config: Config, case: int) -> None:
-    """Run a compiled segment on the RTL and compare its output `y` with the micro-ops. Every other case is under random
-    stalls; in the others the cycle model agrees in every counter."""
+    """Run a compiled segment on the RTL and compare its output `y` with the micro-ops. Every other case has random
+    stalls; in the others the cycle model matches every counter."""
     image = Image(compile_segment(segment, config))
     stalls = 0.3 if case % 2 else 0.0
     with RtlDevice(
@@ -42,7 +42,7 @@ def compare(
 ) -> None:
     """Check the program, run it on the golden interpreter, and compare every buffer in DRAM with the micro-ops.
 
-    Without `temps` those that may share memory with each other are left out.
+    `temps` includes temporaries, which may share memory with each other.
     """
     check(program.instructions, config, extents=program.areas.extents)
     image = Image(program)

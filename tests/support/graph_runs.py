@@ -12,14 +12,14 @@ from weft.compiler.verify import run_model
 
 
 def run_graph(graph: Graph, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A whole model: device segments by micro-ops, host segments by the host's evaluator. States are as at first."""
-    return run_kept(graph, values, {state.source: state.initial for state in graph.states})
+    """Run a whole model from fresh states: device segments by micro-ops, host segments by the host's evaluator."""
+    return run_with_states(graph, values, {state.source: state.initial for state in graph.states})
 
 
-def run_kept(
+def run_with_states(
     graph: Graph, values: dict[str, np.ndarray], states: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The same with `states`, which become what they are in the next run."""
+    """Run a whole model from `states`, and update them for the next run."""
     found = run_model(graph, values | states)
     states.update({state.source: found[state.target] for state in graph.states})
     return {name: found[name] for name in graph.outputs}
@@ -30,7 +30,7 @@ def device_ops(graph: Graph) -> list[Any]:
 
 
 def on_host(graph: Graph) -> dict[str, str]:
-    """Reasons by node, without the graph's boundary."""
+    """Return the reasons for host nodes, without the graph's boundary."""
     return {
         name: reason
         for name, _, place, reason in graph.assignment

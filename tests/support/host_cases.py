@@ -1,4 +1,4 @@
-"""Random models of one operator that the device does not have, or not in that form: what the host evaluates."""
+"""Random models of one operator that only the host evaluates, or that the device lacks in that form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from support.host_draws import Draw, Rng, axis, floats, given, maybe, numbers, shape, some
+from support.host_draws import Draw, Rng, axis, floats, maybe, numbers, set_attributes, shape, some
 from support.host_layers import (
     convolution,
     normalisation,
@@ -22,11 +22,11 @@ from support.host_layers import (
 )
 
 OPSETS = (11, 12, 13, 16, 18, 19, 20, 21, 22)
-"""Versions to draw from; a draw that the version does not define is drawn again."""
+"""Versions to draw from; a draw that the version does not define is repeated."""
 
 
 def case(rng: Rng, kind: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A valid model of one operator of a `kind` of `KINDS`, and inputs for it."""
+    """Draw a valid model of one operator of a `kind` of `KINDS`, and inputs for it."""
     while True:
         op, inputs, attributes, outputs = KINDS[kind](rng)
         model, feeds = build(op, inputs, attributes, outputs, int(rng.choice(OPSETS)))
@@ -37,7 +37,7 @@ def case(rng: Rng, kind: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 def build(
     op: str, inputs: list[Any], attributes: dict[str, Any], outputs: int, opset: int
 ) -> tuple[onnx.ModelProto | None, dict[str, np.ndarray]]:
-    """The model, or None if it is not valid in that version."""
+    """Return the model, or None if it is not valid in that version."""
     names, feeds, constants = [], {}, []
     for index, value in enumerate(inputs):
         names.append("" if value is None else f"x{index}")
@@ -47,12 +47,12 @@ def build(
             feeds[names[-1]] = value
     results = [f"y{index}" for index in range(outputs)]
     node = helper.make_node(op, names, results, name="only", **attributes)
-    given = [
+    set_attributes = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
         for name, value in feeds.items()
     ]
     wanted = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in results]
-    graph = helper.make_graph([node], "one", given, wanted, constants)
+    graph = helper.make_graph([node], "one", set_attributes, wanted, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     try:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
@@ -77,11 +77,11 @@ def unary(rng: Rng) -> Draw:
     size = shape(rng)
     attributes: dict[str, Any] = {}
     if op in ("Flatten", "Hardmax", "LogSoftmax", "Softmax", "LpNormalization"):
-        attributes = given(axis=maybe(rng, axis(rng, len(size))))
+        attributes = set_attributes(axis=maybe(rng, axis(rng, len(size))))
     if op == "LpNormalization":
         attributes |= {"p": int(rng.integers(1, 3))}
     if op in ("Celu", "Elu", "LeakyRelu", "Selu", "ThresholdedRelu", "HardSigmoid"):
-        attributes = given(alpha=maybe(rng, float(rng.uniform(0.1, 2))))
+        attributes = set_attributes(alpha=maybe(rng, float(rng.uniform(0.1, 2))))
     if op == "Gelu":
         attributes = {"approximate": str(rng.choice(["none", "tanh"]))}
     if op == "Shrink":
@@ -150,10 +150,10 @@ def reduction(rng: Rng) -> Draw:
     value = numbers(rng, size, "fdil" if op != "ReduceLogSum" else "f")
     value = np.abs(value) + np.ones((), value.dtype) if op == "ReduceLogSum" else value
     value = value % 7 if op == "ReduceProd" and value.dtype.kind == "i" else value
-    keep = given(keepdims=maybe(rng, int(rng.integers(2))))
+    keep = set_attributes(keepdims=maybe(rng, int(rng.integers(2))))
     if rng.integers(2):
-        return op, [value], keep | given(axes=axes), 1
-    none = given(noop_with_empty_axes=maybe(rng, int(rng.integers(2))))
+        return op, [value], keep | set_attributes(axes=axes), 1
+    none = set_attributes(noop_with_empty_axes=maybe(rng, int(rng.integers(2))))
     return op, [value, None if axes is None else [np.array(axes, np.int64)]], keep | none, 1
 
 
@@ -218,11 +218,11 @@ def movement(rng: Rng) -> Draw:
         other = [int(rng.integers(1, most + 1)) for most in size]
         places = np.arange(size[along])[: other[along % rank]].reshape([-1] + [1] * (rank - 1 - along % rank))
         indices = np.broadcast_to(places, other).astype(np.int64)
-        how = given(reduction=maybe(rng, str(rng.choice(["add", "mul", "max", "min"]))))
+        how = set_attributes(reduction=maybe(rng, str(rng.choice(["add", "mul", "max", "min"]))))
         return op, [value, indices, numbers(rng, other, "f").astype(value.dtype)], {"axis": along} | how, 1
     if op == "ScatterND":
         rows = rng.permutation(size[0])[: int(rng.integers(1, size[0] + 1)), None].astype(np.int64)
-        how = given(reduction=maybe(rng, str(rng.choice(["add", "mul", "max", "min"]))))
+        how = set_attributes(reduction=maybe(rng, str(rng.choice(["add", "mul", "max", "min"]))))
         updates = numbers(rng, [len(rows), *size[1:]], "f").astype(value.dtype)
         return op, [value, rows, updates], how, 1
     if op == "Concat":
@@ -234,7 +234,7 @@ def movement(rng: Rng) -> Draw:
     if op == "Tile":
         return op, [value, [rng.integers(1, 4, rank)]], {}, 1
     if op == "Transpose":
-        return op, [value], given(perm=maybe(rng, [int(at) for at in rng.permutation(rank)])), 1
+        return op, [value], set_attributes(perm=maybe(rng, [int(at) for at in rng.permutation(rank)])), 1
     if op == "Reshape":
         wanted = [0 if rng.integers(2) else most for most in size]
         wanted[int(rng.integers(rank))] = -1
@@ -271,4 +271,4 @@ KINDS: dict[str, Callable[[Rng], Draw]] = {
     "recurrent": recurrent,
     "sampling": sampling,
 }
-"""Generators by what they draw."""
+"""Generators by kind of operator."""

@@ -1,4 +1,4 @@
-"""What random models of host operators are drawn from: shapes, numbers, attributes."""
+"""Random shapes, numbers and attributes of host operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 Rng = np.random.Generator
 Draw = tuple[str, list[Any], dict[str, Any], int]
-"""Operator, inputs (arrays; constants as a list of one array; None where left out), attributes, number of outputs."""
+"""Operator, inputs (arrays; constants as a list of one array; None if omitted), attributes, number of outputs."""
 
 
 def some(rng: Rng, low: int, high: int, count: int) -> list[int]:
@@ -20,7 +20,7 @@ def floats(rng: Rng, shape: Any, spread: float = 2.0) -> np.ndarray:
 
 
 def numbers(rng: Rng, shape: Any, kinds: str = "f") -> np.ndarray:
-    """Values of a random type: f float32, d float64, h float16, b int8, B uint8, i int32, l int64, ? bool."""
+    """Draw values of a random type: f float32, d float64, h float16, b int8, B uint8, i int32, l int64, ? bool."""
     kind = str(rng.choice(list(kinds)))
     if kind in "fdh":
         return floats(rng, shape).astype(kind)
@@ -42,6 +42,6 @@ def maybe(rng: Rng, value: Any, chance: float = 0.5) -> Any:
     return value if rng.random() < chance else None
 
 
-def given(**attributes: Any) -> dict[str, Any]:
-    """Attributes but those that are None."""
+def set_attributes(**attributes: Any) -> dict[str, Any]:
+    """Return the attributes that are not None."""
     return {name: value for name, value in attributes.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Draws of the host's operators that layers are made of: pools, convolutions, products, recurrent cells, samplers."""
+"""Random host operators of networks' layers: pools, convolutions, products, recurrent cells, samplers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from support.host_draws import Draw, Rng, axis, floats, given, maybe, numbers, shape, some
+from support.host_draws import Draw, Rng, axis, floats, maybe, numbers, set_attributes, shape, some
 
 
 def window(rng: Rng, rank: int, spread: int = 8) -> tuple[list[int], dict[str, Any]]:
-    """Sizes, and kernel, strides, pads and the like that fit them."""
+    """Draw sizes with a kernel, strides, pads and dilations that fit them."""
     kernel = some(rng, 1, 4, rank)
-    attributes = given(
+    attributes = set_attributes(
         kernel_shape=kernel,
         strides=maybe(rng, some(rng, 1, 5, rank), 0.8),
         dilations=maybe(rng, some(rng, 1, 3, rank), 0.3),
@@ -29,9 +29,9 @@ def window(rng: Rng, rank: int, spread: int = 8) -> tuple[list[int], dict[str, A
 def pool(rng: Rng) -> Draw:
     op = str(rng.choice(["MaxPool", "AveragePool", "LpPool"]))
     size, attributes = window(rng, int(rng.integers(1, 4)))
-    attributes |= given(ceil_mode=maybe(rng, int(rng.integers(2))))
+    attributes |= set_attributes(ceil_mode=maybe(rng, int(rng.integers(2))))
     if op == "AveragePool":
-        attributes |= given(count_include_pad=maybe(rng, int(rng.integers(2))))
+        attributes |= set_attributes(count_include_pad=maybe(rng, int(rng.integers(2))))
     if op == "LpPool":
         attributes |= {"p": int(rng.integers(1, 4))}
     full = [int(rng.integers(1, 3)), int(rng.integers(1, 4)), *size]
@@ -62,7 +62,7 @@ def convolution(rng: Rng) -> Draw:
 
 
 def _integers(rng: Rng, op: str, first: list[int], second: list[int], outputs: int) -> tuple[list[Any]]:
-    """Operands of an integer product, with scales and zero points if it has them."""
+    """Draw operands of an integer product, with scales and zero points if it has them."""
     a, b = numbers(rng, first, "B"), numbers(rng, second, "bB")
     zeros = [np.array(rng.integers(0, 100)).astype(value.dtype) for value in (a, b)]
     if op in ("ConvInteger", "MatMulInteger"):
@@ -84,7 +84,7 @@ def product(rng: Rng) -> Draw:
         a = floats(rng, [k, m] if turned[0] else [m, k])
         b = floats(rng, [n, k] if turned[1] else [k, n])
         c = maybe(rng, floats(rng, [[n], [m, n], [1, n], [m, 1], [1], []][int(rng.integers(6))]))
-        more = given(alpha=maybe(rng, 0.5), beta=maybe(rng, 2.0))
+        more = set_attributes(alpha=maybe(rng, 0.5), beta=maybe(rng, 2.0))
         return op, [a, b, c], {"transA": turned[0], "transB": turned[1]} | more, 1
     return op, *_integers(rng, op, [m, k], [k, n], n), {}, 1
 

@@ -1,4 +1,4 @@
-"""Which outputs of a design depend on an input in the same clock cycle."""
+"""Outputs of a design that depend on an input in the same clock cycle."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from weft.hdl.verilog import run_yosys
 
 _REGISTERED = "t:$*dff* t:$memrd* r:CLK_ENABLE=1 %i"
-"""Flip-flops, and the read ports of memories that have a register: paths end there."""
+"""Flip-flops, and read ports of memories that have a register: paths end there."""
 
 
 def outputs_that_follow_inputs(verilog: str, folder: Path, *, top: str = "weft") -> set[str]:
-    """The outputs of module `top` that a path without a register joins to an input other than ``clk`` and ``rst``.
+    """Return the outputs of module `top` with a combinational path from an input other than ``clk`` and ``rst``.
 
     Yosys follows whole wires, so a path through another bit of a wire counts as well.
     """

@@ -21,7 +21,7 @@ def model(
     constants: dict[str, Any],
     opset: int = 21,
 ) -> onnx.ModelProto:
-    """A model with float inputs and the matrix `y`; a constant may be a TensorProto."""
+    """Build a model with float inputs and the matrix `y`; a constant may be a TensorProto."""
     tensors = []
     for name, value in constants.items():
         tensor = value
@@ -41,7 +41,7 @@ def model(
 
 
 def dynamic(given: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
-    """What `quantize_dynamic` makes of a float model."""
+    """Return the output of `quantize_dynamic` for a float model."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "float.onnx"), Path(folder, "dynamic.onnx")
         onnx.save(given, source)
@@ -50,7 +50,7 @@ def dynamic(given: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
 
 
 def pack(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Numbers of `bits` in bytes along the last axis, the first in the lowest bits; what is left of a byte is 0."""
+    """Pack numbers of `bits` into bytes along the last axis, the first in the lowest bits; the rest of a byte is 0."""
     each = 8 // bits
     padded = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, -numbers.shape[-1] % each)])
     parts = padded.astype(np.uint8).reshape(*padded.shape[:-1], -1, each)
@@ -70,7 +70,7 @@ def packed_product(
     bias: bool = False,
     **attributes: Any,
 ) -> onnx.ModelProto:
-    """MatMulNBits of an input of 3 rows; `zeros` are "none", "packed" or "float"."""
+    """Build MatMulNBits of an input of 3 rows; `zeros` are "none", "packed" or "float"."""
     blocks = -(-inner // block)
     numbers = rng.integers(0, 1 << bits, (outputs, blocks * block))
     constants: dict[str, Any] = {
@@ -93,9 +93,9 @@ def packed_product(
 def blocked_product(
     rng: np.random.Generator, shape: tuple[int, int], axis: int, block: int, kind: str, zeros: bool
 ) -> onnx.ModelProto:
-    """DequantizeLinear of a matrix of (outputs, inner), or (inner, outputs) where `axis` is 0, and MatMul.
+    """Build DequantizeLinear of a matrix (outputs, inner), or (inner, outputs) if `axis` is 0, and MatMul.
 
-    `axis` is that along which the blocks lie, and products are added up.
+    `axis` is the axis of the blocks, along which products are added up.
     """
     low, high = {"int4": (-8, 8), "uint4": (0, 16), "int8": (-128, 128), "uint8": (0, 256)}[kind]
     code = getattr(TensorProto, kind.upper())
@@ -127,5 +127,5 @@ def blocked_product(
 
 
 def run(given: onnx.ModelProto, **inputs: np.ndarray) -> np.ndarray:
-    """The first output by ONNX Runtime, whose optimiser would quantise activations of products in 4 bits."""
+    """Run ONNX Runtime without its optimiser, which quantises activations of 4-bit products."""
     return np.asarray(plain_session(given).run(None, inputs)[0])

@@ -25,7 +25,7 @@ def clamp(value, low, high):
 
 
 def reciprocal(a):
-    """(f, e)"""
+    """Return (f, e)."""
     if a == 0:
         return 65535, 0
     bits = abs(a).bit_length()
@@ -76,7 +76,7 @@ class Row:
         return [self.registers[op.b][lane ^ away] for lane in range(self.n)]
 
     def step(self, op, column):
-        """Returns (address, bytes) if it writes to memory."""
+        """Run one micro-operation; returns (address, bytes) if it writes to memory."""
         a, b = self.first(op, column), self.second(op)
         if op.op in (Op.RECIPROCAL, Op.RSQRT):
             one_of = reciprocal if op.op == Op.RECIPROCAL else inverse_root
@@ -112,7 +112,7 @@ class Row:
 
 
 class KernelModel:
-    """Reads, writes in order of time, and cycles of a `Kernel`, without changing memory."""
+    """Reads, writes in order of time, and cycles of a `Kernel`; leaves memory unchanged."""
 
     def __init__(self, memory, i):
         self.memory, self.i, self.n = memory, i, memory.config.n
@@ -171,7 +171,7 @@ class KernelModel:
 
 
 class MicrocodeModel:
-    """Like `KernelModel`."""
+    """Writes of MICROCODE, with the interface of `KernelModel`."""
 
     def __init__(self, memory, i):
         self.memory, self.i = memory, i
@@ -186,7 +186,7 @@ class MicrocodeModel:
 
 
 def microcode(ops, start, **given):
-    """The instructions that put a kernel into memory."""
+    """Return the instructions that put a kernel into memory."""
     words = [op.encode() for op in ops]
     return [
         Microcode(
@@ -200,7 +200,7 @@ def microcode(ops, start, **given):
 
 
 def random_op(rng, config, reads, writes):
-    """Any operation on registers that all hold something."""
+    """Draw any operation, on registers that are all defined."""
     op = rng.choice(list(Op)) if rng.random() < 0.6 else rng.choice((Op.ADD, Op.SUB, Op.MUL))
     if op == Op.TABLE and not config.lookup_tables:
         op = Op.MAX
@@ -229,7 +229,7 @@ def random_op(rng, config, reads, writes):
 
 
 def random_kernel(rng, config, reads, writes):
-    """Micro-operations that first put something into all registers and the predicate, then any with some loops."""
+    """Draw micro-operations that first set all registers and the predicate, then arbitrary ones with some loops."""
     ops = [
         MicroOp(
             op=Op.INDEX, b_immediate=1, immediate=rng.randrange(-(1 << 23), 1 << 23) >> rng.randrange(20), d=d
@@ -252,7 +252,7 @@ def random_kernel(rng, config, reads, writes):
 
 
 def vectors_of(reads, writes):
-    """The vectors of each operand that these numbers in micro-operations stand for."""
+    """Return each operand's vectors that these numbers in micro-operations refer to."""
     found = dict.fromkeys((*READS, *WRITES), 0)
     for names, numbers in ((READS, reads), (WRITES, writes)):
         for number in numbers:
@@ -262,7 +262,7 @@ def vectors_of(reads, writes):
 
 
 def random_instruction(rng, config, start, reads, writes):
-    """A `Kernel` with rows of any number and operands that move in any way."""
+    """Draw a `Kernel` with any number of rows and any strides of operands."""
 
     def move():
         return rng.choice((0, 1, 2, -1, 5, rng.randrange(-(1 << 15), 1 << 15)))

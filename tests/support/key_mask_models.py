@@ -1,4 +1,4 @@
-"""Attention written out whose mask of keys is an input."""
+"""Attention written out, with the mask of keys as an input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Case:
     allowed: np.ndarray
 
 
-def masked(
+def masked_attention(
     rng: np.random.Generator,
     sizes: Sizes,
     *,
@@ -40,9 +40,9 @@ def masked(
     rounded: bool = False,
     behind: bool = False,
 ) -> Case:
-    """Attention written out, whose mask is a quantised input of (images, 1, 1, keys).
+    """Draw attention written out, whose mask is a quantised input of (images, 1, 1, keys).
 
-    Scores are `rounded` behind it, or multiplied by 0.5 if `behind`.
+    After the mask, scores are `rounded`, or multiplied by 0.5 if `behind`.
     """
     made = Exploded(rng, sizes, rounded=False)
     builder, images = made.builder, sizes.batch if images is None else images
@@ -50,25 +50,25 @@ def masked(
     k, k_source = made.heads(sizes.heads, sizes.keys, sizes.size, layout=layout)
     v, v_source = made.heads(sizes.heads, sizes.keys, sizes.v_size, layout=layout)
     factor = sizes.size**-0.5 if factor is None else factor
-    scores = made.scaled(made.product(q, made.keys_transposed(k, k_source)), factor)
+    scores = made.scale_by(made.product(q, made.keys_transposed(k, k_source)), factor)
     if causal:
         diagonal = np.tril(np.ones((sizes.queries, sizes.keys), bool), sizes.keys - sizes.queries)
-        scores = made.masked(scores, models.additive(diagonal))
+        scores = made.add_mask(scores, models.additive(diagonal))
     builder.inputs.append(
         helper.make_tensor_value_info("mask", TensorProto.FLOAT, (images, 1, 1, sizes.keys))
     )
     mask = builder.quantise("mask", (images, 1, 1, sizes.keys), scale, zero + 128 * unsigned, unsigned)
     given = [scores, builder.dequantise(mask)]
     scores = builder.node("Add", given[::-1] if swapped else given)
-    scores = made.scaled(scores, 0.5) if behind else scores
+    scores = made.scale_by(scores, 0.5) if behind else scores
     made.rounded = rounded
     weights = made.weights(scores, 100.0)
     made.rounded = False
     value = made.product(weights, v)
-    model = models.ended(builder, made.joined(value, v_source) if join else value, v_source)
+    model = models.quantise_result(builder, made.join_heads(value, v_source) if join else value, v_source)
     feeds = qdq_models.feeds(model, rng)
     allowed = rng.integers(0, 2, (images, sizes.keys)).astype(bool)
     allowed[:, 0] = True  # for every query of a causal mask, too
     feeds["mask"] = models.additive(allowed).reshape(images, 1, 1, sizes.keys)
-    models.calibrated(model, feeds)
+    models.calibrate_scores(model, feeds)
     return Case(model, feeds, np.broadcast_to(allowed, (sizes.batch, sizes.keys)))

@@ -1,4 +1,4 @@
-"""LiteRT as an outside oracle: what its reference kernels make of a file, and of each operator alone."""
+"""LiteRT as an outside oracle: its reference kernels' results for a file, and for each operator alone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from weft.hdl.isa.config import Config
 
 
 def tensors(content: bytes, inputs: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """All tensors of a file after a run on `inputs`, by index."""
+    """Return all tensors of a file after a run on `inputs`, by index."""
     return next(runs(content, [inputs]))
 
 
 def runs(content: bytes, feeds: Iterable[dict[int, np.ndarray]]) -> Iterator[dict[int, np.ndarray]]:
-    """The same after each of several runs of one interpreter, which keeps variables between them."""
+    """Return all tensors after each of several runs of one interpreter, which keeps variables between runs."""
     interpreter = _interpreter(content, OpResolverType.BUILTIN_REF)
     for inputs in feeds:
         for index, value in inputs.items():
@@ -43,7 +43,7 @@ def _contents(interpreter: Interpreter) -> dict[int, np.ndarray]:
 
 
 def _interpreter(content: bytes, kernels: OpResolverType) -> Interpreter:
-    """With the reference kernels, or the others for the few operators that have none."""
+    """Return an interpreter with the reference kernels, or the others for the few operators that lack them."""
     try:
         made = Interpreter(
             model_content=content,
@@ -60,7 +60,7 @@ def _interpreter(content: bytes, kernels: OpResolverType) -> Interpreter:
 
 
 def draw(tensor: Tensor, rng: np.random.Generator) -> np.ndarray:
-    """Any value of an input."""
+    """Draw any value of an input."""
     dtype = np.dtype(tensor.dtype)
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
@@ -71,7 +71,7 @@ def draw(tensor: Tensor, rng: np.random.Generator) -> np.ndarray:
 
 
 def alone(file: File, operator: Operator) -> File:
-    """A file with one operator, whose inputs are the model's, and not constant where they are not."""
+    """Return a file with one operator, whose non-constant inputs are the model's."""
     used = {index for index in (*operator.inputs, *operator.outputs) if index >= 0}
     entering = dict.fromkeys(
         index for index in operator.inputs if index >= 0 and file.tensors[index].data is None
@@ -87,7 +87,7 @@ def graph_of(file: File, config: Config = COMPLETE) -> Graph:
 
 
 def steps(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """How far results are apart: integers, or floats relative to the largest."""
+    """Return the distance of results: integers, or floats relative to the largest."""
     if ours.dtype.kind == "f":
         return np.abs(ours - theirs) / max(float(np.abs(theirs).max(initial=0)), 1e-6) * 127
     return np.abs(ours.astype(np.int64) - theirs.astype(np.int64))
@@ -96,7 +96,7 @@ def steps(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 def layers(
     file: File, found: dict[int, np.ndarray], config: Config = COMPLETE
 ) -> Iterator[tuple[Operator, float, float, Graph]]:
-    """Of every operator, run on what LiteRT gave it: the largest step from LiteRT, and the share that differs."""
+    """Run every operator on LiteRT's inputs: return the largest step from LiteRT's result, and the differing share."""
     for operator in file.operators:
         single = alone(file, operator)
         graph = graph_of(single, config)

@@ -26,16 +26,16 @@ SIZE_BYTES = 1 << 17
 
 
 class LitexModel:
-    """What `weft.boards.litex.host.LitexDevice` takes as its bus.
+    """Bus of `weft.boards.litex.host.LitexDevice`.
 
     Attributes
     ----------
     loses : callable
-        Whether the write of this number gets lost.
+        Returns whether the write with this number gets lost.
     ends : bool
         Whether programs end.
     held : int or None
-        What the CSR ``held`` always says; None for what is so.
+        Constant value of the CSR ``held``; None for the true value.
     starts : int
         Programs started.
     """
@@ -63,7 +63,7 @@ class LitexModel:
         self.registers |= {base_register(index): 0 for index in range(BASES)}
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def write(self, addr: int, datas: list[int]) -> None:
         assert 0 < len(datas) < 256
@@ -106,7 +106,7 @@ class LitexModel:
             self.registers[Reg.STATUS] = int(Status.DONE)
 
     def _run(self, program: int, bases: Sequence[int]) -> None:
-        """A program and its base registers, by addresses of the system."""
+        """Run a program with its base registers, given as addresses of the system."""
         for index, base in enumerate(bases):
             self.golden.set_base(index, (base - MEMORY) % (1 << 32))
         self.golden.start(program - MEMORY)

@@ -23,7 +23,7 @@ from weft.sim.verilate import Model
 
 CLOCK = 100e6
 RUN = 200
-"""Cycles between two looks of the host at a register."""
+"""Cycles between two reads of a register by the host."""
 MAIN_RAM = 0x4000_0000
 _SIGNATURES: dict[str, Any] = {
     "soc_open": (ctypes.c_void_p, []),
@@ -67,7 +67,7 @@ class SmallSdr(SDRModule):
 @dataclass(frozen=True)
 class Memory:
     """``kind``: "ddr3" or "sdr" behind LiteDRAM, with ``lines`` data lines; or "sram" on the bus. ``bus``: standard of
-    the system's bus, ``width`` its bits."""
+    the system's bus; ``width``: its bits."""
 
     kind: str = "ddr3"
     lines: int = 16
@@ -84,7 +84,7 @@ class _Clocks(LiteXModule):
 
 
 def system(config: Config, memory: Memory, **options: Any) -> Any:
-    """A system of a host's master, memory, and the accelerator."""
+    """Return a system of a host's master, memory, and the accelerator."""
     soc = without_accelerator(memory)
     core = add_weft(soc, config, **{"dram": None if memory.kind == "sram" else "sdram"} | options)
     soc.comb += soc.platform.request("irq").eq(core.ev.irq)
@@ -92,7 +92,7 @@ def system(config: Config, memory: Memory, **options: Any) -> Any:
 
 
 def without_accelerator(memory: Memory) -> Any:
-    """A system of a host's master and memory."""
+    """Return a system of a host's master and memory."""
     host = wishbone.Interface(data_width=32, address_width=32, addressing="word")
     pins = [("sys_clk", 0, Pins(1)), ("sys_rst", 0, Pins(1)), ("irq", 0, Pins(1)), *host.get_ios("host")]
     platform = GenericPlatform("none", pins, name="none")
@@ -111,19 +111,19 @@ def without_accelerator(memory: Memory) -> Any:
 
 
 def _without_warnings(text: str) -> str:
-    """LiteX's Verilog is not clean for Verilator; ours is."""
+    """Turn off Verilator's warnings in LiteX's Verilog."""
     names = ("WIDTH", "COMBDLY", "CASEINCOMPLETE", "INITIALDLY")
     off, on = ("".join(f"/* verilator lint_{state} {name} */\n" for name in names) for state in ("off", "on"))
-    # Its processes drive the valid of one channel and read the ready of another: no loop, but Verilator sees one.
+    # Its processes drive the valid of one channel and read another's ready: no loop, but Verilator reports one.
     off = "/* verilator lint_off UNOPTFLAT */\n" + off
-    # Without comments, which have the time, and contents of memories, which are zeros.
+    # Drop comments, which contain the time, and contents of memories, which are zeros.
     text = re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"initial begin\s+\$readmemh\([^)]*\);\s+end", "", text)
     return off + text + on
 
 
 class SimulatedSoc:
-    """A system that runs; what ``litex_server`` takes as the link to a board. Time passes with accesses and reads.
+    """A running system, in the place of ``litex_server``'s link to a board. Accesses and reads advance time.
 
     `csr_csv` is the text of the file that LiteX writes for hosts.
     """
@@ -156,7 +156,7 @@ class SimulatedSoc:
         return bool(self._library.soc_irq(self._soc))
 
     def open(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def close(self) -> None:
         if self._soc:

@@ -1,4 +1,4 @@
-"""Golden interpreter that notes what it is asked for."""
+"""Golden interpreter that logs its requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.sim.golden.interpreter import GoldenDevice
 
 
 class Logged(GoldenDevice):
-    """Computes when it is started, or at the last moment, and notes what it is asked for."""
+    """Device that computes when it is started or as late as possible, and logs its requests."""
 
     def __init__(self, memory_bytes: int, *, early: bool, config: weft.Config = PRESETS["tiny"]) -> None:
         super().__init__(config, memory_bytes)

@@ -1,7 +1,7 @@
-"""The long regression with a budget of time: ``make regression MINUTES=60``, or ``pytest -m long --budget-minutes 60``.
+"""The long regression with a time budget: ``make regression MINUTES=60``, or ``pytest -m long --budget-minutes 60``.
 
-No test begins when the time is over. What has passed is written down under a digest of all sources, and is not run
-again before one of them changes: a regression that was ended, or whose time was up, goes on where it was.
+No test begins after the time is over. Passed tests are recorded under a digest of all sources, and do not run again
+before a source changes: an interrupted or timed-out regression resumes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ SOURCES = (
     "docs",
     "requirements",
 )
-"""Folders whose files tests depend on, beside `SINGLE` files."""
+"""Folders that tests depend on, beside `SINGLE` files."""
 SINGLE = ("pyproject.toml", "Makefile", "README.md")
 _TOGETHER = 8
-"""Tests of a file that stay together, as they share what the file sets up."""
+"""Neighbouring tests of a file that stay together, because they share the file's fixtures."""
 _OUT_OF_TIME = "out of time"
 
 
 def digest(root: Path) -> str:
-    """Of all that tests depend on below `root`."""
+    """Return a digest of all that tests depend on below `root`."""
     found = hashlib.sha256()
     files = [path for name in SOURCES for path in (root / name).rglob("*") if path.is_file()]
     for path in sorted([*files, *(root / name for name in SINGLE if (root / name).exists())]):
@@ -47,15 +47,15 @@ def digest(root: Path) -> str:
 
 
 class LongTests:
-    """The plugin of a session with a budget.
+    """Plugin of a session with a time budget.
 
     Parameters
     ----------
     record : Path
-        The file with the names of tests that have passed on these sources, one a line. Others next to it, which are of
-        other sources, are removed.
+        File with the names of tests that passed on these sources, one a line. Records of other sources beside it are
+        removed.
     minutes : float
-        0: as long as it takes.
+        0 for no limit.
     """
 
     def __init__(self, record: Path, minutes: float) -> None:
@@ -80,7 +80,7 @@ class LongTests:
             pytest.skip(_OUT_OF_TIME)
 
     def count(self, report: pytest.TestReport) -> None:
-        """Once for each report, in the process that has the terminal."""
+        """Count each report once, in the process that has the terminal."""
         if report.failed:
             self.failed += 1
         elif report.skipped and _OUT_OF_TIME in str(report.longrepr):
@@ -107,7 +107,7 @@ class LongTests:
 
 
 class Reports:
-    """Counts for `LongTests`; registered where there is a terminal, and not in the processes that run tests for it."""
+    """Counts for `LongTests`; registered where there is a terminal, and not in worker processes."""
 
     def __init__(self, tests: LongTests) -> None:
         self.tests = tests
@@ -117,8 +117,8 @@ class Reports:
 
 
 def spread(items: list[pytest.Item]) -> list[pytest.Item]:
-    """In an order that depends on nothing but names, so that every part of the regression gets its share of the time;
-    neighbours in a file stay together in small groups."""
+    """Order tests by names alone, so that every part of the regression gets its share of the time; neighbours in a file
+    stay together in small groups."""
     return [item for group in sorted(_groups(items), key=_place) for item in group]
 
 
@@ -142,7 +142,7 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 def configure(config: pytest.Config, root: Path) -> None:
-    """Register the plugin if its option is there."""
+    """Register the plugin if its option is given."""
     minutes = config.getoption(OPTION)
     if minutes is None:
         return

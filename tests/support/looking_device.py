@@ -1,4 +1,4 @@
-"""A device that looks at its memory, as boards do."""
+"""A device that reads its memory back, as boards do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from weft.sim.golden.interpreter import GoldenDevice
 
 
 class Looking(GoldenDevice):
-    """Looks before each start, as boards do, whether memory holds what was loaded; and what is there is not loaded."""
+    """Device that reads back, before each start, whether memory holds the loaded data, and skips loads of data that is
+    there."""
 
     def __init__(self, config: Config, memory_bytes: int) -> None:
         super().__init__(config, memory_bytes)

@@ -1,7 +1,7 @@
-"""Random programs with loops, and the same programs without: unrolled, with what registers hold put into offsets.
+"""Random programs with loops, and their unrolled equivalents with registers replaced by offsets.
 
-A program of `random_programs` becomes the body of a loop, behind instructions that let its queues wait for each other.
-Inside, single instructions repeat or are passed over, and registers change here and there.
+A program of `random_programs` becomes the body of a loop, after instructions that let its queues wait for each other.
+Inside, single instructions repeat or are skipped, and registers change.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Node = Instruction | Repeat
 
 
 def flat(nodes: Sequence[Node]) -> Iterator[Instruction]:
-    """The program."""
+    """Return the program as a flat list with jumps."""
     for node in nodes:
         if isinstance(node, Repeat):
             body = list(flat(node.body))
@@ -64,7 +64,7 @@ def flat(nodes: Sequence[Node]) -> Iterator[Instruction]:
 
 
 class Unrolled:
-    """The program without loops, as a list, by the nodes' structure and not by jumps."""
+    """The program unrolled into a list, by the nodes' structure and not by jumps."""
 
     def __init__(self, nodes: Sequence[Node], bases: Sequence[int], words: Sequence[int]) -> None:
         self.registers = [*bases, *[0] * (PROGRAM_REGISTERS - len(bases))]
@@ -84,7 +84,7 @@ class Unrolled:
                 for word in range(node.count):
                     self.registers[node.first + word] = self._words[word]
             else:
-                self.instructions.append(resolved(node, self.registers))
+                self.instructions.append(resolve(node, self.registers))
 
     def _change(self, changes: Sequence[tuple[int, int, int]]) -> None:
         for register, mode, value in changes:
@@ -98,8 +98,8 @@ def signed(word: int) -> int:
     return (word + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
-def resolved(instruction: Instruction, registers: Sequence[int]) -> Instruction:
-    """The instruction with numbers in place of registers, of which only `ZERO` is left."""
+def resolve(instruction: Instruction, registers: Sequence[int]) -> Instruction:
+    """Return the instruction with numbers in place of registers, of which only `ZERO` remains."""
     if isinstance(instruction, Load | Store):
         offset = (registers[instruction.base] + instruction.offset) % (1 << 32)
         instruction = dataclasses.replace(instruction, base=ZERO, offset=offset)
@@ -117,7 +117,7 @@ def resolved(instruction: Instruction, registers: Sequence[int]) -> Instruction:
 
 
 class LoopProgram:
-    """A random program, `program`, and the same without loops, `straight`."""
+    """A random program with loops, `program`, and its unrolled equivalent, `straight`."""
 
     def __init__(self, config: Config, seed: int, count: int, *, divides: bool = True) -> None:
         self.random = random.Random(seed)
@@ -147,9 +147,9 @@ class LoopProgram:
         self.straight = [*straight.instructions, End()]
 
     def _fence(self) -> None:
-        """Let each queue wait for all that the others did, before it goes on: the body may then repeat."""
+        """Let each queue wait for all work of the others, so that the body may repeat."""
         generator = self.generator
-        # They read and write what nobody else uses, and their results are not looked at.
+        # They use memory that no other instruction uses, and their results are ignored.
         behind = generator.scratchpad - 1
         kinds = [
             Load(base=ZERO, dst=behind), Mm(a=behind, b=behind), Vec(dst=behind, params=generator.scratchpad),
@@ -157,18 +157,18 @@ class LoopProgram:
         ]  # fmt: skip
         for _ in range(2):
             for kind in kinds:
-                generator.program = generator.ordered(kind)
+                generator.program = generator.order_after_all(kind)
                 assert kind.QUEUE is not None
                 generator.last[kind.QUEUE] = len(generator.program) - 1
 
     def _moves(self) -> list[tuple[int, Mode, int]]:
-        """Changes of registers with addresses, by little, and so that values of 4 bits stay where they may begin."""
+        """Return small changes of address registers that keep 4-bit values at valid start addresses."""
         number = self.random.randrange(5)
         step = self.random.choice([0, 1, -1, 4]) * self.generator.config.bus_bytes
         return [(OWN + number, Mode.ADD, step), (OWN + number, Mode.NONE, 77)][: self.random.randrange(3)]
 
     def _around(self, instruction: Instruction) -> list[Node]:
-        """An instruction with registers of the program for those of the host; some repeat, or have changes before."""
+        """Return an instruction with program registers instead of base registers; some repeat, or follow changes."""
         r = self.random
         if isinstance(instruction, Load | Store) and instruction.base < 5 and r.random() < 0.7:
             instruction = dataclasses.replace(instruction, base=OWN + instruction.base)
@@ -186,7 +186,7 @@ class LoopProgram:
         return nodes
 
     def run(self, device: Device, *, straight: bool = False, limit: int = 20_000_000) -> bytes:
-        """All of memory behind the program, which may take `limit` cycles."""
+        """Run the program for at most `limit` cycles, and return all of memory after it."""
         generator = self.generator
         device.write(0, generator.image)
         device.write(WORDS, b"".join(word.to_bytes(4, "little") for word in self.words))

@@ -1,4 +1,4 @@
-"""Manifests of saved programs: read, changed, written with checksums that fit, and refused."""
+"""Manifests of saved programs: read, changed, written with matching checksums, and refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def manifest_of(folder: Path) -> Any:
 
 
 def write(folder: Path, manifest: Any) -> None:
-    """With checksums that fit."""
+    """Write a manifest with matching checksums."""
     if isinstance(manifest, dict) and isinstance(manifest.get("segments"), list):
         for index, entry in enumerate(manifest["segments"]):
             for path in folder.glob(f"segment{index}.*"):

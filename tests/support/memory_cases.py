@@ -1,4 +1,4 @@
-"""Programs that want different things of a memory: drawn operators, larger than those of `support.op_cases`."""
+"""Programs with different memory traffic: random operators, larger than in `support.op_cases`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from weft.run.runtime import Image
 
 Rng = np.random.Generator
 Case = tuple[str, Image, dict[str, np.ndarray]]
-"""A name, the program, and what its input buffers hold."""
+"""A name, the program, and the contents of its input buffers."""
 SCALE = 0.001
 
 
 def dense(rng: Rng) -> DeviceOp:
-    """One vector, or few, by a matrix: long sequential loads and little else."""
+    """Draw one or few vectors times a matrix: mostly long sequential loads."""
     rows = int(rng.choice([1, 1, 1, 2, 5]))
     features, out = draw(rng, 100, 900), draw(rng, 20, 250)
     return convolution(whole("x", (1, 1, rows, features), "input"), out)
 
 
 def plain_conv(rng: Rng) -> DeviceOp:
-    """Convolutions of all channels."""
+    """Draw a convolution without groups."""
     size, kernel = draw(rng, 6, 18), int(rng.choice([1, 3, 3, 5]))
     x = random_view(rng, "x", (1, size, draw(rng, 6, 24), draw(rng, 8, 70)), "input")
     pad = (kernel // 2,) * 4
@@ -37,13 +37,13 @@ def plain_conv(rng: Rng) -> DeviceOp:
 
 
 def first_conv(rng: Rng) -> DeviceOp:
-    """Of an image of one to four channels."""
+    """Draw a convolution of an image of one to four channels."""
     x = whole("x", (1, draw(rng, 20, 50), draw(rng, 20, 50), draw(rng, 1, 4)), "input")
     return convolution(x, draw(rng, 4, 24), Window((3, 3), (draw(rng, 1, 2),) * 2, pad=(1, 1, 1, 1)))
 
 
 def depthwise(rng: Rng) -> DeviceOp:
-    """Rows of narrow channels, each group of them a run of its own."""
+    """Draw a depthwise convolution: rows of narrow channels, each group a run of its own."""
     channels, kernel = draw(rng, 3, 70), int(rng.choice([3, 3, 5]))
     size = draw(rng, 8, 24)
     x = random_view(rng, "x", (1, size, draw(rng, 8, 24), channels), "input")
@@ -56,7 +56,7 @@ def depthwise(rng: Rng) -> DeviceOp:
 
 
 def sum_of(rng: Rng) -> DeviceOp:
-    """Two operands and a result of the same size: as much is stored as half of what is loaded."""
+    """Draw a sum of two operands: half as many bytes are stored as loaded."""
     shape = (1, draw(rng, 8, 40), draw(rng, 8, 40), draw(rng, 1, 40))
     a, b, y = (
         random_view(rng, name, shape, kind)
@@ -66,13 +66,12 @@ def sum_of(rng: Rng) -> DeviceOp:
 
 
 def copy(rng: Rng) -> DeviceOp:
-    """What is loaded is stored, into boxes that may have a few bytes a pixel."""
+    """Draw a copy, whose destination may have only a few bytes a pixel."""
     shape = (1, draw(rng, 8, 50), draw(rng, 8, 50), draw(rng, 1, 40))
     return Rescale("copy", random_view(rng, "x", shape, "input"), random_view(rng, "y", shape, "output"))
 
 
 def pool(rng: Rng) -> DeviceOp:
-    """Maxima."""
     shape = (1, draw(rng, 8, 40), draw(rng, 8, 40), draw(rng, 1, 40))
     window = Window((3, 3), (draw(rng, 1, 3),) * 2, pad=(1, 1, 1, 1))
     y = random_view(rng, "y", (1, *window.output(*shape[1:3]), shape[3]), "output")
@@ -92,7 +91,7 @@ KINDS: dict[str, Callable[[Rng], DeviceOp]] = {
 
 
 def cases(config: Config, seed: int, each: int, bandwidth: float) -> Iterator[Case]:
-    """`each` programs of every kind, and of attention, planned for a memory of so many bytes a cycle."""
+    """Yield `each` programs of every kind, and of attention, planned for a memory of `bandwidth` bytes a cycle."""
     for kind in (*KINDS, "attention"):
         for index in range(each):
             rng = np.random.default_rng([seed, *kind.encode(), index, config.n])
@@ -100,7 +99,7 @@ def cases(config: Config, seed: int, each: int, bandwidth: float) -> Iterator[Ca
 
 
 def case(rng: Rng, config: Config, kind: str, bandwidth: float) -> tuple[Image, dict[str, np.ndarray]]:
-    """A program of a kind, of which the configuration has all operations, and what its input buffers hold."""
+    """Draw a program of a kind that the configuration supports, and contents of its input buffers."""
     while True:
         if kind == "attention":
             attention = random_attention(rng, config)

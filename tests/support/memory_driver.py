@@ -1,4 +1,4 @@
-"""What benches of memories share: random commands with what they do to a bytearray, and a driver of a memory port."""
+"""Shared by benches of memories: random commands with their effect on a bytearray, and a driver of a memory port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class Burst:
-    """A command of a memory port, with its words: (data, strobe) to write, or what is to be read."""
+    """A command of a memory port, with its words: (data, strobe) to write, or the expected words of a read."""
 
     write: bool
     address: int
@@ -29,7 +29,7 @@ class Burst:
 def burst(
     contents: bytearray, width: int, write: bool, address: int, beats: int, *, full: bool = False
 ) -> Burst:
-    """A command, carried out on `contents`; addresses wrap around."""
+    """Return a command, carried out on `contents`; addresses wrap around."""
     words: list[Any] = []
     for beat in range(beats):
         at = (address + beat * width) % len(contents)
@@ -45,14 +45,13 @@ def burst(
     return Burst(write, address, words)
 
 
-def moved(bursts: list[Burst], base: int, size: int) -> list[Burst]:
-    """`bursts` with their addresses wrapped to `size`, and moved on by `base`."""
+def move_bursts(bursts: list[Burst], base: int, size: int) -> list[Burst]:
+    """Return `bursts` with their addresses wrapped to `size`, plus `base`."""
     return [Burst(each.write, base + each.address % size, each.words) for each in bursts]
 
 
 def random_bursts(contents: bytearray, width: int, count: int, *, longest: int = 256) -> list[Burst]:
-    """Commands all over `contents` and beyond it, of all lengths, often at the end of a page, often at the place of the
-    one before."""
+    """Draw commands all over `contents` and beyond, of all lengths, often at a page's end or at the last address."""
     bursts: list[Burst] = []
     for _ in range(count):
         beats = min(random.choice((1, 2, random.randint(1, 16), random.randint(1, longest))), PAGE // width)
@@ -69,14 +68,14 @@ def random_bursts(contents: bytearray, width: int, count: int, *, longest: int =
 
 
 class MemoryDriver:
-    """Drives the memory port `name` of `dut`, which looks at a memory.
+    """Driver of the memory port `name` of `dut`.
 
     Parameters
     ----------
     stall : float
-        How often, of all cycles, each channel pauses.
+        Share of cycles in which each channel pauses.
     patience : int
-        Cycles without any transfer after which the memory is said to hang.
+        Cycles without a transfer after which the memory counts as hung.
     """
 
     def __init__(
@@ -96,12 +95,12 @@ class MemoryDriver:
         self.port["read__ready"].value = 0
 
     def pauses(self, channel: str) -> bool:
-        """Whether `channel` pauses in this cycle; for a bench to replace."""
+        """Return whether `channel` pauses in this cycle; a bench may replace it."""
         return random.random() < self.stall
 
     async def run(self, bursts: list[Burst]) -> None:
-        """Carry out `bursts`, comparing what is read; returns when all is reported. Then `first_cycle` is that of the
-        first command, and `last_cycle` that of the last word read or report of a write."""
+        """Carry out `bursts` and compare what is read; returns when all are reported. `first_cycle` is then the first
+        command's cycle, and `last_cycle` that of the last word read or write report."""
         port, clk = self.port, self.dut.clk
         commands = [burst.payload for burst in bursts]
         writes = [data | strobe << 8 * self.width for b in bursts if b.write for data, strobe in b.words]
@@ -125,29 +124,29 @@ class MemoryDriver:
             accepts = not self.pauses("read")
             port["read__ready"].value = accepts
             await ReadOnly()
-            moved = False
+            move_bursts = False
             for channel in streams:
                 if offered[channel] and port[f"{channel}__ready"].value:
                     if channel == "command" and not sent["command"]:
                         self.first_cycle = self.cycle
                     sent[channel] += 1
                     offered[channel] = False
-                    moved = True
+                    move_bursts = True
             if accepts and port["read__valid"].value:
                 assert done < len(reads), "a word was read that nobody asked for"
                 got = int(port["read__payload"].value)
                 assert got == reads[done], f"word {done} of {len(reads)}: {got:#x}, not {reads[done]:#x}"
                 done += 1
-                moved = True
+                move_bursts = True
                 self.last_cycle = self.cycle
             if port["written"].value:
                 assert confirmed < len(sizes), "a write was reported that was not asked for"
                 needed += sizes[confirmed]
                 assert sent["write"] >= needed, "a write was reported before its words came"
                 confirmed += 1
-                moved = True
+                move_bursts = True
                 self.last_cycle = self.cycle
-            quiet = 0 if moved else quiet + 1
+            quiet = 0 if move_bursts else quiet + 1
             assert quiet < self.patience, (
                 f"nothing moves: {sent} of {len(commands)} and {total}, {done} of {len(reads)} words read, "
                 f"{confirmed} of {len(sizes)} writes reported"

@@ -13,7 +13,7 @@ from support.qdq_models import Builder, Quantised, Rng
 
 Shape = tuple[int, ...]
 Moved = tuple[str, Shape]
-"""The name of a value and its shape."""
+"""A value's name and shape."""
 
 
 def integers(built: Builder, *values: int) -> str:
@@ -21,12 +21,12 @@ def integers(built: Builder, *values: int) -> str:
 
 
 def draw(rng: Rng, low: int, high: int) -> int:
-    """An integer from `low` to `high`, both included."""
+    """Draw an integer from `low` to `high`, both included."""
     return int(rng.integers(low, high + 1))
 
 
-def sliced(built: Builder, value: str, shape: Shape) -> Moved:
-    """Along some axes, with steps; channels of images without."""
+def slice_axes(built: Builder, value: str, shape: Shape) -> Moved:
+    """Slice some axes, with steps; of images not the channels."""
     rng = built.rng
     axes = [axis for axis in range(len(shape)) if rng.random() < 0.6] or [0]
     starts, ends, steps, out = [], [], [], list(shape)
@@ -42,10 +42,10 @@ def sliced(built: Builder, value: str, shape: Shape) -> Moved:
 
 
 def split(built: Builder, value: str, shape: Shape) -> Moved:
-    """Into two or three parts that follow each other in another order."""
+    """Split into two or three parts, and concatenate them in another order."""
     rng, axis = built.rng, draw(built.rng, 0, len(shape) - 1)
     if shape[axis] < 3:
-        return sliced(built, value, shape)
+        return slice_axes(built, value, shape)
     first = draw(rng, 1, shape[axis] - 2)
     sizes = [first, draw(rng, 1, shape[axis] - first - 1)]
     sizes.append(shape[axis] - sum(sizes))
@@ -58,8 +58,8 @@ def split(built: Builder, value: str, shape: Shape) -> Moved:
     return built.node("Concat", [names[at] for at in order], axis=axis), shape
 
 
-def padded(built: Builder, value: str, shape: Shape) -> Moved:
-    """Around rows and columns, or channels, by a constant, or by what is there."""
+def pad(built: Builder, value: str, shape: Shape) -> Moved:
+    """Pad rows and columns, or channels, with a constant or with existing elements."""
     rng, rank = built.rng, len(shape)
     mode = str(rng.choice(["constant", "constant", "edge", "reflect"]))
     axes = [2, 3] if rank == 4 else list(range(rank - 1))
@@ -76,7 +76,7 @@ def padded(built: Builder, value: str, shape: Shape) -> Moved:
     )
 
 
-def repeated(built: Builder, value: str, shape: Shape) -> Moved:
+def repeat(built: Builder, value: str, shape: Shape) -> Moved:
     rng = built.rng
     repeats = [draw(rng, 1, 2) for _ in shape]
     return built.node("Tile", [value, integers(built, *repeats)]), tuple(
@@ -84,14 +84,14 @@ def repeated(built: Builder, value: str, shape: Shape) -> Moved:
     )
 
 
-def expanded(built: Builder, value: str, shape: Shape) -> Moved:
+def expand(built: Builder, value: str, shape: Shape) -> Moved:
     rng = built.rng
     out = tuple(draw(rng, 1, 9) if size == 1 else size for size in shape)
     return built.node("Expand", [value, integers(built, *out)]), out
 
 
-def resized(built: Builder, value: str, shape: Shape) -> Moved:
-    """By whole factors, in both directions."""
+def resize(built: Builder, value: str, shape: Shape) -> Moved:
+    """Resize by integer factors, in both directions."""
     rng = built.rng
     factors = [1] * len(shape)
     for axis in range(max(0, len(shape) - 2), len(shape)) if len(shape) == 4 else range(len(shape) - 1):
@@ -106,7 +106,7 @@ def resized(built: Builder, value: str, shape: Shape) -> Moved:
     )
 
 
-def gathered(built: Builder, value: str, shape: Shape) -> Moved:
+def gather(built: Builder, value: str, shape: Shape) -> Moved:
     rng, axis = built.rng, draw(built.rng, 0, len(shape) - 1)
     indices = rng.integers(-shape[axis], shape[axis], draw(rng, 1, 6))
     return built.node("Gather", [value, integers(built, *indices.tolist())], axis=axis), (
@@ -117,7 +117,7 @@ def gathered(built: Builder, value: str, shape: Shape) -> Moved:
 def to_space(built: Builder, value: str, shape: Shape) -> Moved:
     size = 3 if len(shape) == 4 and shape[1] % 9 == 0 else 2
     if len(shape) != 4 or shape[1] % size**2:
-        return sliced(built, value, shape)
+        return slice_axes(built, value, shape)
     mode = str(built.rng.choice(["DCR", "CRD"]))
     n, c, h, w = shape
     return built.node("DepthToSpace", [value], blocksize=size, mode=mode), (
@@ -130,13 +130,13 @@ def to_space(built: Builder, value: str, shape: Shape) -> Moved:
 
 def to_depth(built: Builder, value: str, shape: Shape) -> Moved:
     if len(shape) != 4 or shape[2] % 2 or shape[3] % 2:
-        return sliced(built, value, shape)
+        return slice_axes(built, value, shape)
     n, c, h, w = shape
     return built.node("SpaceToDepth", [value], blocksize=2), (n, c * 4, h // 2, w // 2)
 
 
-def twice(built: Builder, value: str, shape: Shape) -> Moved:
-    """Beside itself, along any axis."""
+def concat_twice(built: Builder, value: str, shape: Shape) -> Moved:
+    """Concatenate a value with itself, along any axis."""
     axis = draw(built.rng, 0, len(shape) - 1)
     return built.node("Concat", [value, value], axis=axis), (
         *shape[:axis],
@@ -146,18 +146,18 @@ def twice(built: Builder, value: str, shape: Shape) -> Moved:
 
 
 MOVES: dict[str, Callable[[Builder, str, Shape], Moved]] = {
-    "slice": sliced, "split": split, "pad": padded, "tile": repeated, "expand": expanded, "resize": resized,
-    "gather": gathered, "to space": to_space, "to depth": to_depth, "concat": twice,
+    "slice": slice_axes, "split": split, "pad": pad, "tile": repeat, "expand": expand, "resize": resize,
+    "gather": gather, "to space": to_space, "to depth": to_depth, "concat": concat_twice,
 }  # fmt: skip
 LARGEST = 40_000
-"""Elements above which nothing is repeated any more."""
+"""Elements above which nothing is repeated."""
 
 
-def moved(built: Builder, source: Quantised, kind: str) -> Quantised:
-    """What one operator makes of a value, of its integers or of its floats, some with other parameters."""
+def append_move(built: Builder, source: Quantised, kind: str) -> Quantised:
+    """Add one operator on a value, on its integers or its floats; some change the quantisation."""
     move, rng = MOVES[kind], built.rng
     if np.prod(source.shape) > LARGEST:
-        move = sliced
+        move = slice_axes
     if rng.random() < 0.3:
         name, shape = move(built, source.name, source.shape)
         return Quantised(name, shape, source.scale, source.zero, source.unsigned, source.bits)
@@ -169,7 +169,7 @@ def moved(built: Builder, source: Quantised, kind: str) -> Quantised:
 
 
 def random_shape(rng: Rng, rank: int) -> Shape:
-    """Some with 16 times as many channels."""
+    """Draw a shape; some have 16 times as many channels."""
     shape = [draw(rng, 1, 6) for _ in range(rank)]
     if rank == 4:
         shape[1] = int(rng.choice([1, 3, 4, 8, 9, 16, 36]))
@@ -178,23 +178,23 @@ def random_shape(rng: Rng, rank: int) -> Shape:
 
 
 def random_model(rng: Rng, kinds: list[str], rank: int = 4) -> onnx.ModelProto:
-    """Operators in a row; some of what is made is read once more at the end, by a convolution or a sum."""
+    """Draw a sequence of operators; some results are read again at the end, by a convolution or a sum."""
     built = Builder(rng)
     value = built.input(random_shape(rng, rank))
     if rank == 4 and rng.random() < 0.5:
         value = built.conv(value, value.shape[1], (1, 1))
     values: list[Any] = [value]
     for kind in kinds:
-        values.append(moved(built, values[-1], kind))
+        values.append(append_move(built, values[-1], kind))
     value = values[-1]
     if rank == 4 and rng.random() < 0.7:
         return built.finish(built.conv(value, draw(rng, 1, 9), (1, 1)))
     alike = [other for other in values[:-1] if other.shape == value.shape]
-    return built.finish(added(built, value, alike[0]) if alike else value)
+    return built.finish(add(built, value, alike[0]) if alike else value)
 
 
-def added(built: Builder, a: Quantised, b: Quantised) -> Quantised:
-    """The sum, with a scale by which none is half a level."""
+def add(built: Builder, a: Quantised, b: Quantised) -> Quantised:
+    """Add two values, with a scale that avoids halfway sums."""
     result = built.node("Add", [built.dequantise(a), built.dequantise(b)])
     _, zero, unsigned = built.parameters()
     return built.quantise(result, a.shape, float(np.float32((a.scale + b.scale) * 0.7183)), zero, unsigned)

@@ -57,7 +57,7 @@ def change_words(rng: Rng, items: Sequence[Instruction]) -> list[Instruction]:
 
 
 def _change_field(rng: Rng, items: Sequence[Instruction], index: int) -> Instruction:
-    """The instruction with another value in a field: near its own, another bit, or that of another instruction."""
+    """Return the instruction with another value in a field: near its own, a bit flipped, or another instruction's."""
     item = items[index]
     fields = [name for name in places(item.OPCODE) if hasattr(item, name)]
     name = str(rng.choice(fields))
@@ -95,7 +95,7 @@ def change_bytes(rng: Rng, raw: bytes) -> bytes:
 
 
 def change_value(rng: Rng, value: Any, skip: Sequence[str] = ()) -> Any:
-    """Change one part of nested lists, mappings, numbers, texts and bytes: each is as likely as its neighbours are.
+    """Change one part of nested lists, mappings, numbers, texts and bytes, each as likely as its neighbours.
 
     Parameters
     ----------
@@ -130,7 +130,6 @@ def _keys(value: Any, skip: Sequence[str]) -> list[Any]:
 
 
 def _texts(value: Any) -> list[str]:
-    """All texts in a value."""
     if isinstance(value, str):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -155,12 +154,12 @@ def _another(rng: Rng, value: Any, texts: Sequence[str]) -> Any:
     if isinstance(value, bytes):
         return change_bytes(rng, value)
     if isinstance(value, dict):
-        return _fewer(rng, value)
-    return _rearranged(rng, value)
+        return _drop_or_exchange(rng, value)
+    return _rearrange(rng, value)
 
 
-def _fewer(rng: Rng, value: dict[Any, Any]) -> dict[Any, Any]:
-    """A mapping without one of its keys, or with two values exchanged."""
+def _drop_or_exchange(rng: Rng, value: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a mapping without one of its keys, or with two values exchanged."""
     keys = list(value)
     if not keys:
         return value
@@ -170,8 +169,8 @@ def _fewer(rng: Rng, value: dict[Any, Any]) -> dict[Any, Any]:
     return value | {one: value[other], other: value[one]}
 
 
-def _rearranged(rng: Rng, value: list[Any]) -> list[Any]:
-    """A list with an element less or twice, or with two exchanged."""
+def _rearrange(rng: Rng, value: list[Any]) -> list[Any]:
+    """Return a list with an element removed, repeated, or exchanged with another."""
     if not value:
         return value
     made, index, kind = list(value), int(rng.integers(len(value))), int(rng.integers(3))

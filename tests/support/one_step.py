@@ -1,5 +1,5 @@
-"""Models of one layer: on the device as a whole, at most one step from ONNX Runtime, and the same bytes on the golden
-interpreter as by the micro-ops."""
+"""Models of one layer, all on the device: at most one step from ONNX Runtime, and bit-exact between golden interpreter
+and micro-ops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weft.hdl.isa.config import PRESETS
 
 @dataclass
 class Tally:
-    """Elements compared, and how many were off by one step; more than one fails at once."""
+    """Counts of compared elements and of those one step off; a larger difference fails at once."""
 
     elements: int = 0
     wrong: int = 0
@@ -30,9 +30,9 @@ class Tally:
 def check(
     model: onnx.ModelProto, rng: np.random.Generator, tally: Tally, preset: str | None = "tiny"
 ) -> Graph:
-    """Compare a model, all of which the device must take, with ONNX Runtime and, with `preset`, the golden interpreter.
+    """Check a model, all on the device, against ONNX Runtime and, with `preset`, the golden interpreter.
 
-    Its outputs are made by DequantizeLinear.
+    DequantizeLinear makes its outputs.
     """
     graph = import_model(model)
     assert not on_host(graph), on_host(graph)
@@ -57,12 +57,12 @@ def check(
 
 
 def on_golden(graph: Graph, preset: str, rng: np.random.Generator) -> None:
-    """Programs of a graph's device segments give the bytes of the micro-ops."""
+    """Check that programs of a graph's device segments give the bytes of the micro-ops."""
     config = PRESETS[preset]
     for segment in graph.segments:
         if isinstance(segment, DeviceSegment):
             read = {view.buffer.name: view.buffer for op in segment.ops for view in op.sources}
             inputs = {name: rng.integers(-128, 128, buffer.shape).astype(np.int8)
                       for name, buffer in read.items() if buffer.kind == "input"}  # fmt: skip
-            # What is read as a view need not be written.
+            # An input that is read as a view need not be written.
             compare(compile_segment(segment, config), segment, inputs, config, temps=False)

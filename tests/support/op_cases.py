@@ -1,4 +1,4 @@
-"""Random device operators, small enough for the RTL, with the corners that matter; shared by several test files."""
+"""Random device operators, small enough for the RTL, with the important corner cases."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def whole(name: str, shape: Shape, kind: str) -> View:
 
 
 def draw(rng: np.random.Generator, low: int, high: int) -> int:
-    """An integer from `low` to `high`, both included."""
+    """Draw an integer from `low` to `high`, both included."""
     return int(rng.integers(low, high + 1))
 
 
 def draw_window(rng: np.random.Generator, h: int, w: int, *, kernel: int = 4, pad: int = 3) -> Window:
-    """A window with unequal everything that leaves at least one output."""
+    """Draw a window with unequal sizes, strides and pads that leaves at least one output."""
     while True:
         k = (draw(rng, 1, kernel), draw(rng, 1, kernel))
         window = Window(
@@ -50,7 +50,7 @@ def draw_window(rng: np.random.Generator, h: int, w: int, *, kernel: int = 4, pa
 
 
 def random_view(rng: np.random.Generator, name: str, shape: Shape, kind: str) -> View:
-    """A whole buffer, or a box inside a larger one, some with steps between rows and columns."""
+    """Draw a whole buffer, or a box inside a larger one, some with steps between rows and columns."""
     if rng.random() < 0.7:
         return whole(name, shape, kind)
     n, h, w, c = shape
@@ -64,7 +64,7 @@ def random_view(rng: np.random.Generator, name: str, shape: Shape, kind: str) ->
 
 
 def random_source(rng: np.random.Generator, name: str, shape: Shape) -> View:
-    """The same of an input, which may also repeat a row or a column."""
+    """Draw a view like `random_view`, which may also repeat a row or a column."""
     view = random_view(rng, name, shape, "input")
     if rng.random() < 0.1:
         step = (0, view.step[1]) if rng.random() < 0.5 else (view.step[0], 0)
@@ -75,7 +75,7 @@ def random_source(rng: np.random.Generator, name: str, shape: Shape) -> View:
 def convolution(
     x: View, out: int, window: Window = Window(), *, name: str = "y", kind: str = "output"
 ) -> Conv:
-    """Of `x`, which is all of its channels in one group, to `out` channels in a buffer of its own."""
+    """Build a convolution of all channels of `x` in one group, to `out` channels in a buffer of its own."""
     n, h, w, cin = x.shape
     y = whole(name, (n, *window.output(h, w), out), kind)
     weight = np.random.default_rng(0).integers(-127, 128, (out, *window.kernel, cin)).astype(np.int16)
@@ -121,7 +121,7 @@ def random_conv(rng: np.random.Generator) -> Conv:
 
 
 def random_matmul(rng: np.random.Generator) -> Conv:
-    """A matrix product: rows by features, all three sizes free."""
+    """Draw a matrix product: rows by features, all three sizes free."""
     rows, features, out = draw(rng, 1, 70), draw(rng, 1, 90), draw(rng, 1, 70)
     weight = rng.integers(-127, 128, (out, 1, 1, features)).astype(np.int16)
     scale = rng.uniform(30, 90, out) / (math.sqrt(features) * 127 * 40)
@@ -170,7 +170,7 @@ def random_add(rng: np.random.Generator) -> Add:
 
 
 def random_repeated(rng: np.random.Generator, shape: Shape) -> Shape:
-    """A shape that repeats to `shape`, as often as not the same."""
+    """Draw a shape that repeats to `shape`; half of the draws do not repeat."""
     if rng.random() < 0.5:
         return shape
     n, h, w = (1 if rng.random() < 0.5 else size for size in shape[:3])
@@ -197,7 +197,7 @@ def random_rescale(rng: np.random.Generator) -> Rescale:
 
 
 def random_pad(rng: np.random.Generator) -> Pad:
-    """Rows and columns around an image, some more of them than the image has."""
+    """Draw padding of rows and columns; some exceeds the image."""
     n, h, w, c = draw(rng, 1, 2), draw(rng, 1, 12), draw(rng, 1, 12), draw(rng, 1, 40)
     most = 20 if rng.random() < 0.2 else 3
     window = Window(pad=(draw(rng, 0, most), draw(rng, 0, most), draw(rng, 0, most), draw(rng, 0, most)))
@@ -208,13 +208,13 @@ def random_pad(rng: np.random.Generator) -> Pad:
 
 
 def random_lookup(rng: np.random.Generator) -> np.ndarray:
-    """A look-up table: any bytes, or some that rise."""
+    """Draw a look-up table of any bytes, or of some that rise."""
     table = rng.integers(-128, 128, 256).astype(np.int8)
     return np.sort(table) if rng.random() < 0.4 else table
 
 
 def random_op(rng: np.random.Generator) -> DeviceOp:
-    """Any operator, some with a look-up table, two if there is an epilogue."""
+    """Draw any operator, some with a look-up table, two if there is an epilogue."""
     makers = (
         random_conv,
         random_matmul,
@@ -227,7 +227,7 @@ def random_op(rng: np.random.Generator) -> DeviceOp:
     maker = makers[int(rng.choice(len(makers), p=[0.42, 0.13, 0.1, 0.05, 0.15, 0.08, 0.07]))]
     op = maker(rng)
     if isinstance(op, Conv) and rng.random() < 0.3:
-        op = with_more(rng, op)
+        op = extend_epilogue(rng, op)
         if op.epilogue is not None and rng.random() < 0.3:
             op = op.replace(epilogue=op.epilogue.replace(lookup=random_lookup(rng)))
     if rng.random() < 0.3:
@@ -237,7 +237,7 @@ def random_op(rng: np.random.Generator) -> DeviceOp:
 
 
 def random_op_of(rng: np.random.Generator, config: Config) -> DeviceOp:
-    """Any operator that hardware of `config` has."""
+    """Draw any operator that hardware of `config` has."""
     while True:
         op = random_op(rng)
         steps = [op, op.epilogue] if isinstance(op, Conv) and op.epilogue is not None else [op]
@@ -251,12 +251,12 @@ def random_op_of(rng: np.random.Generator, config: Config) -> DeviceOp:
 
 
 def _multiplies(op: DeviceOp) -> bool:
-    """Products of two tensors, and differences."""
+    """Return whether an operator is a product of two tensors or a difference."""
     return isinstance(op, Multiply) or (isinstance(op, Add) and min(op.a_scale, op.b_scale) < 0)
 
 
-def with_more(rng: np.random.Generator, conv: Conv) -> Conv:
-    """The same with an addition to its result, or another requantisation."""
+def extend_epilogue(rng: np.random.Generator, conv: Conv) -> Conv:
+    """Return the convolution with an addition to its result, or another requantisation."""
     shape = conv.dst.shape
     middle = whole("m", shape, "temp")
     if rng.random() < 0.3:
@@ -279,10 +279,10 @@ def segment_of(*ops: DeviceOp) -> DeviceSegment:
     return DeviceSegment(ops[0].name, ops)
 
 
-def apart(conv: Conv) -> tuple[DeviceOp, ...]:
-    """A convolution, its pooling and its epilogue, as operators of their own."""
+def split_operators(conv: Conv) -> tuple[DeviceOp, ...]:
+    """Return a convolution, its pooling and its epilogue as separate operators."""
     if conv.epilogue is not None:
-        return *apart(conv.replace(dst=conv.epilogue.sources[0], epilogue=None)), conv.epilogue
+        return *split_operators(conv.replace(dst=conv.epilogue.sources[0], epilogue=None)), conv.epilogue
     if conv.pool is None:
         return (conv,)
     n, h, w, _ = conv.src.shape
@@ -295,7 +295,7 @@ def apart(conv: Conv) -> tuple[DeviceOp, ...]:
 
 
 def random_inputs(rng: np.random.Generator, op: DeviceOp) -> dict[str, np.ndarray]:
-    """Full-range contents of the buffers that an operator reads."""
+    """Draw full-range contents of the buffers that an operator reads."""
     return {
         view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8) for view in op.sources
     }
@@ -304,7 +304,7 @@ def random_inputs(rng: np.random.Generator, op: DeviceOp) -> dict[str, np.ndarra
 def random_chain(
     rng: np.random.Generator, side: int = 10, channels: int = 24
 ) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
-    """A residual block with concatenated branches: temporaries, views and reuse of memory."""
+    """Draw a residual block with concatenated branches: temporaries, views and reuse of memory."""
     h, w, c = draw(rng, 5, side), draw(rng, 5, side), draw(rng, 3, channels)
     shape = (1, h, w, c)
     x, t0, t1, t2 = whole("x", shape, "input"), *(whole(f"t{i}", shape, "temp") for i in range(3))
@@ -336,9 +336,9 @@ def random_chain(
 def random_convolutions(
     rng: np.random.Generator, side: int = 9, channels: int = 40
 ) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
-    """Convolutions of all kinds that read each other's results, with additions of earlier ones: what may stay on chip.
+    """Draw convolutions that read each other's results, with additions of earlier ones, which may stay on chip.
 
-    What nobody reads is an output.
+    A result that no operator reads is an output.
     """
     n = draw(rng, 1, 2)
     values = [whole("x", (n, draw(rng, 2, side), draw(rng, 2, side), draw(rng, 1, channels)), "input")]
@@ -362,8 +362,8 @@ def random_convolutions(
 def random_mixture(
     rng: np.random.Generator, side: int = 9, channels: int = 40, *, products: bool, lookups: bool = True
 ) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
-    """Convolutions, poolings, sums, rescalings and padding that read each other's results, with `products` and
-    differences, and look-up tables (`lookups`), if wanted. A result that nobody reads is an output."""
+    """Draw convolutions, poolings, sums, rescalings and padding that read each other's results, optionally with
+    `products`, differences and look-up tables (`lookups`). A result that no operator reads is an output."""
     n = draw(rng, 1, 2)
     values = [whole("x", (n, draw(rng, 2, side), draw(rng, 2, side), draw(rng, 1, channels)), "input")]
     ops: list[DeviceOp] = []
@@ -371,7 +371,7 @@ def random_mixture(
         src = values[-1] if rng.random() < 0.8 else values[-2:][0]
         alike = [value for value in values if value.shape == src.shape and value is not src] or [src]
         other = alike[int(rng.integers(len(alike)))]
-        op = _mixed(rng, f"v{index}", src, other, channels, products=products)
+        op = _draw_operator(rng, f"v{index}", src, other, channels, products=products)
         ops.append(op.replace(lookup=random_lookup(rng)) if rng.random() < 0.1 and lookups else op)
         values.append(op.dst)
     read = {view.buffer.name for op in ops for view in op.sources}
@@ -383,10 +383,10 @@ def random_mixture(
     return DeviceSegment("mixture", tuple(ops)), inputs
 
 
-def _mixed(
+def _draw_operator(
     rng: np.random.Generator, name: str, src: View, other: View, channels: int, *, products: bool
 ) -> DeviceOp:
-    """An operator of `src`, or of it and `other`, which is as large."""
+    """Draw an operator of `src`, or of it and `other`, which is as large."""
     n, h, w, c = src.shape
     zeros = [draw(rng, -128, 127) for _ in range(3)]
     kind = rng.choice(
@@ -413,7 +413,7 @@ def _mixed(
 
 
 def _follower(rng: np.random.Generator, name: str, src: View, channels: int) -> Conv:
-    """A convolution of `src`: as often as not of the same size, depthwise, in groups, or followed by pooling."""
+    """Draw a convolution of `src`: half of them keep its size, are depthwise, in groups, or followed by pooling."""
     n, h, w, c = src.shape
     kernel = (1, 1) if rng.random() < 0.3 else (draw(rng, 1, 3), draw(rng, 1, 3))
     same = rng.random() < 0.6

@@ -1,4 +1,4 @@
-"""ONNX Runtime as an outside oracle: nothing fused, and no products that saturate where a processor has no others."""
+"""ONNX Runtime as an outside oracle, without fusions and without products that saturate on some processors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import onnxruntime
 from weft.compiler.host.evaluate import exact_products
 
 _ERRORS = 4
-"""Of its messages only those that nothing goes on after."""
+"""Log level of fatal errors only."""
 
 
 def plain_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """A session that computes what the model says, operator by operator, on one thread."""
+    """Return a session that computes the model operator by operator, on one thread."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = _ERRORS

@@ -1,4 +1,4 @@
-"""A program for any number of pages: scale the bytes of each, which lie wherever a table says."""
+"""A program that scales the bytes of any number of pages, whose addresses a table gives."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ PAIRS, ODD, ENTRY, TARGET = (
 
 
 def _half(config: Config, half: int, page: int, base: int) -> list[Instruction]:
-    """LOAD, VEC and STORE of the page that is `page` entries on, in one of two buffers.
-    Semaphores: it is loaded, it is scaled, its source is free, and its results are stored."""
+    """Return LOAD, VEC and STORE of the page `page` entries ahead, in one of two buffers. Semaphores: loaded, scaled,
+    source free, results stored."""
     n, source, target = config.n, 16 + 2 * VECTORS * half, 16 + 2 * VECTORS * half + VECTORS
     loaded, scaled, free, stored = (1 << 4 * half + kind for kind in range(4))
     size = VECTORS * n
@@ -49,14 +49,14 @@ def _half(config: Config, half: int, page: int, base: int) -> list[Instruction]:
 
 
 def page_program(config: Config) -> list[Instruction]:
-    """Base registers: 0 the numbers that registers start with, 2 what the table's entries are relative to, 3 a byte
-    that is written first, 4 parameters. Two pages a turn, and one behind the loop if the number is odd."""
+    """Return the program. Base registers: 0 the initial register values, 2 what the table's entries are relative to, 3
+    a byte that is written first, 4 parameters. Each turn takes two pages; an odd last page follows the loop."""
     n, size = config.n, VECTORS * config.n
     body = [*_half(config, 0, 0, ENTRY), *_half(config, 1, 1, ENTRY)]
     block = PARAMETER_VECTORS * n
     once = (ODD, Mode.ADD, -1)
     on = [(PAIRS, Mode.ADD, -1), (ENTRY, Mode.ADD, 8), (TARGET, Mode.ADD, 2 * size)]
-    # Semaphores start at 0: buffers are free once the parameters are there.
+    # Semaphores start at 0: buffers become free when the parameters are loaded.
     start = [
         Load(base=4, run=block, length=block, dst_vector=1, signal=1 << 8),
         Vec(source=Source.SCRATCHPAD, src=900, dst=901, wait=1 << 8, signal=1 << 2 | 1 << 6),
@@ -78,7 +78,7 @@ def page_program(config: Config) -> list[Instruction]:
 
 
 def extents(config: Config) -> Extents:
-    """What the program may touch."""
+    """Return the extents that the program may touch."""
     pieces = [
         Extent("numbers", 0, 0, 32, write=False), Extent("table", ENTRY, 0, 8, write=False),
         Extent("parameters", 4, 0, PARAMETER_VECTORS * config.n, write=False), Extent("mark", 3, 0x800, 1),
@@ -88,7 +88,7 @@ def extents(config: Config) -> Extents:
 
 
 def run(device: Device, pages: int, seed: int) -> tuple[bytes, bytes]:
-    """Results for so many pages, and what they should be."""
+    """Return the results for `pages` pages, and the expected ones."""
     config, rng = device.config, np.random.default_rng(seed)
     size = VECTORS * config.n
     pool = rng.integers(-60, 60, (16, size)).astype(np.int8)

@@ -9,8 +9,8 @@ from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool, Window
 from weft.hdl.isa.config import Config
 
 
-def pruned(rng: np.random.Generator) -> DeviceSegment:
-    """Operators of all kinds, of which convolutions have outputs without weights, inputs without, and far biases."""
+def prunable_network(rng: np.random.Generator) -> DeviceSegment:
+    """Draw operators of all kinds; convolutions have outputs or inputs without weights, and extreme biases."""
     segment, _ = random_mixture(rng, side=6, channels=30, products=True)
     zero = draw(rng, -128, 127) if rng.random() < 0.85 else None
     ops: list[DeviceOp] = []

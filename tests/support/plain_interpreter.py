@@ -19,7 +19,7 @@ def rsh(x: int, s: int) -> int:
 
 
 class Slow:
-    """Every memory a dict or list of Python integers, every loop a loop."""
+    """An interpreter whose memories are dicts or lists of Python integers, and which runs every loop as a loop."""
 
     def __init__(self, device: GoldenDevice, bases: list[int]) -> None:
         self.config = device.config
@@ -115,11 +115,13 @@ class Slow:
         for ob, oy, ox in itertools.product(range(i.ob), range(i.oy), range(i.ox)):
             b = self.scratchpad[(i.b + ob * i.b_ob + oy * i.b_oy + ox * i.b_ox) % 65536]
             address = i.dst + ob * i.dst_ob + oy * i.dst_oy + ox * i.dst_ox
-            results.append((address % 65536, [self.output(i, ob, oy, ox, j, b[j]) for j in range(self.n)]))
+            results.append(
+                (address % 65536, [self.store_output(i, ob, oy, ox, j, b[j]) for j in range(self.n)])
+            )
         for address, vector in results:
             self.scratchpad[address] = vector
 
-    def output(self, i: Vec, ob: int, oy: int, ox: int, j: int, b: int) -> int:
+    def store_output(self, i: Vec, ob: int, oy: int, ox: int, j: int, b: int) -> int:
         elements = []
         for ry, rx in itertools.product(range(i.ry), range(i.rx)):
             y = signed(i.y + oy * i.y_oy + ry * i.y_ry, 16)
@@ -148,7 +150,7 @@ class Slow:
             self.lookups[i.table][i.entry + vector * self.n + lane] = self.scratchpad[i.src + vector][lane]
 
     def parameters(self, params: int, j: int) -> tuple[int, int, int]:
-        """Bias, mantissa and shift of column j."""
+        """Return bias, mantissa and shift of column j."""
         word = bytes(self.scratchpad[params + byte][j] & 0xFF for byte in range(8))
         return (
             int.from_bytes(word[:4], "little", signed=True),
@@ -188,7 +190,7 @@ class Slow:
             self.alignments[address] = alignment
 
     def probabilities(self, i: Softmax, ob: int, ox: int, scores: list[int]) -> tuple[list[int], int]:
-        """Probabilities and exponent of one group of one row."""
+        """Return probabilities and exponent of one group of one row."""
         base = self.bases[i.register] if i.relative else 0
         length, diagonal = (
             min(max(signed(x + base, 32), -(2**15)), 2**15 - 1) for x in (i.length, i.diagonal)

@@ -1,4 +1,4 @@
-"""What benches of whoever asks for memory share: a memory port's other side, which checks what it is asked for."""
+"""Shared by benches of bus managers: the memory side of a memory port, which checks commands."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ BYTES = 1 << 16
 
 
 class PortMemory:
-    """A memory behind the port ``memory`` of `dut` that serves one command after the other, a word per cycle, and never
-    has to wait for whoever asks.
+    """A memory at the port ``memory`` of `dut` that serves one command after the other, a word per cycle, and never
+    waits for the manager.
 
     Parameters
     ----------
     stall : float
-        How often, of all cycles, it pauses.
+        Share of cycles in which it pauses.
     longest : int
-        Words that a command has at most.
+        Largest number of words of a command.
     """
 
     def __init__(self, dut: Any, width: int, stall: float, *, longest: int) -> None:

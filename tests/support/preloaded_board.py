@@ -1,4 +1,4 @@
-"""Simulated boards whose memory is written and read past the serial line, which takes 40 cycles a byte."""
+"""Simulated boards whose memory is written and read directly, bypassing the serial line's 40 cycles a byte."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ extern "C" uint16_t* board_words(void* handle) {
 }
 """
 COLUMN_BITS, BANK_BITS, ROW_BITS = 9, 2, 13
-"""Of the boards' chips."""
+"""Address bits of the boards' chips."""
 
 
 def build(board: Board, config: Config) -> Path:
-    """As `weft.run.virtual.build_board`, with the function ``board_words`` in it."""
+    """Build a board like `weft.run.virtual.build_board`, with the function ``board_words`` in it."""
     board = replace(board, flash=None)  # what it does when it starts is not looked at
     driver = Path(virtual.__file__).with_name("virtual_board.cpp").read_text() + _WORDS
     with tempfile.TemporaryDirectory() as folder:
@@ -54,10 +54,10 @@ def build(board: Board, config: Config) -> Path:
 
 
 class Preloaded(BoardDevice):
-    """A board whose SDRAM holds at once what is written to it, and which counts what it was told to in between."""
+    """A board whose SDRAM is written at once, and which counts the requests in between."""
 
     words: np.ndarray[Any, np.dtype[np.uint16]]
-    """By row, bank and column, in the order of addresses; seen through the chip's own order."""
+    """Words by row, bank and column, in address order; a view of the chip's own order."""
 
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to memory. Raises `DeviceError` if it does not lie inside."""
@@ -81,7 +81,7 @@ class Preloaded(BoardDevice):
 
 
 def _places(words: np.ndarray) -> np.ndarray:
-    """Where the chip's model keeps a word: its banks lie one after the other, not row by row."""
+    """Return the indices of words in the chip's model, which stores bank after bank, not row after row."""
     column = words & ((1 << COLUMN_BITS) - 1)
     bank = words >> COLUMN_BITS & ((1 << BANK_BITS) - 1)
     row = words >> (COLUMN_BITS + BANK_BITS)
@@ -89,8 +89,8 @@ def _places(words: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def preloaded(board: Board, config: Config) -> Iterator[Preloaded]:
-    """A board in simulation, with SDRAM."""
+def preloaded_board(board: Board, config: Config) -> Iterator[Preloaded]:
+    """Return a simulated board with SDRAM."""
     library = build(board, config)
     held, virtual.build_board = virtual.build_board, lambda board, config: library
     try:

@@ -1,4 +1,4 @@
-"""The sequential core's microprogram in Python: what its words do, units to run it with, and random programs."""
+"""The sequential core's microprogram in Python: semantics of its words, units to run it with, and random programs."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from weft.hdl.sequential.assembler import (
 MASK = 0xFFFFFFFF
 EXTREMES = (0, 1, -1, 1 << 31, (1 << 31) - 1, -(1 << 31) + 1)
 RATE = 12
-"""Words at the start of a run that wait for nothing, each with a result for a unit; then come a jump and another."""
+"""Words at the start of a run that wait for nothing, each with a result for a unit, before two jumps."""
 SETTINGS = range(8)
 """Data memory that others write before a run, and the program reads."""
 OTHERS = range(8, 16)
 """Data memory that only others use."""
 BLOCK = 32
-"""First word of the block that the index register points to, 8 words."""
+"""First word of the index register's block of 8 words."""
 CONSTANTS = 48
-"""Data memory from here on is written by nobody, but what kernels work on: see `lanes_start`."""
+"""First word of data memory that nobody writes, except kernels' lanes: see `lanes_start`."""
 ROWS = 8
-"""Of what kernels work on."""
+"""Rows of kernels."""
 
 
 def lanes_start(lanes: int, depth: int) -> int:
-    """Where that begins which kernels work on: 10 blocks of 16 are at the end of data memory."""
+    """Return the start of kernels' lanes: the last 10 blocks of 16 words of data memory."""
     return depth - 10 * ROWS * lanes
 
 
 def lane_address(op: MicroOp, part: int, index: int, lanes: int, depth: int) -> int:
-    """Of a lane of a part: registers are the last eight blocks, predicates and what is staged lie before them."""
+    """Return the address of a lane of a part: the last eight blocks are registers."""
     start = depth - 16 * ROWS * lanes
     lane, row = index % lanes, index // lanes % ROWS
     staged = start + 7 * ROWS * lanes + lane
@@ -74,7 +74,7 @@ def signed(value: int) -> int:
 
 
 def mix(*values: int) -> int:
-    """32 bits that depend on all of them."""
+    """Return 32 bits that depend on all numbers."""
     state = 0x2545F491
     for value in values:
         state = (state ^ value & MASK) * 0x9E3779B1 & MASK
@@ -83,8 +83,7 @@ def mix(*values: int) -> int:
 
 
 class Units:
-    """What a program reads from units depends on everything that it has given to them, so that a word which reads too
-    early, or gives something else, goes wrong."""
+    """Units whose answers depend on everything that the program gave them, so that a wrong word shows."""
 
     def __init__(self, seed: int) -> None:
         self.state, self.taken = seed, 0
@@ -107,7 +106,7 @@ class Units:
 
 @dataclass
 class Interpreter:
-    """Carries out words one after the other, as `weft.hdl.sequential.assembler` says.
+    """Interpreter of words one after the other, as `weft.hdl.sequential.assembler` specifies.
 
     Attributes
     ----------
@@ -117,7 +116,7 @@ class Interpreter:
         Data memory.
     units : Units
     lanes : int
-        Of kernels, or 0.
+        Lanes of kernels, or 0.
     """
 
     program: list[int]
@@ -135,8 +134,8 @@ class Interpreter:
     operation: MicroOp = field(default_factory=MicroOp)
 
     def run(self) -> list[tuple[int, int | None, int]]:
-        """Go on until `MemoryOut.FINISH`; returns all that was given to units: unit, operand and result. The operand
-        is None if it says nothing."""
+        """Run until `MemoryOut.FINISH`; return all outputs to units: unit, operand and result. The operand is None if
+        it has no meaning."""
         self.outs.clear()
         for _ in range(50_000):
             word = self.program[self.pc]
@@ -174,7 +173,7 @@ class Interpreter:
             result, out = self._field(WIDTHS[out], bool(source & 2)), 0
         else:
             if source == Source.INDEXED:
-                address = self._indexed(operand)
+                address = self._index_address(operand)
             result = self._function(function, self._source(source, operand, address))
         self.accumulator = result & MASK
         if write:
@@ -182,7 +181,7 @@ class Interpreter:
         if out:
             self._give(out, None if source == Source.INDEXED else operand)
 
-    def _indexed(self, operand: int) -> int:
+    def _index_address(self, operand: int) -> int:
         part = operand >> 1 & 7
         if not (self.lanes and part):
             return self.index | operand & 1
@@ -232,7 +231,7 @@ class Interpreter:
         return cases[function]()
 
     def _field(self, width: int, is_signed: bool) -> int:
-        """The next bits; the next word is taken as soon as one is used up."""
+        """Return the next bits; the next word is fetched as soon as one is used up."""
         word = self.units.port(Port.WORD)
         value = (self.current | word << 32) >> self.position & (1 << width) - 1
         self.position += width
@@ -259,9 +258,9 @@ _PORTS = (
 
 
 class RandomProgram:
-    """Waits for `Condition.STARTED`, goes through all that words can do, finishes, and begins again.
+    """Program that waits for `Condition.STARTED`, uses all that words can do, finishes, and begins again.
 
-    Variables are few, and what depends on each other stands close.
+    It has few variables, and dependent words are close to each other.
 
     Attributes
     ----------
@@ -313,7 +312,7 @@ class RandomProgram:
         return self.random.choice((Condition.ZERO, Condition.NEGATIVE, *_FLAGS))
 
     def _items(self) -> None:
-        """A few words without jumps, some of which belong together."""
+        """Return a few words without jumps, some of which depend on each other."""
         for _ in range(self.random.randint(1, 5)):
             self.random.choices(
                 (
@@ -352,14 +351,14 @@ class RandomProgram:
         return Lane(self.random.choice(list(Part)), next=self._coin())
 
     def _operation(self) -> None:
-        """Say what lanes mean, and often use one at once."""
+        """Select a meaning of lanes, and often use one at once."""
         self.m.ld(self.random.choice(self.read))
         self.m.memory(MemoryOut.OPERATION)
         if self._coin():
             self.m.ld(self._lane(), Out.A)
 
     def _over_lanes(self) -> None:
-        """A loop over the lanes of a row, which may read what was written to another one."""
+        """Loop over the lanes of a row, which may read another lane's result."""
         m = self.m
         m.op(Function.AND, ROWS * self.lanes - self.lanes, out=Out.INDEX)
         again = m.label()
@@ -371,7 +370,7 @@ class RandomProgram:
         m.ld(BLOCK, Out.INDEX)
 
     def _again(self) -> None:
-        """Read what was written, at once or a word later."""
+        """Read a written word, at once or a word later."""
         m, target = self.m, self.random.choice(self.written)
         m.add(self.random.randint(1, 1000))
         m.st(target)
@@ -414,7 +413,7 @@ class RandomProgram:
         self._take()
 
     def _rows(self) -> None:
-        """Start something that takes time, go on, and wait for it."""
+        """Start an operation that takes time, go on, and wait for it."""
         m = self.m
         m.ld(1, Out.ROWS)
         for _ in range(self.random.randrange(4)):
@@ -444,7 +443,7 @@ class RandomProgram:
         m.jump(again, Condition.ZERO, unless=True)
 
     def _call(self) -> None:
-        """Calls have no condition themselves."""
+        """Call a subroutine; the call itself is unconditional."""
         label = self.m.new_label()
         if self._coin():
             self.m.jump(label, self._condition(), unless=self._coin())

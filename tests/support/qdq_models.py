@@ -1,7 +1,7 @@
 """Random QDQ models for tests: single operators with every parameter varied, and small networks.
 
-All functions take a `numpy.random.Generator` and return a checked `onnx.ModelProto` with static shapes. `Builder` is
-the tool they share: every method adds nodes and returns the name of an int8 or uint8 value.
+Functions take a `numpy.random.Generator` and return a checked `onnx.ModelProto` with static shapes. They share
+`Builder`: every method adds nodes and returns the name of an int8 or uint8 value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rng = np.random.Generator
 class Quantised:
     """An int8 or uint8 value of the model with its parameters.
 
-    One of 16 `bits` has the range that one of 8 has with these: scale and zero point are `exact`.
+    With 16 `bits` the range is that of 8 bits with these parameters; `exact` gives the true ones.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Quantised:
 
     @property
     def exact(self) -> tuple[np.float32, np.ndarray]:
-        """Scale and zero point in the model."""
+        """Return scale and zero point as they are in the model."""
         dtype = np.dtype(f"{'u' if self.unsigned else ''}int{self.bits}")
         if self.bits == 8:
             return np.float32(self.scale), np.array(self.zero, dtype)
@@ -42,9 +42,9 @@ class Quantised:
 
 
 class Builder:
-    """Builds a QDQ model whose input and output are float.
+    """Builder of a QDQ model whose input and output are float.
 
-    Values have `bits` bits if nothing else is said, and the nodes that quantise are of `domain`.
+    Values have `bits` bits by default, and quantising nodes are of `domain`.
     """
 
     def __init__(self, rng: Rng, opset: int = 21, bits: int = 8, domain: str = "") -> None:
@@ -71,7 +71,7 @@ class Builder:
         return name
 
     def parameters(self, unsigned: bool | None = None, symmetric: bool = False) -> tuple[float, int, bool]:
-        """A random scale, zero point and signedness."""
+        """Draw a scale, zero point and signedness."""
         if unsigned is None:
             unsigned = bool(self.rng.integers(2))
         low, high = (0, 256) if unsigned else (-128, 128)
@@ -109,7 +109,7 @@ class Builder:
     def weight(
         self, shape: tuple[int, ...], axis: int, *, per_channel: bool, unsigned: bool
     ) -> tuple[str, np.ndarray]:
-        """Constant weights behind DequantizeLinear, extremes included; and their float scales."""
+        """Add constant weights after DequantizeLinear, extremes included; return them with their float scales."""
         dtype = np.uint8 if unsigned else np.int8
         low, high = (0, 256) if unsigned else (-128, 128)
         values = self.rng.integers(low, high, shape).astype(dtype)
@@ -125,7 +125,7 @@ class Builder:
         return self.node("DequantizeLinear", inputs, **attributes), np.broadcast_to(scale, (shape[axis],))
 
     def bias(self, source: Quantised, scales: np.ndarray) -> str:
-        """An int32 bias at scale sx * sw."""
+        """Add an int32 bias at scale sx * sw."""
         scale = (source.exact[0] * scales).astype(np.float32)
         values = self.rng.integers(-2000, 2000, len(scales)).astype(np.int32) * (
             256 if source.bits > 8 else 1
@@ -153,7 +153,7 @@ class Builder:
         relu: bool = False,
         gain: float = 1.0,
     ) -> Quantised:
-        """Conv with an output scale that keeps most results in range (`gain` moves it)."""
+        """Add Conv with an output scale that keeps most results in range (`gain` moves it)."""
         n, c, h, w = source.shape
         shape = (outputs, c // groups, *kernel)
         weight, scales = self.weight(shape, 0, per_channel=per_channel, unsigned=unsigned_weight)
@@ -185,7 +185,7 @@ class Builder:
         per_channel: bool = True,
         bias: bool = True,
     ) -> Quantised:
-        """Gemm with transposed weights, or MatMul (`bias` then becomes an Add)."""
+        """Add Gemm with transposed weights, or MatMul (`bias` then becomes an Add)."""
         features = source.shape[-1]
         gemm = op == "Gemm"
         shape = (outputs, features) if gemm else (features, outputs)
@@ -202,7 +202,7 @@ class Builder:
         return self.quantise(result, (*source.shape[:-1], outputs), scale, zero, unsigned)
 
     def pool(self, source: Quantised, op: str, *, same: bool = True, **attributes: Any) -> Quantised:
-        """MaxPool, AveragePool or a global pool; `same` keeps the input's parameters."""
+        """Add MaxPool, AveragePool or a global pool; `same` keeps the input's parameters."""
         result = self.node(op, [self.dequantise(source)], **attributes)
         shape = self.shape_of(result)
         if same:
@@ -212,7 +212,7 @@ class Builder:
         return self.quantise(result, shape, scale, zero, unsigned)
 
     def mean(self, source: Quantised, *, keep: bool = True) -> Quantised:
-        """ReduceMean over height and width."""
+        """Add ReduceMean over height and width."""
         axes = self.constant(np.array([2, 3], np.int64))
         result = self.node("ReduceMean", [self.dequantise(source), axes], keepdims=int(keep))
         _, zero, unsigned = self.parameters()
@@ -237,7 +237,7 @@ class Builder:
         return self.like(result, (source.shape[0], int(np.prod(source.shape[1:]))), source)
 
     def shape_of(self, value: str) -> tuple[int, ...]:
-        """The static shape of a value, by shape inference over what was built so far."""
+        """Return the static shape of a value, by shape inference of the nodes so far."""
         inferred = onnx.shape_inference.infer_shapes(self._model(value, None), strict_mode=True)
         dims = inferred.graph.output[0].type.tensor_type.shape.dim
         return tuple(dim.dim_value for dim in dims)
@@ -252,18 +252,18 @@ class Builder:
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
     def finish_as(self, value: str, kind: int) -> onnx.ModelProto:
-        """The model that gives a value as it is, of a type by its number."""
+        """Return the model that outputs a value unchanged, with a type's number."""
         return onnx.shape_inference.infer_shapes(self._model(value, None, kind), strict_mode=True)
 
     def finish(self, value: Quantised) -> onnx.ModelProto:
-        """The model that gives `value` in float."""
+        """Return the model that outputs `value` as float."""
         model = self._model(self.dequantise(value), value.shape)
         onnx.checker.check_model(model, full_check=True)
         return model
 
 
-def finished(builder: Builder, *outputs: Quantised) -> onnx.ModelProto:
-    """The model that gives some values in float, as "y0", "y1" and so on."""
+def finish_all(builder: Builder, *outputs: Quantised) -> onnx.ModelProto:
+    """Return the model that outputs several values as float, named "y0", "y1" and so on."""
     model = builder.finish(outputs[0])
     del model.graph.output[:], model.graph.node[-1:]
     for index, value in enumerate(outputs):
@@ -279,7 +279,7 @@ def finished(builder: Builder, *outputs: Quantised) -> onnx.ModelProto:
 
 
 def conv_case(rng: Rng) -> dict[str, Any]:
-    """Random parameters of `Builder.conv` with `channels` and `size` of an input they fit."""
+    """Draw parameters of `Builder.conv` with `channels` and `size` of a fitting input."""
     kernel = tuple(int(value) for value in rng.integers(1, 4, 2))
     groups = int(rng.choice([1, 1, 2, 3]))
     channels = groups * int(rng.integers(1, 7))
@@ -308,7 +308,7 @@ def conv_case(rng: Rng) -> dict[str, Any]:
 
 
 def random_conv(rng: Rng, batch: int | None = None) -> onnx.ModelProto:
-    """One convolution: strides and dilations 1 to 3, unequal pads, groups and depthwise, weights of -128."""
+    """Draw one convolution: strides and dilations 1 to 3, unequal pads, groups and depthwise, weights of -128."""
     case = conv_case(rng)
     builder = Builder(rng)
     n = int(rng.integers(1, 3)) if batch is None else batch
@@ -317,7 +317,7 @@ def random_conv(rng: Rng, batch: int | None = None) -> onnx.ModelProto:
 
 
 def random_dense(rng: Rng) -> onnx.ModelProto:
-    """One Gemm or MatMul, some behind a Flatten of an image, some with three dimensions."""
+    """Draw one Gemm or MatMul, some after a Flatten of an image, some with three dimensions."""
     builder = Builder(rng)
     op = str(rng.choice(["Gemm", "MatMul"]))
     kind = int(rng.integers(3))
@@ -335,7 +335,6 @@ def random_dense(rng: Rng) -> onnx.ModelProto:
 
 
 def random_pool(rng: Rng) -> onnx.ModelProto:
-    """One pool of any kind."""
     builder = Builder(rng)
     op = str(rng.choice(["MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"]))
     source = builder.input((int(rng.integers(1, 3)), *(int(value) for value in rng.integers(4, 12, 3))))
@@ -357,14 +356,14 @@ def random_pool(rng: Rng) -> onnx.ModelProto:
 
 
 def random_add(rng: Rng) -> onnx.ModelProto:
-    """The sum of two inputs of any rank."""
+    """Draw the sum of two inputs of any rank."""
     builder = Builder(rng)
     shape = tuple(int(value) for value in rng.integers(1, 8, int(rng.integers(1, 5))))
     return builder.finish(builder.add(builder.input(shape), builder.input(shape), relu=bool(rng.integers(2))))
 
 
 def random_concat(rng: Rng) -> onnx.ModelProto:
-    """Two or three inputs of different scales along any axis of an image."""
+    """Draw a concatenation of two or three inputs of different scales along any axis of an image."""
     builder = Builder(rng)
     axis = int(rng.integers(4))
     shape = [int(value) for value in rng.integers(1, 6, 4)]
@@ -377,7 +376,7 @@ def random_concat(rng: Rng) -> onnx.ModelProto:
 
 
 def random_rescale(rng: Rng) -> onnx.ModelProto:
-    """Requantisation, with or without Relu."""
+    """Draw a requantisation, with or without Relu."""
     builder = Builder(rng)
     source = builder.input(tuple(int(value) for value in rng.integers(1, 8, int(rng.integers(1, 5)))))
     value = builder.dequantise(source)
@@ -402,7 +401,7 @@ LAYERS = {
 def random_cnn(
     rng: Rng, *, channels: int = 8, size: int = 12, blocks: int = 3, classes: int = 10
 ) -> onnx.ModelProto:
-    """A small network: a stem, blocks of residuals, pools, concatenations or depthwise convolutions, and a head."""
+    """Draw a small network: a stem, blocks of residuals, pools, concatenations, depthwise convolutions, and a head."""
     builder = Builder(rng)
     value = builder.input((1, 3, size, size))
     value = builder.conv(value, channels, pads=(1, 1, 1, 1), relu=True)
@@ -452,7 +451,7 @@ BLOCKS = (_residual, _pooled, _branches, _depthwise)
 
 
 def softmax(shape: tuple[int, ...], scale: float, zero: int, unsigned: bool) -> onnx.ModelProto:
-    """Softmax over the last axis of logits with given quantisation."""
+    """Build softmax over the last axis of logits with given quantisation."""
     builder = Builder(np.random.default_rng(0))
     builder.inputs.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape))
     source = builder.quantise("logits", shape, scale, zero, unsigned)
@@ -461,7 +460,7 @@ def softmax(shape: tuple[int, ...], scale: float, zero: int, unsigned: bool) -> 
 
 
 def feeds(model: onnx.ModelProto, rng: Rng) -> dict[str, np.ndarray]:
-    """Random float inputs that exercise most of the int8 range."""
+    """Draw float inputs that cover most of the int8 range."""
     values = {}
     for value in model.graph.input:
         shape = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)

@@ -1,4 +1,4 @@
-"""Random instructions: operands within their memories, and fields as each instruction wants them."""
+"""Random instructions: operands within their memories, and fields that satisfy each instruction's rules."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ ALIGNED = 0  # the base register that is a multiple of the width of the bus, whe
 BLOCKS = 2  # parameter blocks at the end of the scratchpad that nothing overwrites
 ATTEMPTS = 1000
 OPERANDS = ("b", "c", "d", "dst2")
-"""Operands of a `Kernel` that it may be without."""
+"""Optional operands of a `Kernel`."""
 REGISTERS_FILLED = 9
 """Micro-operations of a kernel that fill registers and the predicate."""
 
 
 class Drawing:
-    """Draws instructions. `memories` holds what the device would before them."""
+    """Generator of instructions. `memories` holds the device's memories before them."""
 
     def __init__(self, config: Config, seed: int) -> None:
         self.random = random.Random(seed)
@@ -54,7 +54,7 @@ class Drawing:
         self.kernels: list[int] = []
 
     def draw(self, kind: type[Instruction]) -> Instruction:
-        """An instruction: what the method of its name chooses, operands within their memories, and the rest at random.
+        """Draw an instruction: its own method's fields, operands within their memories, and the rest at random.
 
         A kind without a method has no rules beyond those of its fields and operands.
         """
@@ -101,14 +101,14 @@ class Drawing:
             fields |= self.coordinates(bound)
 
     def size(self, memory: Memory) -> int:
-        """Addresses of a memory that instructions may use."""
+        """Return the number of addresses of a memory that instructions may use."""
         if memory is Memory.SCRATCHPAD:
             return self.scratchpad
         return min(memory.size(self.config), 64) if memory is Memory.STATES else memory.size(self.config)
 
     def loops(self, size: int, counts: list[int], fixed: list[int | None]) -> tuple[int, list[int]]:
-        """A start and strides for nested loops, outermost first, that stay within `size` addresses: random where they
-        are not `fixed`."""
+        """Return a start and strides of nested loops, outermost first, within `size` addresses; all but `fixed` ones
+        are random."""
         strides: list[int] = []
         for _ in range(ATTEMPTS):
             strides, span = [], 1
@@ -124,7 +124,7 @@ class Drawing:
         return 0, strides  # those that are fixed do not fit, and the program checker will say so
 
     def coordinates(self, bound: Bound) -> dict[str, int]:
-        """A start, steps and a bound that leave some coordinates out of range, or none."""
+        """Return a start, steps and a bound with some coordinates out of range, or none."""
         steps = {f"{bound.name}_{name}": self.random.choice([0, 1, 1, 2, -1]) for name in bound.loops}
         if self.random.random() < 0.4:
             return dict.fromkeys(steps, 0) | {bound.name: 0, bound.limit: 1}
@@ -151,7 +151,7 @@ class Drawing:
         return fields | (self.narrow(fields) if self.config.int4 and not paged and r.random() < 0.5 else {})
 
     def narrow(self, fields: dict[str, Any]) -> dict[str, int]:
-        """The fields of a `Load` that make it one of values of 4 bits, whose rows begin with words of the bus."""
+        """Return the fields of a `Load` of 4-bit values, whose rows begin on words of the bus."""
         bus = self.config.bus_bytes
         first = (self.random.randrange(0x1000, 0x6000) - self.bases[ALIGNED]) // bus * bus
         pitches = {name: fields[name] // bus * bus for name in ("row_pitch", "skip")}
@@ -198,20 +198,20 @@ class Drawing:
         }  # fmt: skip
 
     def clamp(self) -> dict[str, int]:
-        """Limits of the output."""
+        """Return limits of the output."""
         low = self.random.choice([-128, -128, self.random.randrange(-128, 100)])
         return {"low": low, "high": self.random.choice([127, self.random.randrange(low, 128)])}
 
     def block(self) -> int:
-        """One of the parameter blocks that nothing overwrites."""
+        """Return one of the parameter blocks that nothing overwrites."""
         return self.scratchpad + PARAMETER_VECTORS * self.random.randrange(BLOCKS)
 
     def low(self, count: int) -> int:
-        """An address below `count`, mostly a small one, so that instructions meet."""
+        """Return an address below `count`, mostly a small one, so that instructions collide."""
         return self.random.randrange(self.random.choice([min(count, 8), min(count, 40), count]))
 
     def outputs(self, kind: type[VectorInstruction], *counts: int) -> dict[str, Any]:
-        """Loops over outputs; some in place, and most alignments one after the other, as attention has them."""
+        """Return loops over outputs; some are in place, and most alignments are consecutive, as in attention."""
         fields: dict[str, Any] = dict(zip(("ob", "oy", "ox"), counts, strict=True))
         fields["source"] = self.random.choice([Source.ACCUMULATOR, Source.SCRATCHPAD])
         if self.random.random() < 0.7:
@@ -255,7 +255,7 @@ class Drawing:
         return {"vectors": vectors, "entry": self.low(LOOKUP_ENTRIES - vectors * self.config.n + 1)}
 
     def kernel(self) -> dict[str, Any]:
-        """Rows of any number for one of the kernels, with all operands that kernels may have."""
+        """Return any number of rows of one of the kernels, with all optional operands."""
         r = self.random
         counts = {"ob": r.choice([1, 1, 2]), "oy": r.choice([1, 3, 8, 9, 17]), "ox": r.choice([1, 2, 4])}
         fields: dict[str, Any] = counts | {f"with_{name}": 1 for name in OPERANDS}
@@ -274,7 +274,7 @@ class Drawing:
         return fields
 
     def microcode(self) -> dict[str, Any]:
-        """Some other micro-operations in one of the kernels, none of those that fill registers."""
+        """Return other micro-operations for one of the kernels, none of which fills registers."""
         start = self.random.choice(self.kernels)
         ops = kernel_at(self.memories.kernel, start)
         first = self.random.randrange(REGISTERS_FILLED, len(ops))
@@ -291,7 +291,7 @@ class Drawing:
         )
 
     def parameters(self) -> bytes:
-        """A block whose results mostly lie inside int8."""
+        """Return a block whose results mostly lie inside int8."""
         r = self.random
         words = []
         for _ in range(self.config.n):
@@ -302,5 +302,5 @@ class Drawing:
 
 
 def block_of(words: list[int]) -> bytes:
-    """A parameter block of the words of its columns, (bias, mantissa, shift) from the low bits on."""
+    """Return a parameter block of its columns' words: (bias, mantissa, shift) from the low bits on."""
     return bytes(word >> 8 * byte & 0xFF for byte in range(PARAMETER_VECTORS) for word in words)

@@ -1,4 +1,4 @@
-"""Lists of random programs, each with code and data in a part of memory of its own."""
+"""Lists of random programs, each with code and data in its own part of memory."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ TIME = range(RECORD_READ_BYTES + 4, DESCRIPTOR_BYTES)
 
 
 class ProgramList:
-    """A list of `count` runs of some of `made` programs, each in its own `MEMORY` bytes, in any order: the same program
-    may run more than once, on what it left. The list lies behind them. With `Filling` none of them has loops.
+    """A list of `count` runs of some of `made` programs, in any order, each program in its own `MEMORY` bytes.  A
+    program may run several times, on its own results. The list follows them in memory. With `Filling` no program has
+    loops.
 
     Attributes
     ----------
     order : list of int
-        The place of each run's program.
+        Index of each run's program.
     address : int
-        Of the list.
+        Address of the list.
     memory_bytes : int
-        That a device needs.
+        Size of memory that a device needs.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class ProgramList:
         device.write(self.address, self.frames)
 
     def run(self, device: Device, *, timeout: int | None = None) -> bytes:
-        """All of memory behind the list, but for what depends on time."""
+        """Run the list; return all of memory, except what depends on time."""
         self.place(device)
         device.start_list(self.address)
         device.wait(timeout)
@@ -83,22 +84,22 @@ class ProgramList:
         return self.timeless(device)
 
     def timeless(self, device: Device) -> bytes:
-        """All of memory, with 0 where records tell times."""
+        """Return all of memory, with 0 where records hold times."""
         found = bytearray(device.read(0, self.memory_bytes))
         for index in range(len(self.order)):
             at = self.address + index * pitch(self.config)
             found[at + TIME.start : at + TIME.stop] = bytes(len(TIME))
         return bytes(found)
 
-    def alone(self, device: Device, count: int | None = None) -> None:
-        """Start the first `count` of the programs one by one, as a host does without lists."""
+    def run_one_by_one(self, device: Device, count: int | None = None) -> None:
+        """Start the first `count` programs one by one, as a host does without lists."""
         for program, bases in self.runs[:count]:
             set_bases(device, bases)
             device.start(program)
             device.wait()
 
     def records(self, device: Device) -> list[Record]:
-        """What the list says of its programs."""
+        """Return the list's records of its programs."""
         step = pitch(self.config)
         raw = device.read(self.address, step * len(self.order))
         return [Record.decode(raw[index * step :][:DESCRIPTOR_BYTES]) for index in range(len(self.order))]

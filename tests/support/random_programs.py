@@ -56,15 +56,15 @@ FLAGS = {
     for name, place in places(kind.OPCODE).items()
     if (place.width == 1 or name in required_features(kind.OPCODE)) and (kind, name) != (Vec, "table")
 }
-"""Fields that switch something on: every comparison must have met all. Where there is one look-up table, its number
-is always 0."""
+"""Fields that enable a feature: every comparison must have met each value. With one look-up table its number is always
+0."""
 KERNELS = 2
 SHARES = {Load: 2, Mm: 3, Softmax: 3, Normalise: 2, Kernel: 12}
-"""How often instructions are drawn, for each time that others are."""
+"""Relative frequencies of instructions."""
 
 
 class Generator(Drawing):
-    """Builds one program. `memories` holds what the device would after it, so candidates can be tried."""
+    """Builder of one program. `memories` holds the device's memories after it, so that candidates can be tried."""
 
     def __init__(self, config: Config, seed: int, *, serial: bool) -> None:
         super().__init__(config, seed)
@@ -73,8 +73,8 @@ class Generator(Drawing):
         self.last: dict[Queue, int] = {}
         self.seen: set[tuple[int, Queue]] = set()
 
-    def ordered(self, instruction: Instruction) -> list[Instruction]:
-        """The program with `instruction` behind the last of every other queue; -1 marks nothing known of a queue."""
+    def order_after_all(self, instruction: Instruction) -> list[Instruction]:
+        """Return the program with `instruction` after the last of every other queue; -1 for unknown queues."""
         program, wait = list(self.program), 0
         queue = instruction.QUEUE
         assert queue is not None
@@ -88,13 +88,13 @@ class Generator(Drawing):
         return [*program, dataclasses.replace(instruction, wait=wait)]
 
     def before(self, instruction: Instruction) -> list[Instruction]:
-        """The micro-operations that a `Kernel` needs to be valid by itself."""
+        """Return the micro-operations that a `Kernel` needs to be valid by itself."""
         if not isinstance(instruction, Kernel):
             return []
         return microcode(kernel_at(self.memories.kernel, instruction.start), instruction.start)
 
     def append(self, instruction: Instruction) -> bool:
-        """Add `instruction` if it is valid here: as it is if that is no race, else behind all others."""
+        """Add `instruction` if it is valid here: unordered if that is no race, else after all others."""
         try:
             check([*self.before(instruction), instruction, End()], self.config)
             trial = copy.deepcopy(self.memories)
@@ -114,7 +114,7 @@ class Generator(Drawing):
         except ProgramError:
             free = False
         if not free:
-            program = self.ordered(instruction)
+            program = self.order_after_all(instruction)
             check([*program, End()], self.config)
         self.program = program
         assert instruction.QUEUE is not None
@@ -122,13 +122,13 @@ class Generator(Drawing):
         return True
 
     def build(self, count: int) -> None:
-        """A prologue that fills the scratchpad, `count` random instructions, and a dump of the scratchpad."""
+        """Build a prologue that fills the scratchpad, `count` random instructions, and a dump of the scratchpad."""
         self.prologue()
         self.extend(count)
         assert self.append(self.dump())
 
     def prologue(self) -> None:
-        """Contents of memory, and instructions that fill the scratchpad and the tables."""
+        """Set contents of memory, and add instructions that fill the scratchpad and the tables."""
         n, size = self.config.n, self.config.scratchpad_size
         self.memories.bases = list(self.bases)
         self.memories.dram[INPUT:PROGRAM] = list(self.random.randbytes(PROGRAM - INPUT))
@@ -163,26 +163,25 @@ class Generator(Drawing):
             self.kernels.append(start)
 
     def put(self, ops: list[MicroOp], start: int) -> None:
-        """A whole kernel in place of another; there is none while it is not complete."""
+        """Replace a whole kernel; there is none until the new one is complete."""
         kernels, self.kernels = self.kernels, []
         assert all(self.append(instruction) for instruction in microcode(ops, start))
         self.kernels = kernels
 
     def extend(self, count: int) -> None:
-        """Append `count` random instructions."""
         kinds = [kind for kind in INSTRUCTIONS.values() for _ in range(SHARES.get(kind, 1))]
         kinds = [kind for kind in kinds if kind.QUEUE is not None and not kind().unsupported(self.config)]
         for _ in range(count):
             assert any(self.append(self.draw(self.random.choice(kinds))) for _ in range(ATTEMPTS))
 
     def whole(self) -> tuple[int, dict[str, int]]:
-        """Rows in which all of the scratchpad is loaded and stored, and the fields that say so."""
+        """Return rows that load or store all of the scratchpad, and the fields for them."""
         total = self.config.scratchpad_size * self.config.n
         rows = max(1, total >> 13)
         return rows, {"rows": rows, "length": total // rows, "pitch": total // rows}
 
     def dump(self) -> Store:
-        """All of the scratchpad, to memory."""
+        """Store all of the scratchpad to memory."""
         rows, whole = self.whole()
         return Store(
             base=6,
@@ -203,14 +202,14 @@ class Generator(Drawing):
 
 
 class WithoutDivision(Generator):
-    """Random programs whose time no data tells."""
+    """Random programs whose time does not depend on data."""
 
     def draw(self, kind: type[Instruction]) -> Instruction:
         return super().draw(Softmax if kind is Normalise else kind)
 
 
 class WithoutNumbers(WithoutDivision):
-    """Random programs of `WithoutDivision` to which base registers are addresses, and nothing else."""
+    """Random programs of `WithoutDivision` that use base registers as addresses only."""
 
     def draw(self, kind: type[Instruction]) -> Instruction:
         drawn = super().draw(kind)
@@ -218,7 +217,7 @@ class WithoutNumbers(WithoutDivision):
 
 
 def memory_of(config: Config, rng: np.random.Generator) -> dict[str, float | None]:
-    """Settings of a random memory, for both devices."""
+    """Draw settings of a memory, for both devices."""
     return {
         "latency": int(rng.integers(1, 80)),
         "bandwidth": [None, config.bus_bytes, config.bus_bytes / 3, 1.7][rng.integers(4)],

@@ -1,9 +1,9 @@
-"""Estimates of random operators for every configuration, and what they were when they were recorded.
+"""Recorded estimates of random operators for every configuration.
 
-    cd tests && ../.venv/bin/python -m support.recorded_plans    (after a change of plans that is meant)
+``cd tests && ../.venv/bin/python -m support.recorded_plans`` records them anew, after an intended change of plans.
 
-Plans are chosen by estimates. A wrong one is still a plan of a right program, and `support.recorded_programs` has only
-the plans that were chosen; here are all that were compared.
+Plans are chosen by estimates. A wrong estimate still leads to a right program, and `support.recorded_programs` covers
+only the chosen plans; this record covers all that were compared.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from support.attention_cases import random_attention
-from support.certified_cases import EVERY_CONFIG, KINDS, compiled
-from support.op_cases import random_op, with_more
+from support.certified_cases import EVERY_CONFIG, KINDS, compile_random
+from support.op_cases import extend_epilogue, random_op
 from support.rooflines import random_layer, small_layer
 from weft.compiler.ir.graph import Conv, DeviceOp, Region, View
 from weft.compiler.kernel.wide import WideConv
@@ -33,15 +33,14 @@ from weft.hdl.isa.config import Config
 
 RECORD = Path(__file__).resolve().parent.parent / "compiler" / "plan" / "recorded_plans.json"
 SHARES = (1.0, 0.5, 0.25, 0.0625)
-"""Bandwidths of memories that is planned for, in parts of the bus."""
+"""Memory bandwidths that plans are made for, in parts of the bus."""
 LAYERS, SMALL, OTHERS = 5, 6, 8
-"""Convolutions of more than a million multiplications, and other operators, for a configuration; of each kind that
-only some have."""
+"""Numbers a configuration: convolutions of over a million multiplications, other operators, and each optional kind."""
 Estimates = dict[str, float | str]
 
 
 class Case(NamedTuple):
-    """An operator, what it is planned for, the buffers that are on chip, and what is left of the scratchpad."""
+    """An operator, its planning target, the buffers that are on chip, and the free part of the scratchpad."""
 
     op: DeviceOp
     target: Target
@@ -50,7 +49,7 @@ class Case(NamedTuple):
 
 
 def cases(name: str) -> Iterator[tuple[str, Case]]:
-    """What is planned under a name: that of a configuration, or of a kind of operator, with a title for each."""
+    """Return the planned cases of a configuration or of a kind of operator, with a title for each."""
     ops = _of_kind(name) if name in KINDS else _of_config(name)
     for number, (op, config) in enumerate(ops):
         if operator_of(op).unsupported(op, config):
@@ -58,7 +57,7 @@ def cases(name: str) -> Iterator[tuple[str, Case]]:
         share = SHARES[number % len(SHARES)]
         sequential = number % 5 == 4 and not config.depthwise_taps and not config.loops
         target = Target(config, share * config.bus_bytes, sequential)
-        yield f"{number} {type(op).__name__}", Case(op, target, *_left(op, config, number))
+        yield f"{number} {type(op).__name__}", Case(op, target, *_share_of_chip(op, config, number))
 
 
 def _of_config(name: str) -> Iterator[tuple[DeviceOp, Config]]:
@@ -66,7 +65,7 @@ def _of_config(name: str) -> Iterator[tuple[DeviceOp, Config]]:
     for number in range(LAYERS):
         rng = np.random.default_rng([place, number])
         layer = random_layer(rng, config)
-        yield with_more(rng, layer) if number % 3 == 1 else layer, config
+        yield extend_epilogue(rng, layer) if number % 3 == 1 else layer, config
     for number in range(SMALL):
         rng = np.random.default_rng([place, number])
         yield small_layer(rng) if number % 3 == 0 else random_op(rng), config
@@ -74,15 +73,15 @@ def _of_config(name: str) -> Iterator[tuple[DeviceOp, Config]]:
 
 def _of_kind(kind: str) -> Iterator[tuple[DeviceOp, Config]]:
     for number in range(OTHERS):
-        segment, config = compiled(kind, number)
+        segment, config = compile_random(kind, number)
         for op in segment.ops:
             yield op, config
         if kind == "attention":
             yield random_attention(np.random.default_rng(number), config), config
 
 
-def _left(op: DeviceOp, config: Config, number: int) -> tuple[dict[str, int], Region | None]:
-    """Of some operators the input or the output is on chip, if it takes at most a quarter of that."""
+def _share_of_chip(op: DeviceOp, config: Config, number: int) -> tuple[dict[str, int], Region | None]:
+    """Keep some operators' input or output on chip, if it takes at most a quarter of the scratchpad."""
     size, part = config.scratchpad_size, config.scratchpad_size // 4
     view = (op.src if isinstance(op, Conv) else op.sources[0]) if number % 4 == 1 else op.dst
     if number % 2 and operator_of(op).resident and _vectors(view, config) <= part:
@@ -94,9 +93,9 @@ def _vectors(view: View, config: Config) -> int:
     return math.prod(view.buffer.shape[:3]) * -(-view.buffer.shape[3] // config.n)
 
 
-def estimated(case: Case) -> Estimates:
-    """Cycles, those of the bus, and a hash of the chosen plan; of a convolution also how many other plans there are,
-    and the mean of their cycles and of those of the bus. Empty if there is no plan."""
+def estimate(case: Case) -> Estimates:
+    """Return cycles, bus cycles, and a hash of the chosen plan. A convolution adds the number of other plans and their
+    mean cycles and bus cycles. Empty if there is no plan."""
     others: list[ConvPlan] = []
 
     def choose(shape: ConvShape) -> ConvPlan | None:
@@ -129,9 +128,9 @@ def recorded() -> dict[str, dict[str, Estimates]]:
 
 
 def main() -> None:
-    """Record all estimates as they are now; says which are others."""
+    """Record all estimates anew, and print the changed ones."""
     before = recorded() if RECORD.exists() else {}
-    now = {name: {title: estimated(case) for title, case in cases(name)} for name in NAMES}
+    now = {name: {title: estimate(case) for title, case in cases(name)} for name in NAMES}
     blocks = []
     for name, found in now.items():
         for title, item in found.items():

@@ -1,4 +1,4 @@
-"""Models of a recurrent operator with quantised weights, and what ONNX Runtime makes of them."""
+"""Models of a recurrent operator with quantised weights, and their results by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATE_STEP = np.float32(1 / 127)
 @dataclass(frozen=True)
 class Cell:
     """A recurrent operator between Q/DQ pairs; `weights` is "int8" or "uint8", with a scale for each row if `rows`. It
-    has the first `results` of its results, or all."""
+    has its first `results` outputs, or all."""
 
     op: str
     steps: int
@@ -47,7 +47,7 @@ class Cell:
 
 
 class CellNet:
-    """Makes the model of a cell, and inputs for it."""
+    """Builder of a cell's model and of inputs for it."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell, self.rng = cell, np.random.default_rng(cell.seed)
@@ -58,8 +58,8 @@ class CellNet:
         self.constants.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
-    def dequantised(self, name: str, values: np.ndarray) -> str:
-        """Weights of 8 bits; those of one direction may have a scale for each row."""
+    def add_weights(self, name: str, values: np.ndarray) -> str:
+        """Add 8-bit weights; those of one direction may have a scale for each row."""
         cell = self.cell
         rows = cell.rows and cell.directions == 1
         scale = np.abs(values).max(axis=(0, 2) if rows else None).astype(np.float32) / 100
@@ -86,7 +86,7 @@ class CellNet:
         inputs = [data]
         for name, count in (("W", cell.inputs), ("R", cell.size)):
             values = rng.normal(0, 1 / np.sqrt(count), (cell.directions, gates * cell.size, count))
-            inputs.append(self.dequantised(name, values))
+            inputs.append(self.add_weights(name, values))
         biases = rng.normal(0, 0.3, (cell.directions, 2 * gates * cell.size)).astype(np.float32)
         inputs.append(self.constant("B", biases) if cell.biased else "")
         entering = {"x": cell.shape()}
@@ -127,7 +127,7 @@ class CellNet:
 
 
 def reference(cell: Cell, given: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """What ONNX Runtime makes of it, which knows no `layout`: that is made of transposes."""
+    """Run ONNX Runtime, with transposes for `layout`, which it does not support."""
     ort = pytest.importorskip("onnxruntime")
     plain = CellNet(dataclasses.replace(cell, layout=0)).model()
     feeds = {name: value.transpose(1, 0, 2) if cell.layout else value for name, value in given.items()}
@@ -140,11 +140,11 @@ def reference(cell: Cell, given: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def exact(cell: Cell, model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """The same in float64, as the standard has it. ONNX Runtime is wrong in some bidirectional LSTMs of two rows."""
+    """Compute the cell in float64 by the standard. ONNX Runtime is wrong for some bidirectional LSTMs of two rows."""
     known = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
 
     def real(name: str) -> np.ndarray:
-        """Weights, biases, inputs and states, with directions and steps in front."""
+        """Return weights, biases, inputs and states as reals, with directions and steps first."""
         if f"{name}_0" in known:
             stored, scale, zero = (known[f"{name}_{at}"].astype(np.float64) for at in range(3))
             shape = (1, -1, 1) if scale.ndim else ()

@@ -1,4 +1,4 @@
-"""Tests of many small draws. pytest takes longer for a case than such a draw does."""
+"""Decorator for tests of many small draws, because a pytest case takes longer than such a draw."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lower bounds of a convolution's cycles from its numbers alone, and random convolutions of more than a million MACs.
 
-Nothing here knows how layers are planned. The *roofline* is what no machine of that size could beat. Each of the other
-bounds is a property of this machine, and names a reason for being slower.
+Nothing here depends on plans of layers. The *roofline* bounds every machine of that size. Each other bound is a
+property of this machine, and names a reason for being slower.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import rmw_latency
 
 LATENCY = 30
-"""Cycles of memory that programs are timed with; it moves as many bytes a cycle as the bus is wide."""
+"""Cycles of memory latency in measurements; memory moves as many bytes a cycle as the bus is wide."""
 _INSTRUCTION = 64
 _BETWEEN = 20
-"""Cycles for which the vector unit is idle between two instructions, unless the second one starts early."""
+"""Idle cycles of the vector unit between two instructions, unless the second one starts early."""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -29,47 +29,47 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def roofline(op: Conv, config: Config) -> float:
-    """The longest of: multiplications over N * N; bytes moved once; outputs over lanes."""
+    """Return the longest of: multiplications over N * N; bytes moved once; outputs over lanes."""
     unread = math.prod(_pixels(op)) / math.prod((op.src.shape[0], *op.window.output(*op.src.shape[1:3])))
     return max(op.macs * unread / config.n**2, _bytes(op) / config.bus_bytes, _vector(op, config))
 
 
 def _read(op: Conv) -> float:
-    """Bytes of the input, as far as strides do not skip them."""
+    """Return bytes of the input, except those that strides skip."""
     shares = (min(1.0, k / s) for k, s in zip(op.window.kernel, op.window.stride, strict=True))
     return math.prod(op.src.shape) * math.prod(shares)
 
 
 def _bytes(op: Conv) -> float:
-    """Input, weights and output, each once."""
+    """Return bytes of input, weights and output, each once."""
     return _read(op) + op.weight.size + math.prod(op.dst.shape)
 
 
 def _vector(op: Conv, config: Config, width: int = 1) -> float:
-    """Every element that is requantised, and of a pooling every one of a window, takes a lane for a cycle; so do
-    those that fill up the channels to a multiple of `width`."""
+    """Return vector-unit cycles: a lane and a cycle for each requantised element, and for each element of a pooling's
+    windows. Elements that pad the channels to a multiple of `width` count as well."""
     taps = math.prod(op.pool.kernel) if op.pool else 1
     return math.prod(op.dst.shape[:3]) * ceil_div(op.dst.shape[3], width) * width * taps / config.lanes
 
 
 def reason(op: Conv, config: Config, cycles: int) -> str | None:
-    """Why a layer takes `cycles`: "" where its roofline is 80 % of that, else the name of the first reason whose bound,
-    with the ends of a program, is 70 %; None if none is."""
+    """Return why a layer takes `cycles`: "" if its roofline is 80 % of them. Otherwise the first reason whose bound,
+    with a program's ends, is 70 %; None if none is."""
     if roofline(op, config) >= 0.8 * cycles:
         return ""
     named = {"ends": roofline(op, config), **bounds(op, config), "little to overlap": _alone(op, config)}
     return next((name for name, bound in named.items() if bound + ends(config) >= 0.7 * cycles), None)
 
 
-def filled(op: Conv, config: Config) -> float:
-    """The longest of all bounds, with the ends of a program: its roofline with fill counted."""
+def filled_bound(op: Conv, config: Config) -> float:
+    """Return the longest of all bounds plus a program's ends: the roofline with fill counted."""
     return max(roofline(op, config), _alone(op, config), *bounds(op, config).values()) + ends(config)
 
 
 def bounds(op: Conv, config: Config, between: int = _BETWEEN, *, beside: bool = False) -> dict[str, float]:
-    """Cycles that a layer takes at least, by the name of the reason, if the vector unit is idle for so many `between`
-    two instructions: it is never for less than `VEC_EARLY_OVERHEAD`; and if a pooling is `beside` products,
-    which it is only where there is room on chip for both."""
+    """Return lower bounds of a layer's cycles by reason. The vector unit is idle for `between` cycles between two
+    instructions, at least `VEC_EARLY_OVERHEAD`. A pooling is `beside` products only if there is room on chip for both.
+    """
     few = max(config.n, rmw_latency(config) - 1)
     return {
         "lanes stay empty": max(_vectors(op, config, 1, beside), _vector(op, config, config.n)),
@@ -80,21 +80,21 @@ def bounds(op: Conv, config: Config, between: int = _BETWEEN, *, beside: bool = 
 
 
 def _starts(op: Conv, config: Config, between: int) -> float:
-    """Of the vector unit, with an instruction for each tile of N columns, and no more rows than the accumulator has:
-    between two of them it is idle for some cycles."""
+    """Return idle cycles of the vector unit between instructions: one for each tile of N columns and for as many rows
+    as the accumulator holds."""
     images, rows = _pixels(op)
     instructions = images * ceil_div(rows, config.accumulator_size) * ceil_div(op.weight.shape[0], config.n)
     return _vector(op, config, config.n) + between * instructions
 
 
 def _runs(op: Conv, config: Config) -> float:
-    """Of the bus, where channels of groups are not whole vectors: those of each pixel come and go by themselves, of
-    so many groups at a time as is best."""
+    """Return bus cycles where channels of groups are not whole vectors: each pixel's channels move by themselves, for
+    the best number of groups at a time."""
     return min(_runs_of(op, config, share) for share in _shares(op, config))
 
 
 def _shares(op: Conv, config: Config) -> list[int]:
-    """How many groups may be computed as one: as many as fit a vector, or more of them, with zeros between."""
+    """Return how many groups may be computed as one: as many as fit a vector, or more, with zeros between."""
     dense = config.n // max(op.weight.shape[3], len(op.weight) // op.groups)
     return list(range(max(1, min(op.groups, dense)), op.groups + 1))
 
@@ -110,17 +110,17 @@ def _runs_of(op: Conv, config: Config, share: int) -> float:
         pixels, whole = moved / view.shape[3], moved / config.bus_bytes
         apart = pieces > 1 and size % config.n
         each = pixels * pieces * ceil_div(size, config.bus_bytes)
-        # A LOAD may read what lies between as well; a STORE must not write it.
+        # A LOAD may read the bytes between as well; a STORE must not write them.
         cycles += (min(each, pieces * whole) if view is op.src else each) if apart else whole
     return cycles
 
 
 def _alone(op: Conv, config: Config) -> float:
-    """Of programs with little to overlap, what the array takes and some of what the bus does, one after the other.
+    """Return array cycles plus part of the bus cycles, for programs with little to overlap.
 
-    Of fewer than 2 N rows no two tiles can be made that fill the array: where a pixel is a few vectors, the first
-    product waits for all inputs (of a group, of an image). A program that takes less than a dozen times what its ends
-    do is a few tiles, and neither of the two has to be hidden.
+    Fewer than 2 N rows make no two tiles that fill the array: where a pixel is a few vectors, the first product waits
+    for all inputs (of a group, of an image). A program shorter than a dozen times its ends has few tiles, and need not
+    hide either.
     """
     array, bus = _vectors(op, config, config.n), _bytes(op) / config.bus_bytes
     images, rows = _pixels(op)
@@ -130,15 +130,15 @@ def _alone(op: Conv, config: Config) -> float:
 
 
 def ends(config: Config) -> int:
-    """Cycles of a program before its first and after its last product: four ways to memory one after the other (of
-    instructions, operands, results, and back), N vectors of weights and N of rows to the scratchpad, weights into the
-    array, rows through it to the other end, N rows through the vector unit, and to memory."""
+    """Return a program's cycles before its first and after its last product. They are four memory latencies
+    (instructions, operands, results, confirmation), and N vectors of weights and of rows into the scratchpad. Weights
+    then enter the array, rows pass through it, and N rows pass the vector unit on the way to memory."""
     return 4 * LATENCY + (6 + config.groups) * config.n + 100
 
 
 def _pixels(op: Conv) -> tuple[int, int]:
-    """Rows of the product, as images that an instruction does not join, and rows of each: outputs of the convolution
-    of one channel, before pooling, that pooling reads. Without padding and strides all pixels are one image."""
+    """Return the product's rows as images that no instruction joins, and rows of each: outputs of one channel before
+    pooling that pooling reads. Without padding and strides all pixels are one image."""
     n, h, w, _ = op.src.shape
     sizes = list(op.window.output(h, w))
     if op.pool is not None:
@@ -149,13 +149,14 @@ def _pixels(op: Conv) -> tuple[int, int]:
 
 
 def _vectors(op: Conv, config: Config, least: int, beside: bool = False) -> float:
-    """A cycle for each row and tile of weights, which are whole vectors of N channels by N channels, of a group or of
-    as many groups as fit; a tile of weights takes `least` cycles to come in, however few rows there are. A
-    pooling costs products twice, or it comes behind all of them, or runs `beside` them."""
+    """Return array cycles: one for each row and tile of weights, N channels by N channels of one or several groups. A
+    tile of weights takes at least `least` cycles to load. A pooling doubles the products, follows all of them, or runs
+    `beside` them."""
     n, (out, kh, kw, cin) = config.n, op.weight.shape
     images, rows = _pixels(op)
-    # Rows, tiles, vectors of a contraction, and cycles that LOAD takes for a row of it: a window's pixels side by side
-    # are read once for each of its vectors; so are those of several rows.
+    # Rows, tiles, vectors of a contraction, and cycles of LOAD for a row of it: adjacent pixels of a window are read
+    # once
+    # for each of their vectors, and so are adjacent pixels of several rows.
     ways = [(rows, *_tiles(op, share, n), 0.0) for share in _shares(op, config)]
     ways += [(count, ceil_div(op.groups, n), vectors, load) for count, vectors, load in _lines(op, config)]
     if op.groups == 1:
@@ -173,17 +174,17 @@ def _vectors(op: Conv, config: Config, least: int, beside: bool = False) -> floa
 
 
 def _tiles(op: Conv, share: int, n: int) -> tuple[int, int]:
-    """Tiles of N outputs, with so many groups as one, and vectors of the contraction of each."""
+    """Return tiles of N outputs, with `share` groups as one, and vectors of the contraction of each."""
     out, kh, kw, cin = op.weight.shape
     tiles = ceil_div(op.groups, share) * ceil_div(share * (out // op.groups), n)
     return tiles, kh * kw * ceil_div(share * cin, n)
 
 
 def _lines(op: Conv, config: Config) -> list[tuple[int, int, float]]:
-    """Rows of an image, and vectors, of a depthwise convolution whose products are added up along a row of outputs.
+    """Return rows of an image, and vectors, of a depthwise convolution that adds up products along a line of outputs.
 
-    That is along a column if there is one. It is several of a kernel's at a time, and those of a stride in as many
-    parts. A line has as many rows more as there are products in a part, less one.
+    Lines are columns if there is one column, and rows otherwise. Several kernel lines run at a time, and a stride's
+    in as many parts. A line has as many rows more as there are products in a part, less one.
     """
     (out, kh, kw, cin), (sy, sx) = op.weight.shape, op.window.stride
     height, width = op.window.output(*op.src.shape[1:3])
@@ -199,8 +200,8 @@ def _lines(op: Conv, config: Config) -> list[tuple[int, int, float]]:
 
 
 def _overlap(op: Conv, config: Config) -> float:
-    """How often outputs are computed that a pooling behind them takes: windows of neighbouring tiles overlap, and a
-    tile is no larger than the accumulator."""
+    """Return how often a pooled output is computed: windows of neighbouring tiles overlap, and a tile is no larger than
+    the accumulator."""
     if op.pool is None:
         return 1.0
     sizes, totals = op.dst.shape[1:3], op.window.output(*op.src.shape[1:3])
@@ -221,20 +222,20 @@ def _overlap(op: Conv, config: Config) -> float:
 
 
 def _again(op: Conv, config: Config) -> float:
-    """Cycles of the bus at least, as on-chip memories are too small for everything to cross it once.
+    """Return the least bus cycles when on-chip memories are too small for everything to cross the bus once.
 
     Rows of the product are made r at a time, for b tiles of N columns, in an accumulator that holds r * b rows. A part
-    of the scratchpad has room for two slots of r rows of inputs: all of their contraction, or kc vectors of it, which
-    then come in runs of their own, each a cycle longer than its bytes, and again for every b tiles. The rest is for
-    weights: all; or those of b tiles, and inputs come again for each; or they come again for each r rows. Every LOAD,
-    MM, VEC and STORE is 64 bytes more, and each output channel has 8 bytes of parameters. The best of all parts,
-    r and b, for each group.
+    of the scratchpad holds two slots of r rows of inputs: their whole contraction, or kc vectors of it. These arrive in
+    runs of their own, each a cycle longer than its bytes, and again for every b tiles. The rest holds all weights; or
+    weights of b tiles, with inputs reloaded for each; or weights are reloaded for each r rows. Every LOAD, MM, VEC and
+    STORE is 64 bytes more, and each output channel has 8 bytes of parameters. The best of all parts, r and b, for each
+    group.
     """
     return min(_again_with(op, config, config.scratchpad_size * part // 16) for part in range(1, 16))
 
 
 def _again_with(op: Conv, config: Config, ours: int) -> float:
-    """Those cycles if `ours` vectors of the scratchpad are for inputs."""
+    """Return these bus cycles if `ours` vectors of the scratchpad hold inputs."""
     n, bus, others = config.n, config.bus_bytes, config.scratchpad_size - ours
     images, rows = _pixels(op)
     groups, per_out = op.groups, op.weight.shape[0] // op.groups
@@ -270,7 +271,7 @@ def _again_with(op: Conv, config: Config, ours: int) -> float:
 
 
 def random_layer(rng: np.random.Generator, config: Config) -> Conv:
-    """More than a million MACs, at most 400,000 cycles of the array."""
+    """Draw a layer of more than a million MACs, at most 400,000 cycles of the array."""
     while True:
         op = _product(rng) if rng.random() < 0.5 else _image(rng)
         if op is not None and op.macs > 1_000_000 and _vectors(op, config, config.n) < 400_000:
@@ -279,7 +280,7 @@ def random_layer(rng: np.random.Generator, config: Config) -> Conv:
 
 
 def small_layer(rng: np.random.Generator) -> Conv:
-    """A product whose sizes are multiples of 8 up to 256, or anything up to that; or a convolution of a small image."""
+    """Draw a product whose sizes are at most 256, often multiples of 8; or a convolution of a small image."""
     if rng.random() < 0.5:
         step = 8 if rng.random() < 0.5 else 1
         rows, cin, out = (step * int(size) for size in rng.integers(1, 256 // step + 1, 3))
@@ -293,7 +294,7 @@ def small_layer(rng: np.random.Generator) -> Conv:
 
 
 def _size(rng: np.random.Generator, most: int) -> int:
-    """Small ones as often as large ones; half of them round."""
+    """Draw a size, small ones as often as large ones; half of them round."""
     size = round(math.exp(rng.uniform(0, math.log(most))))
     step = 1 << max(0, size.bit_length() - 3)
     return max(1, size // step * step) if rng.random() < 0.5 else size

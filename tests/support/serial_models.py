@@ -1,4 +1,4 @@
-"""A serial line for benches: a sender and a receiver that know nothing of the hardware, and noise."""
+"""A serial line for benches, independent of the hardware: a sender, a receiver, and noise."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import cocotb
 from cocotb.triggers import FallingEdge, Timer
 
 CYCLE = 2000
-"""Picoseconds in a clock cycle of the benches."""
+"""Picoseconds of a clock cycle of the benches."""
 
 
 async def send_byte(pin: Any, byte: int, bit: int, *, stop: int = 1) -> None:
-    """A byte in bits of `bit` picoseconds."""
+    """Send a byte in bits of `bit` picoseconds."""
     for level in (0, *((byte >> k) & 1 for k in range(8)), stop):
         pin.value = level
         await Timer(bit, "ps")
 
 
 async def send_bytes(pin: Any, payload: bytes, bit: int) -> None:
-    """Bytes without pauses."""
     for byte in payload:
         await send_byte(pin, byte, bit)
 
 
 class Listener:
-    """Collects the bytes on `pin`; calls `heard` for each, if given.
+    """Receiver of the bytes on `pin`, which calls `heard` for each, if given.
 
     Attributes
     ----------
@@ -56,7 +55,7 @@ class Listener:
 
 
 def disturb(payload: bytes, rate: float, rng: Any = random) -> bytes:
-    """`payload` with bytes lost, inserted, repeated, changed and cut off, each of them in a share `rate` of bytes."""
+    """Return `payload` with bytes lost, inserted, repeated, changed and cut off, each in a share `rate` of bytes."""
     out = bytearray()
     for at, byte in enumerate(payload):
         if rng.random() >= rate:

@@ -1,4 +1,4 @@
-"""A serial line to a model of a board, in simulated time: what takes minutes there takes none here."""
+"""A serial line to a board model in simulated time, so that minutes take no time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.boards.link.session import POLL
 
 
 def spoil(data: bytes, rate: float, rng: random.Random) -> bytes:
-    """`data` of which a share `rate` of bytes is lost, doubled or broken, each as often."""
+    """Return `data` with a share `rate` of bytes lost, doubled or corrupted, each equally often."""
     out = bytearray()
     for byte in data:
         if rng.random() >= rate:
@@ -25,23 +25,23 @@ def spoil(data: bytes, rate: float, rng: random.Random) -> bytes:
 class SimulatedLine:
     """A `weft.boards.link.session.SerialPort`.
 
-    Both ways take their time for each byte, and `latency` besides; so does the host for each call.
+    Each byte takes time both ways, plus `latency`; each call of the host takes time, too.
 
     Parameters
     ----------
     board : Callable[[bytes], bytes]
-        What is answered to what arrives.
+        Returns the answer to arriving bytes.
     rng : random.Random
-        Decides which bytes are spoilt.
+        Draws the corrupted bytes.
 
     Attributes
     ----------
     now : float
         Seconds since the beginning.
     rate : float
-        Share of bytes that are spoilt, each way.
+        Share of corrupted bytes, each way.
     still : tuple of (float, float)
-        From when to when nothing moves: what is on its way comes behind that, or is lost if `forgets`.
+        Start and end of a pause of the line: bytes in flight arrive after it, or are lost if `forgets`.
     """
 
     def __init__(
@@ -69,15 +69,13 @@ class SimulatedLine:
 
     def _carry(self, data: bytes) -> None:
         byte = 10 / self.baudrate
-        self._out, data = self._delayed(max(self._out, self.now) + byte * len(data), data)
+        self._out, data = self._delay(max(self._out, self.now) + byte * len(data), data)
         said = spoil(self.board(spoil(data, self.rate, self.rng)), self.rate, self.rng)
         if said:
-            self._back, said = self._delayed(
-                max(self._back, self._out + self.latency) + byte * len(said), said
-            )
+            self._back, said = self._delay(max(self._back, self._out + self.latency) + byte * len(said), said)
             self._arrived.append((self._back, said))
 
-    def _delayed(self, at: float, data: bytes) -> tuple[float, bytes]:
+    def _delay(self, at: float, data: bytes) -> tuple[float, bytes]:
         begin, end = self.still
         if not begin <= at < end:
             return at, data

@@ -1,4 +1,4 @@
-"""Models of a few nodes, and the sentence with which one is refused."""
+"""Models of a few nodes, and the sentence that refuses one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fails(source: str | Path | onnx.ModelProto) -> str:
 
 
 def small(seed: int = 0, channels: int = 3) -> onnx.ModelProto:
-    """input -> Q -> DQ -> Conv -> Q -> DQ -> output."""
+    """Build input -> Q -> DQ -> Conv -> Q -> DQ -> output."""
     builder = qdq_models.Builder(np.random.default_rng(seed))
     return builder.finish(builder.conv(builder.input((1, channels, 6, 6)), 4))
 

@@ -1,4 +1,4 @@
-"""TFLite files that keep something from run to run."""
+"""TFLite files that keep state between runs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from support.tflite_models import Model
 
 _REACH = 60_000
-"""Sum of the magnitudes of an SVDF's weights in time: LiteRT's sums with states then fit 32 bits."""
+"""Sum of the magnitudes of an SVDF's time weights: LiteRT's sums with states then fit 32 bits."""
 
 
 @dataclass(frozen=True)
 class Svdf:
-    """An SVDF of integers. `changes` are inputs by their place, -1 to leave them out, `told` the rank that the file
-    says, and `spread` what its output's scale is times as large. Weights in time have 8 bits if `narrow`, and lower
-    bytes of 0 if `coarse`; with RELU the output's zero point is so many `above` the least."""
+    """An integer SVDF. `changes` replaces inputs by position, -1 to omit one; `told` is the rank in the file, and
+    `spread` multiplies its output's scale. Time weights have 8 bits if `narrow`, and lower bytes of 0 if `coarse`. With
+    RELU the output's zero point lies `above` the least value."""
 
     seed: int
     batch: int = 1
@@ -41,7 +41,7 @@ class Svdf:
         return self.units * self.rank
 
     def build(self) -> bytes:
-        """The file: tensors "x", "state" and "y"."""
+        """Return the file, with tensors "x", "state" and "y"."""
         rng, m = np.random.default_rng(self.seed), Model()
         scales = float(rng.uniform(0.005, 0.05)), float(rng.uniform(0.002, 0.02))
         x = m.tensor((self.batch, self.inputs), scale=scales[0], zero=int(rng.integers(-128, 128)), name="x")
@@ -67,7 +67,7 @@ class Svdf:
         return m.write([x], [y])
 
     def for_litert(self) -> bytes:
-        """The same for LiteRT, which takes no other activation than RELU, and does not compute it."""
+        """Return a file for LiteRT, which accepts RELU only, but does not compute it."""
         return replace(self, activation=1).build()
 
     def _weights(self, rng: np.random.Generator) -> np.ndarray:
@@ -78,7 +78,7 @@ class Svdf:
         return (whole & -256 if self.coarse and not self.narrow else whole).reshape(self.filters, self.memory)
 
     def feeds(self, count: int) -> list[np.ndarray]:
-        """Inputs of so many runs."""
+        """Draw inputs of `count` runs."""
         rng = np.random.default_rng((self.seed, 1))
         shape = (count, self.batch, self.inputs)
         return list(rng.integers(-128, 128, shape).astype(np.int8))
@@ -86,11 +86,11 @@ class Svdf:
 
 @dataclass(frozen=True)
 class Ring:
-    """The last `taps` rows of inputs in a resource variable, and a product with all of them.
+    """A resource variable with the last `taps` rows of inputs, and a product with all of them.
 
-    `start` is how the variable starts: "constant", "computed", or "" for not at all; with `late` behind its use. What
-    is assigned has shape `assigned` if that is given, and is nothing if it is (); with `twice` it is read and assigned
-    again, and with `shown` an output.
+    `start` is the variable's initial value: "constant", "computed", or "" for none; with `late` it follows the first
+    use. The assigned value has shape `assigned`, if given, or is missing if that is (). With `twice` it is read and
+    assigned again, and with `shown` it is an output.
     """
 
     seed: int = 0
@@ -105,7 +105,7 @@ class Ring:
     assigned: tuple[int, ...] | None = None
 
     def build(self) -> bytes:
-        """The file: tensors "x" and "y", and a variable "ring"."""
+        """Return the file, with tensors "x" and "y", and a variable "ring"."""
         rng, m = np.random.default_rng(self.seed), Model()
         zero = 3 if self.dtype == "int8" else 0
         stored: dict[str, Any] = {"scale": 0.05 if zero else 0.01, "zero": zero}
@@ -166,7 +166,7 @@ class Ring:
         return m
 
     def feeds(self, count: int) -> list[np.ndarray]:
-        """Inputs of so many runs."""
+        """Draw inputs of `count` runs."""
         info = np.iinfo(self.dtype)
         shape = (count, 1, 1, self.channels)
         drawn = np.random.default_rng((self.seed, 1)).integers(info.min, info.max, shape, endpoint=True)

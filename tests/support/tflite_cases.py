@@ -1,4 +1,4 @@
-"""Random models of one TFLite operator each, as LiteRT's kernels take them: any shape, scale and zero point."""
+"""Random models of one TFLite operator each, as LiteRT's kernels accept them: any shape, scale and zero point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NONE, RELU, RELU_N1_TO_1, RELU6 = range(4)
 
 @dataclass
 class Case:
-    """A model that is being drawn. `dtype` is that of its activations."""
+    """A model under construction. `dtype` is its activations' type."""
 
     rng: np.random.Generator
     dtype: str = "int8"
@@ -35,11 +35,10 @@ class Case:
         return values[int(self.rng.integers(len(values)))]
 
     def image(self) -> tuple[int, int, int, int]:
-        """The shape of images."""
+        """Draw the shape of images."""
         return self.pick(1, 1, 1, 2), self.size(1, 11), self.size(1, 11), self.pick(1, 2, 3, 4, 8, 16, 17)
 
     def shape(self) -> tuple[int, ...]:
-        """Any shape."""
         flat, rows = (self.size(1, 4), self.size(1, 9)), (1, self.size(1, 5), self.size(1, 6))
         return self.pick(self.image(), flat, rows)
 
@@ -51,7 +50,6 @@ class Case:
         return int(self.rng.integers(info.min, info.max, endpoint=True)) if self.dtype != "int16" else 0
 
     def input(self, shape: Sequence[int], scale: float | None = None, zero: int | None = None) -> int:
-        """An input of the model."""
         scale, zero = self.scale() if scale is None else scale, self.zero() if zero is None else zero
         self.inputs.append(self.model.tensor(shape, self.dtype, scale, zero, name=f"input{len(self.inputs)}"))
         return self.inputs[-1]
@@ -63,7 +61,7 @@ class Case:
         zero: int | None = None,
         like: int | None = None,
     ) -> int:
-        """A result, quantised as tensor `like` if it is given."""
+        """Add a result, quantised as tensor `like` if it is given."""
         if like is not None:
             scale, zero = self.model.tensors[like].scale[0], self.model.tensors[like].zero[0]
         scale, zero = self.scale() if scale is None else scale, self.zero() if zero is None else zero
@@ -73,14 +71,13 @@ class Case:
         return self.outputs[-1]
 
     def plain(self, shape: Sequence[int], dtype: str) -> int:
-        """A result that is not quantised."""
+        """Add a result that is not quantised."""
         self.outputs.append(self.model.tensor(shape, dtype, name=f"output{len(self.outputs)}"))
         return self.outputs[-1]
 
     def weights(self, shape: Sequence[int], axis: int, data: int) -> tuple[int, np.ndarray]:
-        """Constant weights of `data`, by channel along `axis` or per tensor, and their scales along it: such that
-        sums of products are a few units, which fused activations do not clamp away.
-        """
+        """Add constant weights of `data`, by channel along `axis` or per tensor, and return their scales along it. Sums
+        of products are a few units, which fused activations do not clamp away."""
         count, depth = shape[axis], math.prod(shape) // shape[axis]
         usual = 3 / (self.model.tensors[data].scale[0] * 74 * 60 * depth**0.5)
         unsigned = self.dtype == "uint8"
@@ -93,7 +90,7 @@ class Case:
         return index, np.broadcast_to(scales, count)
 
     def bias(self, data: int, scales: np.ndarray, depth: int) -> int:
-        """A bias of some share of the largest sum."""
+        """Add a bias of some share of the largest sum."""
         most = 127 * 60 * max(depth, 1) ** 0.5
         values = self.rng.integers(-most, most, len(scales)).astype(np.int32)
         steps = np.float32(self.model.tensors[data].scale[0]) * scales
@@ -102,7 +99,7 @@ class Case:
         return self.model.tensor((len(scales),), dtype, steps, [0] * len(steps), data=values.astype(dtype))
 
     def product(self, data: int, scales: np.ndarray, depth: int) -> float:
-        """A scale for sums of `depth` products."""
+        """Return a scale for sums of `depth` products."""
         return float(
             self.model.tensors[data].scale[0]
             * scales.max()
@@ -113,7 +110,7 @@ class Case:
         )
 
     def draws(self) -> dict[int, np.ndarray]:
-        """Values of the inputs, none of them among the `lowest` of their type."""
+        """Draw values of the inputs, excluding the `lowest` of their type."""
         found = {}
         for index in self.inputs:
             item = self.model.tensors[index]
@@ -127,7 +124,7 @@ class Case:
 
 
 def window(case: Case, size: int, kernel: int, stride: int, dilation: int, padding: int) -> int:
-    """How many windows there are, 0 if one does not fit."""
+    """Return the number of windows, 0 if none fits."""
     span = (kernel - 1) * dilation + 1
     return -(-size // stride) if padding == SAME else (size - span) // stride + 1 if size >= span else 0
 
@@ -272,7 +269,7 @@ def unary(
     positive: bool = False,
     **options: Any,
 ) -> None:
-    """A function of each element. Of roots, inputs are at zero or above."""
+    """Draw an elementwise function. Inputs of roots are at least zero."""
     low = np.iinfo(case.dtype).min
     data = case.input(case.shape(), zero=low if positive else None)
     shape = case.model.tensors[data].shape
@@ -280,13 +277,13 @@ def unary(
 
 
 def squash(case: Case, name: str, scale: float, zero: int) -> None:
-    """A function whose results have one scale and zero point."""
+    """Draw a function whose results have a fixed scale and zero point."""
     scale, zero = (2.0**-15, 0) if case.dtype == "int16" else (scale, zero + 128 * (case.dtype == "uint8"))
     unary(case, name, scale=scale, zero=zero)
 
 
 def negative(case: Case) -> None:
-    """LiteRT's kernel takes the bytes for numbers: right for one scale and zero point 0, and not for the lowest."""
+    """Draw NEG with one scale and zero point 0, because LiteRT's kernel negates the bytes; the lowest is excluded."""
     data = case.input(case.shape(), zero=0)
     case.lowest = 1
     case.model.operator("NEG", [data], [case.output(case.model.tensors[data].shape, like=data)], "Neg")
@@ -405,7 +402,7 @@ def slice_(case: Case) -> None:
 
 
 def strided_slice(case: Case) -> None:
-    """With every mask, at random; what numpy makes of the same says which shape results have."""
+    """Draw STRIDED_SLICE with random masks; numpy's result gives the shape."""
     shape = case.shape()
     while True:
         count = case.size(1, len(shape))
@@ -608,7 +605,7 @@ def resize(case: Case, name: str) -> None:
 
 
 def quantise(case: Case) -> None:
-    """From one scale to another, and from int8 to uint8."""
+    """Draw a requantisation, also from int8 to uint8."""
     data = case.input(case.shape())
     item = case.model.tensors[data]
     dtype, scale = case.dtype, float(item.scale[0])
@@ -625,7 +622,7 @@ def dequantise(case: Case) -> None:
 
 
 def shape(case: Case) -> None:
-    """With an ADD next to it, as a result that is known is no model of its own."""
+    """Draw SHAPE next to an ADD, because a constant result makes no model."""
     data = case.input(case.shape())
     size = case.model.tensors[data].shape
     case.model.operator("SHAPE", [data], [case.plain((len(size),), "int32")], "Shape", OutType=2)
@@ -690,8 +687,8 @@ CASES: dict[str, Draw] = {
 }
 
 
-class Behind(Case):
-    """An operator whose images come from another one, which makes them with channels first, and changes nothing."""
+class AfterChannelsFirst(Case):
+    """An operator whose images come from a channels-first operator that changes nothing."""
 
     def input(self, shape: Sequence[int], scale: float | None = None, zero: int | None = None) -> int:
         data = super().input(shape, scale, zero)
@@ -709,13 +706,13 @@ MOVES = (
     "SPLIT", "SPLIT_V", "PACK", "UNPACK", "GATHER", "TILE", "SPACE_TO_DEPTH", "DEPTH_TO_SPACE", "MAX_POOL_2D",
     "RESIZE_NEAREST_NEIGHBOR", "MAXIMUM", "MINIMUM", "SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND",
 )  # fmt: skip
-"""Operators whose results are among the elements of their inputs: LiteRT and weft agree on every byte."""
+"""Operators whose results are elements of their inputs: LiteRT and weft agree on every byte."""
 _LARGEST = 5000
-"""Elements of a tensor above which a chain does not go on from it."""
+"""Largest tensor, in elements, that a chain continues from."""
 
 
 class Chain(Case):
-    """A graph of operators in `MOVES`, which read what others make."""
+    """A graph of operators in `MOVES` that read each other's results."""
 
     def scale(self) -> float:
         return 0.0625
@@ -723,26 +720,26 @@ class Chain(Case):
     def zero(self) -> int:
         return 7
 
-    def _known(self, rank: int | None = None) -> list[tuple[int, ...]]:
+    def _find_tensor(self, rank: int | None = None) -> list[tuple[int, ...]]:
         shapes = (tuple(self.model.tensors[index].shape) for index in (*self.inputs, *self.outputs))
         return [shape for shape in shapes if rank in (None, len(shape)) and math.prod(shape) < _LARGEST]
 
     def image(self) -> tuple[int, int, int, int]:
-        known = self._known(4)
+        known = self._find_tensor(4)
         return self.pick(*known) if known else super().image()
 
     def shape(self) -> tuple[int, ...]:
-        known = [shape for shape in self._known() if 0 < len(shape) <= 4]
+        known = [shape for shape in self._find_tensor() if 0 < len(shape) <= 4]
         return self.pick(*known) if known else super().shape()
 
     def input(self, shape: Sequence[int], scale: float | None = None, zero: int | None = None) -> int:
-        """A tensor of that shape, the model's only if no operator made one."""
+        """Return a tensor of that shape, a new input only if no operator made one."""
         alike = [index for index in self.outputs if tuple(self.model.tensors[index].shape) == tuple(shape)]
         return self.pick(*alike) if alike else super().input(shape)
 
 
 def chain(seed: int, length: int, dtype: str = "int8") -> Chain:
-    """A graph of `length` operators, whose results are all outputs."""
+    """Draw a graph of `length` operators, whose results are all outputs."""
     case = Chain(np.random.default_rng([seed, length]), dtype)
     for _ in range(length):
         CASES[case.pick(*MOVES)](case)
@@ -750,7 +747,6 @@ def chain(seed: int, length: int, dtype: str = "int8") -> Chain:
 
 
 def draw(name: str, seed: int, dtype: str = "int8", kind: type[Case] = Case) -> Case:
-    """A model of operator `name`."""
     case = kind(np.random.default_rng([seed, len(name), *map(ord, name)]), dtype)
     CASES[name](case)
     return case

@@ -1,4 +1,4 @@
-"""TFLite files made for tests, with the builders of the `tflite` package."""
+"""TFLite files for tests, written with the builders of the `tflite` package."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Operator:
 
 @dataclass
 class Model:
-    """A file that grows; `write` makes its bytes. Fields that are wrong on purpose are given to `write` or `tensor`."""
+    """A file under construction; `write` returns its bytes. Wrong fields may be given to `write` or `tensor`."""
 
     tensors: list[_Tensor] = field(default_factory=list)
     operators: list[_Operator] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Model:
         name: str | None = None,
         **changes: Any,
     ) -> int:
-        """Add a tensor, constant if it has data; its index."""
+        """Add a tensor, constant if it has data; return its index."""
         scales = () if scale is None else np.atleast_1d(np.asarray(scale, np.float32)).tolist()
         zeros = () if scale is None else np.atleast_1d(np.asarray(zero)).tolist()
         raw = data if isinstance(data, bytes | None) else np.ascontiguousarray(data).tobytes()
@@ -67,7 +67,6 @@ class Model:
         return len(self.tensors) - 1
 
     def constant(self, values: Any, dtype: str = "int32") -> int:
-        """Add a constant that is not quantised."""
         array = np.asarray(values, dtype)
         return self.tensor(array.shape, dtype, data=array)
 
@@ -85,7 +84,7 @@ class Model:
         self.operators.append(_Operator(name, inputs, outputs, kind, options, None, intermediates))
 
     def write(self, inputs: Sequence[int], outputs: Sequence[int], **changes: Any) -> bytes:
-        """The file. `changes` are of `version`, `subgraphs` (how often it is there), and `others`, models that are
+        """Return the file. `changes` are of `version`, `subgraphs` (number of copies), and `others`, models that become
         further subgraphs, without inputs and outputs."""
         b = flatbuffers.Builder(1024)
         graphs = (self, *changes.get("others", ()))
@@ -115,7 +114,7 @@ class Model:
         inputs: Sequence[int],
         outputs: Sequence[int],
     ) -> int:
-        """The subgraph whose tensors have the buffers behind `at` others."""
+        """Write the subgraph; its tensors' buffers follow `at` others."""
         tensors = [self._tensor(b, at + index, item) for index, item in enumerate(self.tensors)]
         operators = [self._operator(b, names.index(item.name), item) for item in self.operators]
         parts = [_numbers(b, "SubGraph", "Inputs", inputs), _numbers(b, "SubGraph", "Outputs", outputs)]
@@ -186,7 +185,7 @@ class Model:
 
 
 def _table(b: flatbuffers.Builder, kind: str, fields: dict[str, Any]) -> int:
-    """A table, whose fields are numbers or where they are."""
+    """Write a table, whose fields are numbers or offsets."""
     getattr(tflite, f"{kind}Start")(b)
     for name, value in fields.items():
         getattr(tflite, f"{kind}Add{name}")(b, value)

@@ -1,4 +1,4 @@
-"""Small TFLite networks: those that microcontrollers run, but smaller."""
+"""Small TFLite networks, modelled on those that microcontrollers run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NONE = 0
 
 
 class Network(Case):
-    """A network that grows operator by operator; every method gives the tensor that it makes."""
+    """A network that grows operator by operator; every method returns its output tensor."""
 
     def _conv(
         self,
@@ -50,7 +50,7 @@ class Network(Case):
         return self._conv(data, shape, 3, kernel**2, "DEPTHWISE_CONV_2D", "DepthwiseConv2D", stride, padding)
 
     def like(self, data: int, shape: Sequence[int]) -> int:
-        """A new tensor with the scale of another."""
+        """Add a tensor with the scale of another."""
         item = self.model.tensors[data]
         return self.model.tensor(shape, self.dtype, item.scale[0], item.zero[0])
 
@@ -61,7 +61,7 @@ class Network(Case):
         return result
 
     def pool(self, data: int) -> int:
-        """The mean of all rows and columns."""
+        """Add the mean of all rows and columns."""
         n, h, w, c = self.model.tensors[data].shape
         result = self.like(data, (n, 1, 1, c))
         self.model.operator("AVERAGE_POOL_2D", [data], [result], "Pool2D", Padding=VALID, FilterHeight=h, FilterWidth=w,
@@ -93,14 +93,14 @@ class Network(Case):
         return result
 
     def ends(self, *results: int) -> bytes:
-        """The file, of which these are the outputs."""
+        """Return the file with these outputs."""
         for at, index in enumerate(results):
             self.model.tensors[index].name = f"output{at}"
         return self.model.write(self.inputs, results)
 
 
 def convolutions(seed: int = 1, dtype: str = "int8", softmax: bool = True) -> bytes:
-    """A residual block of convolutions, depthwise ones among them, a pool and a classifier."""
+    """Build a residual block of convolutions, some depthwise, a pool and a classifier."""
     net = Network(np.random.default_rng(seed), dtype)
     value = net.conv(net.input((1, 9, 8, 3)), 6, stride=2)
     inner = net.conv(net.depthwise(value), 6, kernel=1)
@@ -111,7 +111,7 @@ def convolutions(seed: int = 1, dtype: str = "int8", softmax: bool = True) -> by
 
 
 def rows(seed: int = 2, dtype: str = "uint8") -> bytes:
-    """An autoencoder."""
+    """Build an autoencoder."""
     net = Network(np.random.default_rng(seed), dtype)
     value = net.input((2, 10))
     for outputs in (8, 3, 10):

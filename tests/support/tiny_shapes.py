@@ -10,7 +10,7 @@ from support.tflite_networks import Network
 
 
 class _Network(Network):
-    """Without biases, which would cut off whole channels: those are not computed, and take no room."""
+    """A network without biases, which would switch off whole channels: these would need no computation and no room."""
 
     def bias(self, data: int, scales: np.ndarray, depth: int) -> int:
         made = super().bias(data, scales, depth)
@@ -21,7 +21,7 @@ class _Network(Network):
 
 
 def anomaly_detection(seed: int = 1) -> bytes:
-    """The autoencoder: 640 values through layers of 128, 8 in the middle."""
+    """Build the autoencoder: 640 values through layers of 128, 8 in the middle."""
     net = _Network(np.random.default_rng(seed))
     value = net.input((1, 640))
     for outputs in (128, 128, 128, 128, 8, 128, 128, 128, 128, 640):
@@ -30,7 +30,7 @@ def anomaly_detection(seed: int = 1) -> bytes:
 
 
 def keyword_spotting(seed: int = 2) -> bytes:
-    """DS-CNN: a convolution of 10 x 4, four depthwise and pointwise ones of 64 channels, 12 classes."""
+    """Build DS-CNN: a convolution of 10 x 4, four depthwise and pointwise ones of 64 channels, 12 classes."""
     net = _Network(np.random.default_rng(seed))
     data = net.input((1, 49, 10, 1))
     value = net._conv(data, (64, 10, 4, 1), 0, 40, "CONV_2D", "Conv2D", 2, 0)
@@ -40,7 +40,7 @@ def keyword_spotting(seed: int = 2) -> bytes:
 
 
 def image_classification(seed: int = 3) -> bytes:
-    """ResNet-8 for images of 32 x 32."""
+    """Build ResNet-8 for images of 32 x 32."""
     net = _Network(np.random.default_rng(seed))
     value = net.conv(net.input((1, 32, 32, 3)), 16)
     for channels, stride in ((16, 1), (32, 2), (64, 2)):
@@ -50,7 +50,7 @@ def image_classification(seed: int = 3) -> bytes:
 
 
 def visual_wake_words(seed: int = 4) -> bytes:
-    """MobileNetV1 with a quarter of its channels for images of 96 x 96."""
+    """Build MobileNetV1 with a quarter of its channels for images of 96 x 96."""
     net = _Network(np.random.default_rng(seed))
     value = net.conv(net.input((1, 96, 96, 3)), 8, stride=2)
     blocks = ((16, 1), (32, 2), (32, 1), (64, 2), (64, 1), (128, 2), *[(128, 1)] * 5, (256, 2), (256, 1))
@@ -65,4 +65,4 @@ NETWORKS: dict[str, Callable[[], bytes]] = {
     "image classification": image_classification,
     "visual wake words": visual_wake_words,
 }
-"""By the names that ``benchmarks/mlperf_tiny.py`` gives them."""
+"""Networks by their names in ``benchmarks/mlperf_tiny.py``."""

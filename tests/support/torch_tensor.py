@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Tensor:
-    """What is needed of `torch.Tensor`."""
+    """The subset of `torch.Tensor` that is needed."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array

@@ -1,4 +1,4 @@
-"""Small classifiers to train: convolutions and products of random sizes, and what a training step meets behind."""
+"""Small classifiers to train: random convolutions and products, and further operators of a training step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import weft
 
 
 class Net:
-    """A classifier of real numbers as it is built, one node after the other."""
+    """A float classifier under construction, one node after the other."""
 
     def __init__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> None:
         self.rng, self.shape = rng, shape
@@ -51,7 +51,7 @@ class Net:
 
 
 def perceptron(rng: np.random.Generator, sizes: tuple[int, ...]) -> onnx.ModelProto:
-    """Products with a ReLU between, for one sample."""
+    """Build products with a ReLU between, for one sample."""
     net = Net(rng, (1, sizes[0]))
     value = "x"
     for at, (before, behind) in enumerate(itertools.pairwise(sizes)):
@@ -62,7 +62,7 @@ def perceptron(rng: np.random.Generator, sizes: tuple[int, ...]) -> onnx.ModelPr
 
 
 def convolutional(rng: np.random.Generator, kind: int) -> onnx.ModelProto:
-    """Two convolutions, with strides, groups, a pool or a sum by `kind`, and a product, for one sample."""
+    """Build two convolutions, with strides, groups, a pool or a sum by `kind`, and a product, for one sample."""
     channels, size = int(rng.integers(1, 5)), int(rng.integers(6, 10))
     inner, classes = 2 * int(rng.integers(2, 6)), int(rng.integers(2, 8))
     net = Net(rng, (1, channels, size, size))
@@ -89,7 +89,7 @@ def convolutional(rng: np.random.Generator, kind: int) -> onnx.ModelProto:
 
 
 def _width(net: Net, name: str) -> int:
-    """Elements of a row of a value of rank 2."""
+    """Return the elements in a row of a value of rank 2."""
     graph = helper.make_graph(
         net.nodes, "part", [helper.make_tensor_value_info("x", TensorProto.FLOAT, net.shape)],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)],
@@ -101,7 +101,7 @@ def _width(net: Net, name: str) -> int:
 
 
 def samples(model: onnx.ModelProto, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Samples of a model's input, float32 (count, \\*shape of one), and labels that they tell: int64 (count,)."""
+    r"""Draw inputs, float32 (count, \*shape of one), and labels that depend on them: int64 (count,)."""
     rng = np.random.default_rng(seed)
     sizes = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
     classes = model.graph.output[0].type.tensor_type.shape.dim[1].dim_value
@@ -110,13 +110,13 @@ def samples(model: onnx.ModelProto, count: int, seed: int = 0) -> tuple[np.ndarr
     return (centres[labels] + 0.3 * rng.normal(size=(count, *sizes[1:]))).astype(np.float32), labels
 
 
-def quantised(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model quantised to int8 by samples."""
+def quantise_by_samples(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Quantise the model to int8 by samples."""
     return weft.quantise(model, {"x": samples(model, 16)[0]}).model
 
 
 def depthwise(rng: np.random.Generator) -> onnx.ModelProto:
-    """An expansion, a depthwise convolution with a stride, and a projection, as MobileNets have them."""
+    """Build an expansion, a depthwise convolution with a stride, and a projection, as in MobileNets."""
     net = Net(rng, (1, 8, 8, 8))
     value = net.node("Relu", [net.node("Conv", ["x", net.weights(16, 8, 1, 1), net.bias(16)])])
     value = net.node(
@@ -131,7 +131,7 @@ def depthwise(rng: np.random.Generator) -> onnx.ModelProto:
 
 
 def branches(rng: np.random.Generator) -> onnx.ModelProto:
-    """Batch normalisation, two branches side by side, and maxima over windows that overlap."""
+    """Build batch normalisation, two parallel branches, and maxima over windows that overlap."""
     net = Net(rng, (1, 3, 8, 8))
     vectors = [net.constant(np.full(8, value, np.float32)) for value in (1, 0, 0, 1)]
     value = net.node("Conv", ["x", net.weights(8, 3, 3, 3)], pads=[1, 1, 1, 1])
@@ -146,8 +146,8 @@ def branches(rng: np.random.Generator) -> onnx.ModelProto:
     return net.model(net.node("Gemm", [flat, net.weights(4, 256), net.bias(4)], transB=1), 4)
 
 
-def gated(rng: np.random.Generator) -> onnx.ModelProto:
-    """Products of a tanh and a sigmoid, as recurrent cells have them."""
+def gated_units(rng: np.random.Generator) -> onnx.ModelProto:
+    """Build products of a tanh and a sigmoid, as recurrent cells have them."""
     net = Net(rng, (1, 12))
     parts = [
         net.node(gate, [net.node("Gemm", ["x", net.weights(16, 12), net.bias(16)], transB=1)])
@@ -157,7 +157,7 @@ def gated(rng: np.random.Generator) -> onnx.ModelProto:
 
 
 def transformer(rng: np.random.Generator) -> onnx.ModelProto:
-    """A layer of two heads over six tokens, with normalisation and a perceptron."""
+    """Build a layer of two heads over six tokens, with normalisation and a perceptron."""
     net = Net(rng, (1, 6, 16))
 
     def product(value: str, inputs: int, outputs: int) -> str:

@@ -1,6 +1,6 @@
-"""What unit benches share: clock and reset, streams with random pauses, and a unit that executes instructions.
+"""Shared by unit benches: clock and reset, streams with random pauses, and a unit that executes instructions.
 
-Random numbers are those of `random`, whose seed `weft.sim.rtl.bench.run_bench` prints.
+Random numbers come from `random`; `weft.sim.rtl.bench.run_bench` prints its seed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from weft.hdl.isa.config import Config
 from weft.sim.rtl.bench import bench_parameters
 
 PERIOD = 2
-"""Nanoseconds in a clock cycle."""
+"""Nanoseconds of a clock cycle."""
 
 
 def never() -> bool:
-    """A stream without pauses."""
+    """Yield no pause, for ever."""
     return False
 
 
 async def start(dut: Any, *, edge: Any = FallingEdge, cycles: int = 2, **inputs: int) -> None:
-    """Start the clock, give `inputs` their values and reset for some cycles; returns at `edge`."""
+    """Start the clock, set `inputs` and reset for some cycles; returns at `edge`."""
     cocotb.start_soon(Clock(dut.clk, PERIOD, "ns").start())
     for name, value in inputs.items():
         getattr(dut, name).value = value
@@ -39,7 +39,7 @@ async def start(dut: Any, *, edge: Any = FallingEdge, cycles: int = 2, **inputs:
 
 
 async def stream_put(dut: Any, name: str, payload: int, stalls: Callable[[], bool] = never) -> None:
-    """Send `payload` into the stream `name`, once it does not stall; from a rising edge to one."""
+    """Send `payload` into the stream `name`, once it does not stall; from one rising edge to another."""
     while stalls():
         await RisingEdge(dut.clk)
     ready = getattr(dut, f"{name}__ready")
@@ -56,7 +56,7 @@ async def stream_put(dut: Any, name: str, payload: int, stalls: Callable[[], boo
 async def stream_get(
     dut: Any, name: str, stalls: Callable[[], bool] = never, fields: Sequence[str] = ("payload",)
 ) -> AsyncIterator[tuple[int, ...]]:
-    """The `fields` of all transfers of the stream `name`, each in its cycle, when signals can only be read."""
+    """Yield the `fields` of all transfers of the stream `name`, each in its cycle, when signals are read-only."""
     valid, ready = (getattr(dut, f"{name}__{end}") for end in ("valid", "ready"))
     values = [getattr(dut, f"{name}__{field}") for field in fields]
     while True:
@@ -68,7 +68,7 @@ async def stream_get(
 
 
 class Bench:
-    """A unit whose ports pause in `stall` of all cycles; `config` is that of the bench's parameters."""
+    """A unit whose ports pause in `stall` of all cycles; `config` comes from the bench's parameters."""
 
     def __init__(self, dut: Any, *, stall: float = 0.0) -> None:
         self.dut, self.stall = dut, stall
@@ -82,9 +82,9 @@ class Bench:
     def cycle(self) -> int:
         return int(get_sim_time("ns")) // PERIOD
 
-    def given(self) -> dict[str, int]:
-        """The inputs by which the unit has what is in `bases`: those themselves, or with loops values that `execute`
-        gives with each instruction."""
+    def base_inputs(self) -> dict[str, int]:
+        """Return the inputs that give the unit `bases`: the bases, or with loops values that `execute` sends with each
+        instruction."""
         if self.config.loops:
             return {"values": 0}
         return {"bases": sum(base << 32 * index for index, base in enumerate(self.bases))}
@@ -93,7 +93,7 @@ class Bench:
         return random.random() < self.stall
 
     async def requests(self, name: str) -> AsyncIterator[tuple[int, int]]:
-        """(address, beats) of all requests on the stream `name`, which keep the rules of AXI."""
+        """Yield (address, beats) of all requests on the stream `name`, and check AXI's rules."""
         width = self.config.bus_bytes
         async for (word,) in stream_get(self.dut, name, self.stalls):
             address, beats = word & 0xFFFFFFFF, word >> 32
@@ -103,8 +103,8 @@ class Bench:
             yield address, beats
 
     async def execute(self, instructions: Sequence[Any], limit: int, *, pause: bool = False) -> None:
-        """Send `instructions`, with pauses between them if `pause`; returns when the unit is idle, after `limit` cycles
-        at most."""
+        """Send `instructions`, with pauses between them if `pause`; returns when the unit is idle, after at most
+        `limit` cycles."""
         for instruction in instructions:
             if self.config.loops:
                 named = [

@@ -22,7 +22,7 @@ BLOCKS = 8
 
 
 class Memory:
-    """Scratchpad and accumulator as arrays of int8 and int32, and the entries of look-up tables, unknown at first."""
+    """Scratchpad and accumulator as arrays of int8 and int32, and look-up tables' entries, initially unknown."""
 
     reserved = BLOCKS * PARAMETER_VECTORS
     """Vectors at the start of the scratchpad that instructions must not write."""
@@ -39,7 +39,7 @@ class Memory:
             self.block(rng, block, 0 if block >= BLOCKS // 2 else 13)
 
     def block(self, rng, block, extra):
-        """Random parameters, with shifts that divide by about ``2**extra``."""
+        """Draw parameters, with shifts that divide by about ``2**extra``."""
         bits = self.config.mantissa_bits
         for column in range(self.config.n):
             bias = rng.randrange(-3000, 3000) if rng.random() < 0.8 else rng.randrange(-(1 << 31), 1 << 31)
@@ -54,14 +54,14 @@ class Memory:
             self.scratchpad[block * PARAMETER_VECTORS : (block + 1) * PARAMETER_VECTORS, column] = planes
 
     def parameters(self, address):
-        """(bias, mantissa, shift) of every column."""
+        """Return (bias, mantissa, shift) of every column."""
         block = self.scratchpad[address : address + PARAMETER_VECTORS]
         words = [int.from_bytes(block[:, column].tobytes(), "little") for column in range(self.config.n)]
         return [(wrap(w & 0xFFFFFFFF, 32), w >> 32 & 0xFFFFFF, w >> 56 & 63) for w in words]
 
 
 class Model:
-    """Reads, writes and cycles of one instruction, without changing memory."""
+    """Reads, writes and cycles of one instruction; leaves memory unchanged."""
 
     def __init__(self, memory, vec):
         self.memory, self.vec = memory, vec
@@ -75,7 +75,7 @@ class Model:
                     self._output(ob, oy, ox)
 
     def safe(self):
-        """Whether no write touches what is read, another write, or a parameter block."""
+        """Return whether no write touches a read address, another write, or a parameter block."""
         targets = [address for address, _ in self.writes]
         used = {address for kind, address in self.read if kind == "s"}
         return (
@@ -100,7 +100,7 @@ class Model:
         second = [vec.b_zero] * n
         if vec.add:
             second = self._fetch("s", vec.b + ob * vec.b_ob + oy * vec.b_oy + ox * vec.b_ox)
-            # It is not read again where it must be the same as that of the output before.
+            # Not read again where it must equal the previous output's.
             self.steps += bool(vec.b_ox or (ox == 0 and (vec.b_oy or oy == 0)))
         elements = []
         for ry in range(vec.ry):
@@ -137,7 +137,7 @@ class Model:
 
 
 class LookupModel:
-    """Like `Model`; it writes to a table."""
+    """Writes of LOOKUP to a table, with the interface of `Model`."""
 
     def __init__(self, memory, lookup):
         self.memory, self.lookup = memory, lookup
@@ -156,19 +156,19 @@ class LookupModel:
 
 
 def model(memory, instruction):
-    """The model of an instruction that needs no softmax."""
+    """Return the model of an instruction that needs no softmax."""
     return {Vec: Model, Lookup: LookupModel}[type(instruction)](memory, instruction)
 
 
 def random_use(rng, config):
-    """Fields of a `Vec` that may pass a look-up table."""
+    """Draw fields of a `Vec` that may use a look-up table."""
     if not config.lookup_tables:
         return {}
     return {"lookup": rng.randrange(2), "table": rng.randrange(config.lookup_tables)}
 
 
 def random_vec(rng, config, **given):
-    """Any instruction: strides of a dense walk or any at all, windows that leave the picture."""
+    """Draw any instruction: dense or arbitrary strides, windows that leave the picture."""
 
     def stride(*dense):
         return rng.choice(dense) if rng.random() < 0.7 else rng.randrange(-(1 << 15), 1 << 15)
@@ -203,7 +203,7 @@ def random_vec(rng, config, **given):
 
 
 def random_lookup(rng, config):
-    """Some entries of any table."""
+    """Draw some entries of any table."""
     vectors = rng.randrange(1, min(LOOKUP_ENTRIES // config.n, 8) + 1)
     return Lookup(
         src=rng.randrange(1 << 16), vectors=vectors, table=rng.randrange(config.lookup_tables),
@@ -212,7 +212,7 @@ def random_lookup(rng, config):
 
 
 def no_reads():
-    """What a port will show, edge by edge, as long as it grants nothing."""
+    """Yield a port's outputs, edge by edge, while it grants nothing."""
     return deque([None] * (READ_LATENCY - 1))
 
 
@@ -248,7 +248,7 @@ class Bench:
             await self.run([Lookup(src=src, vectors=vectors, table=table, signal=1)])
 
     async def reads(self, name, memory):
-        """A memory port that refuses at random, and shows data in one cycle only."""
+        """Serve a memory port that refuses at random, and shows data in one cycle only."""
         port, width = self.ports[name], memory[0].nbytes * 8
         coming = no_reads()
         while True:
@@ -263,7 +263,7 @@ class Bench:
             port.data.value = self.rng.getrandbits(width) if data is None else data
 
     async def results(self):
-        """Compare writes and signals with what is due, in order; apply writes to memory a cycle later."""
+        """Compare writes and signals with the expected ones, in order; apply writes to memory a cycle later."""
         dut, n, pending = self.dut, self.config.n, None
         while True:
             await RisingEdge(dut.clk)
@@ -286,7 +286,7 @@ class Bench:
                 pending = address, np.array(values, np.int8)
 
     async def run(self, vecs, gaps=0.0, pause=0):
-        """Run instructions in order; returns their models. Each is offered after so many cycles, and gaps."""
+        """Run instructions in order, each offered after its cycles and gaps; return their models."""
         models, written = [], 0
         for vec in vecs:
             model = self.model(self.memory, vec)
@@ -313,7 +313,7 @@ class Bench:
         return models
 
     async def idle(self):
-        """Until the unit is not busy; everything due must have come by then."""
+        """Wait until the unit is idle; all expected results must have arrived by then."""
         await RisingEdge(self.dut.clk)
         for _ in range(100_000):
             await RisingEdge(self.dut.clk)

@@ -1,4 +1,4 @@
-"""What the program checker says of a program."""
+"""The program checker's refusals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.hdl.isa.config import Config
 
 
 def refusal(program: Sequence[Instruction], config: Config, **options: Any) -> str | None:
-    """Why `check` refuses it; None if it does not."""
+    """Return why `check` refuses a program; None if it does not."""
     try:
         check(program, config, **options)
     except ProgramError as error:

@@ -1,4 +1,4 @@
-"""Random operators on values of 16 bits: views with planes, contents with extremes, and what they mean in float64."""
+"""Random operators on 16-bit values: views with planes, contents with extremes, and their results in float64."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ CONFIGS: dict[str, Config] = {
 
 
 def planes(values: np.ndarray, *, wide: bool = True) -> np.ndarray:
-    """Whole numbers (n, ...) as a buffer has them: int8, of 16 bits the upper bytes, then the lower ones."""
+    """Return integers (n, ...) as a buffer stores them: int8, of 16 bits the upper bytes, then the lower ones."""
     if not wide:
         return values.astype(np.int8)
     return np.concatenate([values >> 8, (values & 255) - 128]).astype(np.int8)
 
 
-def joined(contents: np.ndarray, *, wide: bool = True) -> np.ndarray:
+def join_planes(contents: np.ndarray, *, wide: bool = True) -> np.ndarray:
     """The inverse of `planes`."""
     if not wide:
         return contents.astype(np.int64)
@@ -50,8 +50,8 @@ def joined(contents: np.ndarray, *, wide: bool = True) -> np.ndarray:
     return np.asarray(upper * 256 + lower + 128)
 
 
-def doubled(view: View, *, wide: bool) -> View:
-    """The plane of upper bytes of a view, if elements have 16 bits."""
+def with_planes(view: View, *, wide: bool) -> View:
+    """Return the plane of upper bytes of a view, if elements have 16 bits."""
     n, h, w, c = view.buffer.shape
     if not wide:
         return view
@@ -59,28 +59,28 @@ def doubled(view: View, *, wide: bool) -> View:
 
 
 def source(rng: Rng, name: str, shape: Shape, *, wide: bool) -> View:
-    """A whole input, a part of one, one with steps, or one that repeats a row or a column."""
-    return doubled(random_source(rng, name, shape), wide=wide)
+    """Draw a whole input, a part, a view with steps, or one that repeats a row or a column."""
+    return with_planes(random_source(rng, name, shape), wide=wide)
 
 
 def target(rng: Rng, shape: Shape, *, wide: bool) -> View:
-    """A whole output, or a part of one, perhaps with steps."""
-    return doubled(random_view(rng, "y", shape, "output"), wide=wide)
+    """Draw a whole output, or a part, perhaps with steps."""
+    return with_planes(random_view(rng, "y", shape, "output"), wide=wide)
 
 
 def plain(name: str, shape: Shape, kind: str, *, wide: bool) -> View:
-    """A whole buffer."""
-    return doubled(whole(name, shape, kind), wide=wide)
+    """Return a view of a whole buffer."""
+    return with_planes(whole(name, shape, kind), wide=wide)
 
 
 def zero(rng: Rng, *, wide: bool) -> int:
-    """A zero point: at either end, in the middle, or anywhere."""
+    """Draw a zero point: at either end, in the middle, or anywhere."""
     low, high = LIMITS[wide]
     return int(rng.choice([low, high, 0, draw(rng, low, high), draw(rng, low, high)]))
 
 
 def clamp(rng: Rng, *, wide: bool) -> dict[str, Any]:
-    """Zero point of results, and a range that they are clamped to now and then."""
+    """Draw the zero point of results, and sometimes a range to clamp them to."""
     low, high = LIMITS[wide]
     found: dict[str, Any] = {"y_zero": zero(rng, wide=wide)}
     if rng.random() < 0.3:
@@ -89,7 +89,7 @@ def clamp(rng: Rng, *, wide: bool) -> dict[str, Any]:
 
 
 def contents(rng: Rng, shape: Shape, *, wide: bool) -> np.ndarray:
-    """Elements of any value; all the least or the largest; these in turns; or near each other."""
+    """Draw elements of any value; all the least or the largest; alternating; or near each other."""
     low, high = LIMITS[wide]
     kind = int(rng.integers(8))
     if kind < 2:
@@ -105,18 +105,18 @@ def contents(rng: Rng, shape: Shape, *, wide: bool) -> np.ndarray:
 
 
 def run(op: DeviceOp, values: list[np.ndarray], *, wide: bool) -> np.ndarray:
-    """What an operator means, for the planes of its sources."""
-    return joined(operator_of(op).evaluate(op, tuple(values), 24), wide=wide)
+    """Return an operator's result for the planes of its sources."""
+    return join_planes(operator_of(op).evaluate(op, tuple(values), 24), wide=wide)
 
 
-def saturated(values: np.ndarray, zero: int, clamp: tuple[int, int], *, wide: bool) -> np.ndarray:
-    """Results in float64 as integers."""
+def saturate(values: np.ndarray, zero: int, clamp: tuple[int, int], *, wide: bool) -> np.ndarray:
+    """Round and clamp float64 results to integers."""
     low, high = LIMITS[wide]
     return np.clip(np.rint(values) + zero, max(low, clamp[0]), min(high, clamp[1]))
 
 
 def buffers(rng: Rng, op: DeviceOp) -> dict[str, np.ndarray]:
-    """Contents of what an operator reads: any bytes, or extremes."""
+    """Draw contents of an operator's inputs: any bytes, or extremes."""
     found = {view.buffer.name: view.buffer.shape for view in op.sources}
     return {name: contents(rng, shape, wide=False).astype(np.int8) for name, shape in found.items()}
 
@@ -127,7 +127,7 @@ def segment(op: DeviceOp) -> DeviceSegment:
 
 
 def check_ranges(rows: Rows, tensors: list[np.ndarray]) -> None:
-    """Every expression of a kernel must lie where it says, for contents as `evaluate` takes them."""
+    """Check that every expression of a kernel lies within its range, for contents as `evaluate` takes them."""
     seen: dict[int, np.ndarray] = {}
 
     def value(item: Expression) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Values that are wrong for numbers of the Python API."""
+"""Values that are invalid for numbers of the Python API."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import onnx
 import pytest
 from support.commands import code
 from support.manifests import manifest_of, write
-from support.qdq_models import Builder, finished
+from support.qdq_models import Builder, finish_all
 from support.state_models import Ring, Svdf
 
 import weft
@@ -39,7 +39,7 @@ def network(seed: int) -> onnx.ModelProto:
     x = builder.conv(builder.input((1, 3, 6, 6), unsigned=True), 4, (3, 3), pads=(1, 1, 1, 1))
     middle = builder.node("LogSoftmax", [builder.dequantise(x)], axis=1)
     z = builder.quantise(middle, x.shape, 0.05, 3, False)
-    model = finished(builder, builder.conv(z, 4, (1, 1)), builder.conv(z, 4, (1, 1)))
+    model = finish_all(builder, builder.conv(z, 4, (1, 1)), builder.conv(z, 4, (1, 1)))
     weight = next(item for item in model.graph.initializer if len(item.dims) == 4)
     raw = bytearray(weight.raw_data)
     raw[seed] ^= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support import attention_cases
-from support.certified_cases import CONFIGS, KINDS, compiled
+from support.certified_cases import CONFIGS, KINDS, compile_random
 from support.op_cases import segment_of
 
 from weft.compiler.backend import compile_segment
@@ -22,7 +22,7 @@ from weft.hdl.isa.config import Config
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_programs(kind: str, seed: int) -> None:
-    found = proven(*compiled(kind, seed), seed=seed)
+    found = proven(*compile_random(kind, seed), seed=seed)
     assert found.compared > 0
     assert found.error < -50
 
@@ -50,7 +50,7 @@ def evaluate_constants(graph: Graph, config: Config, point: dict[str, np.ndarray
 @pytest.mark.parametrize("seed", range(2))
 def test_definitions_on_constants(kind: str, seed: int) -> None:
     """On constants, a network's definitions equal the golden interpreter's results of the program."""
-    segment, config = compiled(kind, seed)
+    segment, config = compile_random(kind, seed)
     program, graph = compile_segment(segment, config), graph_before(segment)
     rng = np.random.default_rng(seed)
     for point in (inputs_of(graph, program, rng) for _ in range(3)):
@@ -86,7 +86,7 @@ def written_bytes(graph: Graph, config: Config) -> list[np.ndarray]:
 @pytest.mark.parametrize("seed", range(12))
 def test_ranges_of_formulas(seed: int) -> None:
     """Each number of a formula is within its range for all inputs."""
-    segment, _ = compiled("function", seed)
+    segment, _ = compile_random("function", seed)
     operator = graph_before(segment).operators[0]
     formula, rng = operator.formula, np.random.default_rng(seed)
     assert formula is not None

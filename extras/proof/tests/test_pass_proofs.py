@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.branch_cases import branches
 from support.op_cases import segment_of
-from support.pass_cases import overlapping_pool, pruned
+from support.pass_cases import overlapping_pool, prunable_network
 
 from weft.boards.registry import BOARDS
 from weft.compiler.ir.graph import Conv, DeviceSegment
@@ -26,7 +26,7 @@ def test_dropped_channels() -> None:
     """Segments and their programs are proven; a segment with another weight is not."""
     cases = 0
     for seed in range(300):
-        segment = pruned(np.random.default_rng(seed))
+        segment = prunable_network(np.random.default_rng(seed))
         made = drop_channels(segment, Planner(Target(TINY)))
         if made.ops == segment.ops:
             continue

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
-from support.certified_cases import drawn
+from support.certified_cases import draw_network
 from support.op_cases import (
     convolution,
     random_convolutions,
@@ -32,7 +32,7 @@ from weft.hdl.isa.config import PRESETS
 @pytest.mark.parametrize("seed", range(8))
 def test_random_programs(seed: int) -> None:
     print(f"seed {seed}")
-    segment, config = drawn(seed)
+    segment, config = draw_network(seed)
     found = proven(segment, config, seed=seed)
     assert found.compared > 0
     assert found.error < -50

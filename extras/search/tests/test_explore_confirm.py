@@ -182,7 +182,7 @@ def only_attention(folder: Path, seed: int) -> Models:
     path = folder / "attention.onnx"
     rng = np.random.default_rng(seed)
     model = attention_models.random_operator(rng)
-    attention_models.calibrated(model, qdq_models.feeds(model, rng))
+    attention_models.calibrate_scores(model, qdq_models.feeds(model, rng))
     onnx.save(model, path)
     return copy_models(folder, [path], {})
 

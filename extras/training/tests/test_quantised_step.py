@@ -31,7 +31,7 @@ def prepare_trainer(
     rng = np.random.default_rng([41, seed, kind + 1])
     model = trained_nets.perceptron(rng, (11, 9, 5)) if kind < 0 else trained_nets.convolutional(rng, kind)
     x, labels = trained_nets.samples(model, 24, seed)
-    trainer = trainer_of(trained_nets.quantised(model) if quantised else model, config, layers, 8)
+    trainer = trainer_of(trained_nets.quantise_by_samples(model) if quantised else model, config, layers, 8)
     trainer.prepare(0, {"x": x}, labels, rng)
     return trainer, [trainer.batch({"x": x}, labels, np.arange(8) + 8 * index) for index in range(3)]
 

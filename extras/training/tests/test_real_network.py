@@ -18,7 +18,9 @@ from weft.extras.training.gradient.real_network import to_real_network
 
 @pytest.mark.parametrize("kind", range(4))
 def test_real_numbers_are_near_the_integers(kind: int) -> None:
-    model = trained_nets.quantised(trained_nets.convolutional(np.random.default_rng([51, kind]), kind))
+    model = trained_nets.quantise_by_samples(
+        trained_nets.convolutional(np.random.default_rng([51, kind]), kind)
+    )
     found = to_real_network(read(model))
     assert not any("Linear" in node.op for node in found.network.nodes)
     real = plain_session(model_of(resolve(found.network).network))

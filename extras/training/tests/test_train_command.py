@@ -17,7 +17,7 @@ from weft import __main__ as command
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    model = trained_nets.quantised(trained_nets.perceptron(np.random.default_rng(71), (6, 8, 3)))
+    model = trained_nets.quantise_by_samples(trained_nets.perceptron(np.random.default_rng(71), (6, 8, 3)))
     onnx.save(model, "model.onnx")
     x, labels = trained_nets.samples(model, 60)
     np.savez("data.npz", x=x, labels=labels)

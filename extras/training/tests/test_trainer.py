@@ -70,7 +70,8 @@ def test_from_random_weights(kind: int) -> None:
 
 
 KINDS = {
-    "gated": (trained_nets.gated, 0), "depthwise": (trained_nets.depthwise, 0), "branches": (trained_nets.branches, 0),
+    "gated": (trained_nets.gated_units, 0),
+    "depthwise": (trained_nets.depthwise, 0), "branches": (trained_nets.branches, 0),
     "transformer": (trained_nets.transformer, 60),
 }  # fmt: skip
 """Networks, and the largest number of nodes of a step that run on the host."""
@@ -84,7 +85,7 @@ def test_kinds_of_networks(name: str, quantised: bool) -> None:
     """Each network learns separable classes, and only training of normalisations runs on the host."""
     make, most = KINDS[name]
     model = make(np.random.default_rng(67))
-    model = trained_nets.quantised(model) if quantised else model
+    model = trained_nets.quantise_by_samples(model) if quantised else model
     x, labels = trained_nets.samples(model, 96)
     made = weft.train(model, {"x": x}, labels, layers=None, epochs=4, batch=16, rate=0.05)
     assert made.epochs[-1].accuracy > max(0.6, made.epochs[0].accuracy)
@@ -94,7 +95,7 @@ def test_kinds_of_networks(name: str, quantised: bool) -> None:
 
 
 def test_frozen_constants_stay() -> None:
-    model = trained_nets.quantised(trained_nets.convolutional(np.random.default_rng(62), 2))
+    model = trained_nets.quantise_by_samples(trained_nets.convolutional(np.random.default_rng(62), 2))
     x, labels = trained_nets.samples(model, 40)
     made = weft.train(model, {"x": x}, labels, layers=1, epochs=1, batch=10).model
     before, after = (
@@ -109,7 +110,7 @@ def test_frozen_constants_stay() -> None:
 
 def test_adapters() -> None:
     """Only the adapters are trained, and each step runs on the device."""
-    model = trained_nets.quantised(trained_nets.perceptron(np.random.default_rng(66), (9, 12, 4)))
+    model = trained_nets.quantise_by_samples(trained_nets.perceptron(np.random.default_rng(66), (9, 12, 4)))
     x, labels = trained_nets.samples(model, 160)
     before = accuracy(model, {"x": x}, labels, CONFIG)
     made = weft.train(model, {"x": x}, labels, layers=None, epochs=6, batch=16, rate=0.1, adapter=2)
@@ -159,7 +160,7 @@ def test_wrong_input() -> None:
 
 def test_gradients_of_a_model() -> None:
     """`weft.grad` differentiates a quantised model in real numbers."""
-    model = trained_nets.quantised(trained_nets.perceptron(np.random.default_rng(65), (6, 5, 3)))
+    model = trained_nets.quantise_by_samples(trained_nets.perceptron(np.random.default_rng(65), (6, 5, 3)))
     made = weft.grad(model)
     session = plain_session(made)
     assert [item.name for item in session.get_inputs()] == ["x", "y/gradient"]

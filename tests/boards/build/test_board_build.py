@@ -1,4 +1,4 @@
-"""From a design to a bitstream with the real tools, and what is left when something is wrong."""
+"""From a design to a bitstream with the real tools, and the remaining files after a failure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = Config.load("tiny").replace(probability_bits=0)
 
 
 class Small(wiring.Component):
-    """Some of everything: `multipliers` DSP blocks, a block RAM, registers, and LUTs behind each other."""
+    """A small design: `multipliers` DSP blocks, a block RAM, registers, and LUTs in sequence."""
 
     def __init__(self, multipliers: int = 2, deep: int = 1) -> None:
         self.multipliers, self.deep = multipliers, deep
@@ -271,7 +271,7 @@ def test_the_last_error_of_a_tool_is_reported(tmp_path: Path) -> None:
     assert (tmp_path / "shell.log").read_text() == "fine\nERROR: no such pin\n1 error\n"
 
 
-def test_where_a_signal_comes_from_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_locations_do_not_change_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     board = BOARDS["icebreaker"]
     design = building.elaborate(board, CONFIG, board.clock, small())
     moved = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from support.board_model import BoardModel
-from support.board_terminal import CONFIG, Terminal, refused
+from support.board_terminal import CONFIG, Terminal, check_refused
 
 from weft.boards.board import RATES
 from weft.boards.link.host import BoardDevice
@@ -61,18 +61,20 @@ def test_the_baud_rate_is_found(picky: Callable[[Config, int], Picky], name: str
 
 def test_a_baud_rate_that_is_given_is_the_only_one(picky: Callable[[Config, int], Picky]) -> None:
     board = picky(CONFIG, 1_500_000)
-    refused(board.terminal, "is no weft board, or runs at another baud rate: of", baud=1_000_000)
+    check_refused(board.terminal, "is no weft board, or runs at another baud rate: of", baud=1_000_000)
     assert set(board.heard) == {1_000_000}
     BoardDevice.open(board.terminal.path, CONFIG, baud=1_500_000).close()
 
 
-def test_what_answers_at_no_rate_is_refused_with_all_of_them() -> None:
+def test_refusal_of_a_silent_port_lists_all_rates() -> None:
     terminal = Terminal(lambda data: b"")
-    refused(terminal, "(tried at 3,000,000, 1,500,000, 115,200, 2,000,000, 1,000,000, 500,000, 250,000 baud)")
+    check_refused(
+        terminal, "(tried at 3,000,000, 1,500,000, 115,200, 2,000,000, 1,000,000, 500,000, 250,000 baud)"
+    )
     terminal.unplug()
 
 
 def test_a_board_for_something_else_ends_the_search(picky: Callable[[Config, int], Picky]) -> None:
     board = picky(PRESETS["small"], 1_500_000)
-    refused(board.terminal, "is built for configuration small")
+    check_refused(board.terminal, "is built for configuration small")
     assert list(dict.fromkeys(board.heard)) == [3_000_000, 1_500_000]

@@ -59,7 +59,7 @@ def test_the_file_is_of_the_table() -> None:
 
 
 def test_the_fit_to_a_known_law() -> None:
-    """What follows the law is predicted as it is, from others, too."""
+    """Points on a known law are predicted exactly, from other points, too."""
     board = BOARDS["ulx3s-85f"]
     known = [
         Sample(
@@ -74,7 +74,7 @@ def test_the_fit_to_a_known_law() -> None:
 
 
 def of_all_sides(config: Config) -> list[Config]:
-    """Those of `config` with another side that are valid, the smallest first."""
+    """Return the valid variants of `config` with another side, the smallest first."""
     found = []
     for side in range(1, 8):
         with suppress(ConfigError):
@@ -84,7 +84,7 @@ def of_all_sides(config: Config) -> list[Config]:
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_larger_arrays_are_not_faster(name: str) -> None:
-    """With all else as a board has it itself, or with a bus wide enough for larger arrays."""
+    """With all else as in a board's own configuration, or with a bus wide enough for larger arrays."""
     board = BOARDS[name]
     wide = of_all_sides(board.config.replace(bus_bytes=128, int4=0))
     assert len(wide) > 2
@@ -96,7 +96,7 @@ def test_larger_arrays_are_not_faster(name: str) -> None:
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_the_smallest_array_is_no_faster_than_builds_and_memory(name: str) -> None:
-    """Which nobody has built: the line goes on above all builds there."""
+    """Nobody has built it: the line extends beyond all builds."""
     board, config = BOARDS[name], PRESETS["tiny"].replace(n=2, lanes=1)
     found = predict_clock(board, config).hz
     board.sdram(found)
@@ -106,15 +106,17 @@ def test_the_smallest_array_is_no_faster_than_builds_and_memory(name: str) -> No
 def test_a_series_without_builds_has_the_boards_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    damaged(tmp_path, monkeypatch, lambda fit: (fit["series"].pop("ecp5"), fit["highest"].pop("ecp5")))
+    damage_coefficients(
+        tmp_path, monkeypatch, lambda fit: (fit["series"].pop("ecp5"), fit["highest"].pop("ecp5"))
+    )
     board = BOARDS["ulx3s-85f"]
     assert predict_clock(board, PRESETS["tiny"]) == clock.Clock(board.clock, 1.0, routed=False)
 
 
-def damaged(
+def damage_coefficients(
     folder: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], object]
 ) -> Path:
-    """Coefficients, changed, in the place of those that come with weft."""
+    """Replace weft's coefficients by changed ones."""
     content = json.loads(FILE.read_text())
     change(content["fit"])
     path = folder / "clocks.json"
@@ -141,7 +143,7 @@ def test_damaged_coefficients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
     """Are never a clock."""
-    path = damaged(tmp_path, monkeypatch, change)
+    path = damage_coefficients(tmp_path, monkeypatch, change)
     with pytest.raises(BoardError) as caught:
         predict_clock(BOARDS["ulx3s-85f"], PRESETS["tiny"])
     assert str(caught.value) == f"{path}, which is part of weft, {message}; install weft again"

@@ -163,8 +163,8 @@ def test_the_error_is_that_of_a_configuration_left_out() -> None:
     assert estimate.fit(strange)["lut"].error == pytest.approx(0.5, abs=0.02)
 
 
-def test_what_samples_do_not_tell_apart_is_constant() -> None:
-    """Of as many samples as weights, each but one decides: what it alone has must not be put down to others."""
+def test_indistinguishable_features_are_constant() -> None:
+    """Samples as many as weights; all but one decide: its own features must not be attributed to others."""
     base = Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2, accumulator_depth=64,
                   bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=0)  # fmt: skip
     wide = {"n": 8, "bus_bytes": 8}
@@ -193,7 +193,7 @@ def test_what_samples_do_not_tell_apart_is_constant() -> None:
 
 
 @pytest.mark.usefixtures("fitted")
-def test_what_is_sure_not_to_fit_is_refused_with_figures() -> None:
+def test_designs_that_cannot_fit_are_refused_with_figures() -> None:
     board = BOARDS["ulx3s-25f"]
     estimate.check_estimate(board, TINY)
     assert estimate.fits(board, TINY)
@@ -242,7 +242,7 @@ def test_the_weights_that_come_with_weft_know_every_board(board: Board) -> None:
 
 
 def test_tables_products_and_the_kernel_engine_are_estimated() -> None:
-    """By weights that were fitted to other configurations, as near as they say."""
+    """Weights fitted to other configurations predict them within the stated error."""
     synthesised = Resources(lut=51513, ff=48760, dsp=134, ram=127)
     board = BOARDS["ulx3s-85f"]
     config = Config(lanes=1, scratchpad_banks=4, accumulator_banks=2, queue_depth=2, row_states=128,

@@ -85,7 +85,7 @@ def test_the_fastest_seeds_come_first() -> None:
 
 
 @pytest.mark.usefixtures("known")
-def test_seeds_that_met_the_clock_are_proposed() -> None:
+def test_seeds_that_reached_the_clock_are_proposed() -> None:
     board = BOARDS["ulx3s-85f"]
     assert remedy(board, board.config, 75e6, 3, 74.9e6) == (
         "try --seed 4 or 1, which reached it before, or --clock 74"
@@ -98,7 +98,7 @@ def test_seeds_that_met_the_clock_are_proposed() -> None:
 
 
 @pytest.mark.usefixtures("known")
-def test_how_long_a_build_takes() -> None:
+def test_build_time() -> None:
     board = BOARDS["ulx3s-85f"]
     assert expected_seconds(board, board.config) == 600
     smaller = expected_seconds(board, PRESETS["tiny"])
@@ -108,7 +108,7 @@ def test_how_long_a_build_takes() -> None:
     assert expected_seconds(other, other.config) is None
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_records_survive_a_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "builds.json"
     write([RECORD], path)
     assert read(path) == [RECORD]

@@ -8,7 +8,7 @@ import pytest
 from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
-from support.memory_driver import MemoryDriver, burst, moved, random_bursts, reset
+from support.memory_driver import MemoryDriver, burst, move_bursts, random_bursts, reset
 from support.mostly_long import mostly_long
 
 from weft.boards.bus.block_memory import BlockMemory
@@ -50,7 +50,7 @@ async def fill(driver, index):
         burst(contents, driver.width, True, at, beats, full=True)
         for at in range(0, REGION, beats * driver.width)
     ]
-    await driver.run(moved(bursts, index * REGION, REGION))
+    await driver.run(move_bursts(bursts, index * REGION, REGION))
     return contents
 
 
@@ -63,7 +63,7 @@ async def bench_random(dut):
         for stall in (0.0, 0.3, 0.7):
             driver.stall = stall
             await driver.run(
-                moved(random_bursts(contents, driver.width, 60, longest=64), index * REGION, REGION)
+                move_bursts(random_bursts(contents, driver.width, 60, longest=64), index * REGION, REGION)
             )
 
     for task in [cocotb.start_soon(use(index, driver)) for index, driver in enumerate(drivers)]:
@@ -72,7 +72,7 @@ async def bench_random(dut):
 
 @cocotb.test()
 async def bench_shares(dut):
-    """Ports that ask all the time end at the same time, and together use every cycle of memory."""
+    """Ports that ask all the time finish together, and use every cycle of memory between them."""
     drivers = await start(dut)
     contents = [await fill(driver, index) for index, driver in enumerate(drivers)]
     for kinds in ([False], [True], [False, True]):
@@ -90,7 +90,7 @@ async def bench_shares(dut):
                 )
                 for k in range(20)
             ]
-            tasks.append(cocotb.start_soon(driver.run(moved(bursts, index * REGION, REGION))))
+            tasks.append(cocotb.start_soon(driver.run(move_bursts(bursts, index * REGION, REGION))))
         for task in tasks:
             await task
         ends = [driver.last_cycle for driver in drivers]
@@ -105,7 +105,7 @@ async def bench_delay(dut):
     contents = await fill(drivers[-1], len(drivers) - 1)
     for k in range(5):
         read = [burst(contents, drivers[-1].width, False, 64 * k, 1)]
-        await drivers[-1].run(moved(read, (len(drivers) - 1) * REGION, REGION))
+        await drivers[-1].run(move_bursts(read, (len(drivers) - 1) * REGION, REGION))
         assert drivers[-1].last_cycle - drivers[-1].first_cycle <= 4
 
 

@@ -99,7 +99,7 @@ async def start_by_hand(dut):
 
 @cocotb.test()
 async def bench_stalled_reads(dut):
-    """The core takes no words; its writes go on all the same."""
+    """The core accepts no words; its writes continue."""
     memory, pins = await start_by_hand(dut)
     pins.ask("ar", 0, 256 // memory.width)
     await pins.cycles(300)
@@ -118,7 +118,7 @@ async def bench_stalled_reads(dut):
 
 @cocotb.test()
 async def bench_stalled_writes(dut):
-    """The core asks to write, but brings no words; or takes no responses. Its reads go on all the same."""
+    """The core requests writes but sends no words, or accepts no responses. Its reads continue."""
     memory, pins = await start_by_hand(dut)
     pins.ask("aw", 0, 16)
     pins.ask("ar", 4096, 16)

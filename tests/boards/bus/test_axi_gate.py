@@ -102,7 +102,7 @@ class Setup:
         await RisingEdge(self.dut.clk)
 
     async def check(self) -> None:
-        """What is written and read now is right."""
+        """Check a write and a read."""
         for _ in range(4):
             at, size = random.randrange(BYTES // 2), random.randrange(1, 600)
             payload = random.randbytes(size)

@@ -81,7 +81,7 @@ def vendor_model() -> str:
 
 @pytest.mark.parametrize("bus", mostly_long([4, 8], 1))
 def test_spram_of_the_family(bus, monkeypatch):
-    """The RAMs of an iCE40UP5K, by their model in Yosys, do the same."""
+    """The RAMs of an iCE40UP5K, modelled by Yosys, behave alike."""
     model = vendor_model()
 
     def with_cells(component, *, name):

@@ -29,7 +29,7 @@ INPUTS = (
 
 
 class Clocked(wiring.Component):
-    """What is tested has no registers; the models around it need a clock."""
+    """A clock for models around a component without registers."""
 
     def __init__(self, config: Config) -> None:
         self.direct = DirectBridge(config)

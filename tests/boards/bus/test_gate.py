@@ -1,5 +1,5 @@
 # amaranth: UnusedElaboratable=no
-"""The gate: what passes it stays whole, and closed and idle nothing moves behind it."""
+"""The gate: transfers through it stay whole, and closed and idle it passes nothing."""
 
 from __future__ import annotations
 

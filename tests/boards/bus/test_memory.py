@@ -1,4 +1,4 @@
-"""What a board's memory should hold is written only where it holds something else."""
+"""Loading writes only the parts of a board's memory that differ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 from support.board_model import BoardModel
 from support.board_terminal import CONFIG
-from support.connected_board import connected
+from support.connected_board import connect
 
 from weft.boards.bus.memory import Transfer
 from weft.boards.link.frames import CHECK_BLOCK, PAYLOAD
@@ -43,7 +43,7 @@ def test_only_pages_that_differ_are_written(model: BoardModel, address: int, siz
     expected[address : address + size] = payload
 
     def bring() -> Transfer:
-        made = connected(model, rate)[0].update(address, payload)
+        made = connect(model, rate)[0].update(address, payload)
         assert model.memory == expected
         assert made.written + made.kept == size
         return made
@@ -71,17 +71,17 @@ def test_power_loss_and_other_programs(model: BoardModel) -> None:
     """Neither what is left of another program nor memory that has forgotten is taken for what it should be."""
     programs = [random.randbytes(70_000), random.randbytes(50_000), bytes(60_000)]
     for payload in [*programs, *programs]:
-        connected(model)[0].update(64, payload)
+        connect(model)[0].update(64, payload)
         assert model.memory[64 : 64 + len(payload)] == payload
         forgotten = random.randrange(60_000)
         model.memory[forgotten:] = bytes([random.choice([0, 255])]) * (MODEL - forgotten)
-        connected(model)[0].update(64, payload)
+        connect(model)[0].update(64, payload)
         assert model.memory[64 : 64 + len(payload)] == payload
 
 
 def test_checks_are_much_faster_than_writing(model: BoardModel) -> None:
     payload = random.randbytes(200_000)
-    memory, line = connected(model)
+    memory, line = connect(model)
     memory.update(0, payload)
     first = line.now
     memory.update(0, payload)
@@ -89,12 +89,12 @@ def test_checks_are_much_faster_than_writing(model: BoardModel) -> None:
 
 
 def test_a_check_costs_little_where_nothing_is_there(model: BoardModel) -> None:
-    connected(model)[0].update(0, random.randbytes(200_000))
+    connect(model)[0].update(0, random.randbytes(200_000))
     assert model.checks < 20
 
 
-def test_what_lies_outside_is_refused(model: BoardModel) -> None:
-    memory, _ = connected(model)
+def test_addresses_outside_memory_are_refused(model: BoardModel) -> None:
+    memory, _ = connect(model)
     with pytest.raises(DeviceError, match="2 bytes at 0x3ffff do not lie in a memory of 262144 bytes"):
         memory.update(MODEL - 1, b"xy")
     assert model.checks == model.writes == 0

@@ -1,4 +1,4 @@
-"""Memory tests: what each kind of fault looks like, that sound memory is none, and what is told of it."""
+"""Memory tests: the signature of each fault, no fault in sound memory, and the report."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 from support.board_model import BoardModel
-from support.board_terminal import CONFIG, Terminal, refused
-from support.connected_board import connected, tired
+from support.board_terminal import CONFIG, Terminal, check_refused
+from support.connected_board import connect, stop_answering_after
 
 from weft.boards.bus.memory import MemoryTest, fill_memory, guess_cause, sample_addresses, sample_memory
 from weft.boards.link.frames import CHECK_BLOCK, Feature, Operation, Parser, Request, frame
@@ -19,8 +19,8 @@ SIZE = 1 << 16
 
 
 class Wires(bytearray):
-    """Memory of words of two bytes behind wires, some of which are wrong: see `weft.boards.sdram.chip.ArrayFaults`;
-    address lines are those of bytes here, and banks are 1 KB each, by turns."""
+    """Memory of two-byte words with faulty wires: see `weft.boards.sdram.chip.ArrayFaults`. Address lines count bytes,
+    and banks of 1 KB alternate."""
 
     zeros = ones = together = 0
     low = high = joined = lost = 0
@@ -84,7 +84,7 @@ def board(**faults: int) -> BoardModel:
 def test_a_sample_of_memory_tells_of_every_line(fault: str, seed: int) -> None:
     random.seed(seed)
     model = board(**FAULTS[fault])
-    memory, line = connected(model)
+    memory, line = connect(model)
     test = sample_memory(memory, line.clock)
     assert test.wrong is not None
     address, meant, found = test.wrong
@@ -99,7 +99,7 @@ def test_a_sample_of_memory_tells_of_every_line(fault: str, seed: int) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_test_of_all_memory_tells_of_every_line(fault: str) -> None:
     model = board(**FAULTS[fault])
-    memory, line = connected(model)
+    memory, line = connect(model)
     test = fill_memory(memory, clock=line.clock)
     assert test.tested == test.size == SIZE
     assert test.wrong is not None
@@ -109,7 +109,7 @@ def test_a_test_of_all_memory_tells_of_every_line(fault: str) -> None:
 
 @pytest.mark.parametrize("value", [0, 1])
 def test_one_bit_that_is_stuck_is_found_wherever_it_is(value: int) -> None:
-    """In a test of all memory; `value` of the two patterns has the other one there."""
+    """In a test of all memory; the other of the two patterns has the opposite `value` there."""
 
     class Stuck(bytearray):
         def __setitem__(self, key: slice, data: bytes) -> None:
@@ -121,7 +121,7 @@ def test_one_bit_that_is_stuck_is_found_wherever_it_is(value: int) -> None:
         mask = 1 << bit
         model = BoardModel(CONFIG, SIZE)
         model.memory = Stuck(SIZE)
-        memory, line = connected(model)
+        memory, line = connect(model)
         test = fill_memory(memory, clock=line.clock)
         assert test.wrong is not None
         address, meant, found = test.wrong
@@ -133,7 +133,7 @@ def test_one_bit_that_is_stuck_is_found_wherever_it_is(value: int) -> None:
 def test_sound_memory_is_sound(rate: float) -> None:
     model = board()
     before = bytes(model.memory)
-    memory, line = connected(model, rate)
+    memory, line = connect(model, rate)
     sample = sample_memory(memory, line.clock)
     assert (sample.wrong, sample.cause, str(sample)) == (None, "", "no error")
     assert model.memory == before
@@ -155,12 +155,12 @@ def test_a_sample_has_a_word_for_every_line_and_bank() -> None:
 
 def test_a_board_fills_memory_much_faster_than_the_line() -> None:
     model = board()
-    memory, line = connected(model)
+    memory, line = connect(model)
     fill_memory(memory, clock=line.clock)
     assert line.now < 4 * SIZE / 300_000 / 20
 
 
-def test_what_is_told_of_bytes() -> None:
+def test_report_of_bytes() -> None:
     assert "(bits 0, 7)" in str(MemoryTest(8, 8, (16, 0x81, 0), None, 1.0))
     assert str(MemoryTest(8, 8, (16, 5, 5), None, 1.0)) == "the byte at 0x10 changes by itself"
     assert guess_cause(0x100, bytes(8), b"\1\1" + bytes(6), None) == ""
@@ -172,15 +172,15 @@ def test_what_is_told_of_bytes() -> None:
 def test_a_board_whose_memory_fails_is_refused() -> None:
     model = board(ones=1 << 2)
     terminal = Terminal(model.feed)
-    refused(terminal, "does not keep what is written to it: at 0x", timeout=0.5)
-    refused(terminal, "test all of its memory with weft probe --memory-test all", timeout=0.5)
+    check_refused(terminal, "does not keep what is written to it: at 0x", timeout=0.5)
+    check_refused(terminal, "test all of its memory with weft probe --memory-test all", timeout=0.5)
     terminal.unplug()
 
 
 def test_a_board_whose_memory_does_not_answer_is_refused() -> None:
-    """It does not answer any more either."""
+    """It stays silent afterwards."""
     model = board()
-    memory, line = connected(model)
+    memory, line = connect(model)
     parser, dead = Parser(), False
 
     def held_up(data: bytes) -> bytes:
@@ -191,9 +191,9 @@ def test_a_board_whose_memory_does_not_answer_is_refused() -> None:
 
     line.board = held_up
     memory.session.patience = 1.0
-    with pytest.raises(DeviceError) as refused:
+    with pytest.raises(DeviceError) as check_refused:
         BoardDevice(memory.session, CONFIG)
-    assert str(refused.value) == (
+    assert str(check_refused.value) == (
         "the board at line no longer answers since its memory was tested: its memory may not respond; "
         "switch the board off and on again"
     )
@@ -203,13 +203,13 @@ def test_a_board_whose_memory_does_not_answer_is_refused() -> None:
 def test_pages_of_a_memory_that_is_smaller_than_one() -> None:
     model = BoardModel(CONFIG, CHECK_BLOCK // 4)
     model.identity = replace(model.identity, features=Feature.FILLS)
-    memory, line = connected(model)
+    memory, line = connect(model)
     assert fill_memory(memory, clock=line.clock).tested == CHECK_BLOCK // 4
 
 
 def test_a_board_that_is_lost_in_a_test() -> None:
     model = board()
-    memory, line = connected(model)
-    line.board = tired(model, 200)
+    memory, line = connect(model)
+    line.board = stop_answering_after(model, 200)
     with pytest.raises(DeviceError, match="no longer answers"):
         fill_memory(memory, clock=line.clock)

@@ -54,7 +54,7 @@ def test_memories_with_a_port_each_way_take_two_blocks_where_they_are_wide(tmp_p
 
 
 def test_the_estimate_of_the_boards_own_configuration() -> None:
-    """Which is none of those that the weights were fitted to, is within a fifteenth of what synthesis says."""
+    """The weights were not fitted to it; the estimate is within a fifteenth of synthesis."""
     need = estimate.estimate(BOARD, BOARD.config)
     assert need is not None
     for kind, count in Resources(lut=9930, ff=3356, dsp=56, ram=52).items():
@@ -71,7 +71,7 @@ def test_products_beyond_the_blocks_are_estimated_as_luts() -> None:
 
 @pytest.mark.parametrize("clock", [48e6, 60e6, 72e6])
 def test_the_loop_makes_the_clock(clock: float) -> None:
-    """By the parameters of its cell, all of which must be there: the bitstream writer cannot read its own defaults."""
+    """All parameters of its cell must be given: the bitstream writer cannot read its own defaults."""
     design = elaborate(BOARD, BOARD.config, clock, lambda *given: Echo())
     text = design.files["top.il"]
     found = {
@@ -85,7 +85,7 @@ def test_the_loop_makes_the_clock(clock: float) -> None:
 
 
 def test_the_pads_of_the_flash() -> None:
-    """They are pins of the configuration, which are only pads if both tools are told so."""
+    """They are configuration pins, which become pads only if both tools are told so."""
     design = elaborate(BOARD, BOARD.config, BOARD.clock, lambda *given: Echo())
     pads = dict(re.findall(r'^IO_LOC "spi_flash_2x_0__([\w\[\]]+)" (\w+)', design.files["top.cst"], re.M))
     assert pads == {"clk__io": "E7", "cs__io": "E6", "dq__io[0]": "D6", "dq__io[1]": "E5"}

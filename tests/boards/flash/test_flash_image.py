@@ -21,8 +21,8 @@ from weft.boards.flash.image import (
 START = 0x1100000
 
 
-def opened(image: bytes) -> Directory:
-    """The directory of a chip that holds an image, and is erased behind it."""
+def open_image(image: bytes) -> Directory:
+    """Return the directory of a chip that holds an image, and is erased after it."""
 
     def read(at: int, size: int) -> bytes:
         return (image + b"\xff" * 64)[at - START : at - START + size]
@@ -35,7 +35,7 @@ def test_blobs_are_found_by_their_content() -> None:
     blobs = [draw.randbytes(size) for size in (1, ALIGN, 3 * ALIGN + 64)]
     image = build_image([*blobs, blobs[1]], 1 << 16, "a chip")
     assert len(image) == DIRECTORY + ALIGN * (1 + 1 + 4)
-    directory = opened(image)
+    directory = open_image(image)
     for blob in blobs:
         at = directory.find(blob)
         assert at is not None
@@ -49,7 +49,7 @@ def test_most_programs() -> None:
     blobs = [bytes([index]) for index in range(MAX_PROGRAMS)]
     image = build_image(blobs, 1 << 20, "a chip")
     assert directory_bytes(image) <= DIRECTORY
-    assert all(opened(image).find(blob) == START + DIRECTORY + ALIGN * blob[0] for blob in blobs)
+    assert all(open_image(image).find(blob) == START + DIRECTORY + ALIGN * blob[0] for blob in blobs)
     with pytest.raises(
         FlashImageError, match=f"holds {MAX_PROGRAMS} device programs at most, not {MAX_PROGRAMS + 1}"
     ):
@@ -65,8 +65,8 @@ def test_too_little_room() -> None:
 
 def test_chips_without_an_image() -> None:
     for content in (bytes(64), b"\xff" * 64, b"WEFT" * 16):
-        assert opened(content).state == "no program"
-        assert opened(content).find(content) is None
+        assert open_image(content).state == "no program"
+        assert open_image(content).find(content) is None
 
 
 def test_damaged_directories() -> None:
@@ -77,9 +77,9 @@ def test_damaged_directories() -> None:
         for bit in range(8):
             damaged = bytearray(image)
             damaged[at] ^= 1 << bit
-            directory = opened(bytes(damaged))
+            directory = open_image(bytes(damaged))
             assert directory.find(blob) is None
             counted = at >= HEAD_BYTES
             assert directory.state.startswith("an image of which the directory is damaged: it"), (at, counted)
     wrong = image[: len(MAGIC)] + (1000).to_bytes(4, "little") + image[HEAD_BYTES:]
-    assert opened(wrong).state.endswith("damaged: it claims 1,000 programs")
+    assert open_image(wrong).state.endswith("damaged: it claims 1,000 programs")

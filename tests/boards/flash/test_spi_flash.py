@@ -1,5 +1,5 @@
 # amaranth: UnusedElaboratable=no
-"""RAM and flash behind one port: what is read, how fast, and that the chip's rules are kept."""
+"""RAM and flash at one port: contents, speed, and the chip's rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from cocotb.triggers import RisingEdge
-from support.memory_driver import Burst, MemoryDriver, burst, moved, random_bursts, reset
+from support.memory_driver import Burst, MemoryDriver, burst, move_bursts, random_bursts, reset
 
 from weft.boards.bus.block_memory import BlockMemory, RamAndFlash
 from weft.boards.bus.port import memory_port
@@ -23,7 +23,7 @@ from weft.sim.rtl.bench import bench_parameters, run_bench
 
 RAM, CHIP = 1 << 13, SpiFlash(1 << 20, 1 << 14)
 CONTENTS = random.Random(5).randbytes(1 << 13)
-"""What the chip holds again and again."""
+"""Contents of the chip, repeated."""
 
 
 class Bench(wiring.Component):
@@ -45,9 +45,11 @@ class Bench(wiring.Component):
 
 
 def reads(width: int, at: int, beats: int, count: int = 1) -> list[Burst]:
-    """`count` reads of the chip, one behind the other."""
+    """Read the chip `count` times in sequence."""
     return [
-        moved([burst(bytearray(CONTENTS), width, False, at + k * beats * width, beats)], WINDOW, CHIP.size)[0]
+        move_bursts(
+            [burst(bytearray(CONTENTS), width, False, at + k * beats * width, beats)], WINDOW, CHIP.size
+        )[0]
         for k in range(count)
     ]
 
@@ -103,7 +105,7 @@ async def bench_rates(dut):
 
 @cocotb.test()
 async def bench_pages(dut):
-    """Behind a page's last word come the next page's first one, and the same page's."""
+    """After a page's last word, read the next page's first word, and this page's."""
     width = bench_parameters()["bus"]
     await reset(dut)
     driver = MemoryDriver(dut, width)

@@ -21,7 +21,7 @@ CHIP = SpiFlash(1 << 20, 0x2C123)
     ("megahertz", "late", "stall"), [(80, 0, 0.0), (80, 1, 0.9), (25, 1, 0.5), (133, 0, 0.97)]
 )
 def test_bytes_come_in_order(megahertz: int, late: int, stall: float) -> None:
-    """As early as pads with a register make them, or a cycle later; and wait until they are taken."""
+    """As early as registered pads allow, or a cycle later; they wait until they are accepted."""
     m, clock = Module(), megahertz * 1e6
     m.submodules.dut = dut = SpiFlashStream(CHIP, clock)
     m.submodules.chip = model = SpiFlashModel(CHIP, clock, CONTENTS, levels=True)

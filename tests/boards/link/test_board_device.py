@@ -1,4 +1,4 @@
-"""The host against a model of a board behind a pseudo-terminal, on lines with and without noise."""
+"""The host against a board model at a pseudo-terminal, on lines with and without noise."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import serial
 from support.board_model import BoardModel
-from support.board_terminal import CONFIG, Terminal, refused
-from support.connected_board import tired
+from support.board_terminal import CONFIG, Terminal, check_refused
+from support.connected_board import stop_answering_after
 
 from weft.boards.link import session
 from weft.boards.link.frames import PAYLOAD, Answer, Operation, Parser, Request, frame
@@ -67,11 +67,11 @@ def test_memory(terminal: Terminal, device: BoardDevice, model: BoardModel, nois
     assert (device.retries > 0) == (noise > 0)
 
 
-def test_what_is_loaded_stays(device: BoardDevice, model: BoardModel) -> None:
-    """It is looked at once, until something else is written there, or a program fails; and written where it differs."""
+def test_loaded_data_stays(device: BoardDevice, model: BoardModel) -> None:
+    """It is checked once, until an overlapping write or a failed program; only differing parts are written."""
 
     def load(address: int, payload: bytes) -> tuple[bool, int]:
-        """Whether it was looked at, and how many bytes were written."""
+        """Load, and return whether it was checked, and the number of bytes written."""
         checks, written = model.checks, device.transfer.written
         device.load(address, payload)
         assert model.memory[address : address + len(payload)] == payload
@@ -107,7 +107,7 @@ def test_what_is_loaded_stays(device: BoardDevice, model: BoardModel) -> None:
         device.load(len(model.memory), b"x")
 
 
-def test_what_a_broken_write_leaves_is_not_taken_for_loaded(
+def test_remains_of_a_broken_write_do_not_count_as_loaded(
     device: BoardDevice, model: BoardModel, terminal: Terminal
 ) -> None:
     payload = random.randbytes(1000)
@@ -138,7 +138,7 @@ def test_a_program(device: BoardDevice, model: BoardModel) -> None:
 
 
 def test_a_list() -> None:
-    """It is started as a program is; what it leaves in base registers the host does not take for its own."""
+    """It starts as a program does; the host does not trust base registers after it."""
     config = CONFIG.replace(descriptors=1)
     model = BoardModel(config)
     terminal = Terminal(model.feed)
@@ -187,7 +187,7 @@ def test_a_list_where_there_are_none(device: BoardDevice) -> None:
 def test_base_registers_that_change_are_written(
     terminal: Terminal, device: BoardDevice, model: BoardModel
 ) -> None:
-    """A language model sets the same ones for every token."""
+    """A language model sets equal ones for every token."""
     asked: list[bytes] = []
     terminal.board = lambda data: asked.append(data) or model.feed(data)
     for address, written in ((0, True), (64, True), (64, False), (0, True), (0, False)):
@@ -276,7 +276,7 @@ UNITS = (Counter.LOAD_BUSY, Counter.MM_BUSY, Counter.STORE_BUSY)
 def test_a_hang_is_noticed_without_counters_of_stalls(
     device: BoardDevice, model: BoardModel, busy: Counter
 ) -> None:
-    """As is a unit that is busy for ever with nothing to show for it, and for VEC after very long."""
+    """A unit that is busy for ever without progress is a hang, too; VEC only after very long."""
     model.duration, model.step = 1 << 30, 100_000
     unit = busy.name.removesuffix("_BUSY")
     cause = f"{unit} is busy" if unit == "MM" else f"{unit} waits for memory"
@@ -331,7 +331,7 @@ def test_a_program_that_runs_is_not_disturbed(device: BoardDevice, model: BoardM
     assert model.runs == 1
 
 
-def test_a_board_that_was_loaded_anew(device: BoardDevice, model: BoardModel) -> None:
+def test_a_reconfigured_board(device: BoardDevice, model: BoardModel) -> None:
     device.start(0)
     device.wait()
     model.starts = 0
@@ -344,7 +344,7 @@ def test_a_board_that_was_loaded_anew(device: BoardDevice, model: BoardModel) ->
 
 
 def test_a_start_without_answer(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
-    """Whether it was carried out is not known: the next start resets the core."""
+    """It is unknown whether it was carried out: the next start resets the core."""
     device._session.attempts, device._session.patience = 3, 0.3
     parser = Parser()
 
@@ -389,41 +389,41 @@ def test_wrong_arguments(device: BoardDevice, model: BoardModel) -> None:
 def test_boards_for_something_else_are_refused(terminal: Terminal, model: BoardModel) -> None:
     own = CONFIG.replace(accumulator_depth=128)
     model.identity = replace(model.identity, digest=PRESETS["small"].digest)
-    refused(
+    check_refused(
         terminal,
         f"the board model at {terminal.path} is built for configuration small "
         f"(digest {PRESETS['small'].digest:#010x}), the program is for configuration tiny "
         f"(digest {CONFIG.digest:#010x}): compile for the board or flash the other bitstream",
     )
     model.identity = replace(model.identity, digest=own.digest)
-    refused(terminal, f"built for configuration of your own (digest {own.digest:#010x}), the program")
+    check_refused(terminal, f"built for configuration of your own (digest {own.digest:#010x}), the program")
     model.identity = replace(model.identity, protocol=9)
-    refused(terminal, "speaks version 9 of the link, this weft version 2: build and flash it again")
+    check_refused(terminal, "speaks version 9 of the link, this weft version 2: build and flash it again")
     model.identity = replace(model.identity, protocol=2, digest=CONFIG.digest)
     model.set(Reg.VERSION, 77)
-    refused(terminal, "register VERSION of the core")
+    check_refused(terminal, "register VERSION of the core")
     model.set(Reg.VERSION, VERSION)
     BoardDevice.open(terminal.path, CONFIG).close()
 
 
-def test_what_is_no_board_is_refused(terminal: Terminal, model: BoardModel) -> None:
+def test_ports_without_a_board_are_refused(terminal: Terminal, model: BoardModel) -> None:
     terminal.board = lambda data: b""
-    refused(terminal, "nothing answers at")
+    check_refused(terminal, "nothing answers at")
     terminal.board = lambda data: data
-    refused(terminal, "is no weft board, or runs at another baud rate: of")
+    check_refused(terminal, "is no weft board, or runs at another baud rate: of")
     terminal.board = lambda data: random.randbytes(len(data))
-    refused(terminal, "is no weft board, or runs at another baud rate: of")
+    check_refused(terminal, "is no weft board, or runs at another baud rate: of")
 
     def other(data: bytes) -> bytes:
         bodies = Parser().feed(model.feed(data))
         return b"".join(frame(body[:3] + bytes(len(body) - 3)) for body in bodies)
 
     terminal.board = other
-    refused(terminal, "is no weft board: an identity starts with")
+    check_refused(terminal, "is no weft board: an identity starts with")
 
 
 def test_a_board_that_is_lost(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
-    terminal.board = tired(model, 5000)
+    terminal.board = stop_answering_after(model, 5000)
     device._session.attempts, device._session.patience = 3, 0.3
     with pytest.raises(DeviceError, match=f"the board at {terminal.path} no longer answers"):
         device.write(0, bytes(20_000))
@@ -485,8 +485,8 @@ def test_ports_that_cannot_be_opened(terminal: Terminal, monkeypatch: pytest.Mon
         BoardDevice.open(terminal.path, CONFIG)
 
 
-def test_a_session_that_was_broken_off(terminal: Terminal, model: BoardModel) -> None:
-    """What an interrupted host has left on the line and in the board does no harm to the next one."""
+def test_an_interrupted_session(terminal: Terminal, model: BoardModel) -> None:
+    """Remains of an interrupted host on the line and in the board do not harm the next session."""
     first = BoardDevice.open(terminal.path, CONFIG)
     model.duration = 1 << 30
     first.start(0)
@@ -503,8 +503,8 @@ def test_a_session_that_was_broken_off(terminal: Terminal, model: BoardModel) ->
         assert model.runs == 2
 
 
-def test_answers_of_a_session_before(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
-    """What is left of other requests with the same sequence number is no answer."""
+def test_answers_of_an_earlier_session(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
+    """Late answers to other requests with equal sequence numbers are ignored."""
 
     def old(data: bytes) -> bytes:
         out = b""

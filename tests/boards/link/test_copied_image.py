@@ -1,4 +1,4 @@
-"""What boards copy from flash to memory: its bytes, and what has no room."""
+"""Images that boards copy from flash to memory: their bytes, and images that are too large."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def test_pages_and_their_crcs(size: int) -> None:
     assert found == content + bytes(-size % CHECK_BLOCK)
 
 
-def test_what_has_no_room() -> None:
+def test_images_that_are_too_large_are_refused() -> None:
     with pytest.raises(FlashImageError, match=r"take 4,114 bytes, and the flash has room for 4,113$"):
         build_copy_image(bytes(CHECK_BLOCK), 4113, "the flash")

@@ -11,7 +11,7 @@ from weft.boards.link.framing import crc64
 
 
 def test_the_check_value() -> None:
-    """That of the catalogue of parametrised CRC algorithms."""
+    """From the catalogue of parametrised CRC algorithms."""
     assert crc64(np.frombuffer(b"123456789", np.uint8)[None]) == 0x995DC9BBDF1939FA
 
 

@@ -185,8 +185,8 @@ def test_identities() -> None:
 
 
 @pytest.mark.parametrize("inverse", [False, True])
-def test_no_eight_bytes_of_what_memory_is_filled_with_are_the_same(inverse: bool) -> None:
-    """A part of it is what all of it has there; every bit of memory is 0 once and 1 once."""
+def test_filling_of_memory_has_no_equal_eight_bytes(inverse: bool) -> None:
+    """A part determines all of the filling; every bit of memory is 0 once and 1 once."""
     size = 1 << 16
     whole = fill_pattern(0, size, inverse=inverse)
     words = {whole[at : at + 8] for at in range(0, size, 8)}

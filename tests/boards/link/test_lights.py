@@ -1,4 +1,4 @@
-"""What LEDs show, where they are, and how long reset lasts."""
+"""Signs on LEDs, their pins, and the length of reset."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from weft.hdl.isa.memmap import Reg, Status
 CLOCK = 1000.0
 
 
-def shown(dut: Lights, *reads: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-    """The signs in every cycle, if registers are read: cycle, address, word."""
+def signs_of(dut: Lights, *reads: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    """Return the signs in every cycle with register reads: cycle, address, word."""
     seen = []
 
     async def bench(context: Any) -> None:
@@ -51,7 +51,7 @@ def test_alive_blinks_about_once_a_second() -> None:
     for clock in (24e6, 45e6, 54e6, 80e6):
         assert 1 < 2 ** blink_counter_bits(clock) / clock < 2
     dut = Lights(CLOCK)
-    alive = [sign[0] for sign in shown(dut)]
+    alive = [sign[0] for sign in signs_of(dut)]
     changes = [at for at in range(1, len(alive)) if alive[at] != alive[at - 1]]
     assert [after - before for before, after in itertools.pairwise(changes)] == [1 << dut.bits - 1] * 4
 
@@ -59,7 +59,7 @@ def test_alive_blinks_about_once_a_second() -> None:
 def test_busy_can_be_seen_and_ends() -> None:
     dut = Lights(CLOCK)
     for at in (100, 150, 191):
-        seen = shown(dut, (at, Reg.STATUS, Status.BUSY), (at + 20, Reg.STATUS, Status.DONE))
+        seen = signs_of(dut, (at, Reg.STATUS, Status.BUSY), (at + 20, Reg.STATUS, Status.DONE))
         busy = [cycle for cycle, sign in enumerate(seen) if sign[1]]
         assert busy == list(range(at + 1, at + 1 + len(busy)))
         tick = 1 << dut.bits - 4
@@ -73,7 +73,7 @@ def test_errors_stay_until_another_program_is_looked_at(error: Status) -> None:
         (10, Reg.STATUS, error | Status.DONE), (50, Reg.PROGRAM, 0), (60, Reg.MAGIC, 0), (90, Reg.STATUS, Status.BUSY),
         (120, Reg.COUNTER, 0xFFFF), (130, Reg.PROGRAM, 0xFFFF),
     )  # fmt: skip
-    seen = shown(Lights(CLOCK), *reads)
+    seen = signs_of(Lights(CLOCK), *reads)
     assert [cycle for cycle, sign in enumerate(seen) if sign[2]] == list(range(11, 91))
 
 
@@ -120,7 +120,7 @@ def test_boards_with_leds() -> None:
 
 
 def test_reset_lasts_until_block_ram_can_be_read() -> None:
-    """On the iCE40; from the PLL's lock on, which may come and go before."""
+    """On the iCE40; from the PLL's lock on, which may be lost before."""
     board = BOARDS["icebreaker"]
     least = math.ceil(board.family.fabric.start_up * board.clock)
     assert least == 315
@@ -144,7 +144,7 @@ def test_reset_lasts_until_block_ram_can_be_read() -> None:
 
 
 class FoundMemory(wiring.Component):
-    """Memory that takes nothing, and has found out about its clock what it was told to."""
+    """Memory that accepts nothing, and reports a given result of its clock calibration."""
 
     def __init__(self, bus_bytes: int) -> None:
         super().__init__(

@@ -43,7 +43,7 @@ CONTROL = 0x0C
 
 
 class Bench:
-    """Memory and registers behind `dut`, a sender and a listener on its line, and the model.
+    """Memory and registers at `dut`, a sender and a listener on its line, and the model.
 
     The registers are plain memory, here and in the model.
     """
@@ -222,7 +222,7 @@ async def bench_requests(dut: Any) -> None:
 
 @cocotb.test()
 async def bench_checks(dut: Any) -> None:
-    """The CRC of up to 4096 bytes, one behind the other, from and to any byte."""
+    """The CRC of up to 4096 bytes, one after the other, between any two bytes."""
     bench = Bench(dut, stall=0.2, registers=False)
     await bench.start()
     page = random.randrange(0, MEMORY_BYTES, CHECK_BLOCK)

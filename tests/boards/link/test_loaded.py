@@ -1,4 +1,4 @@
-"""What was loaded is checked before programs start, and what changed behind the host's back is told."""
+"""Loaded data is checked before programs start, and later changes are reported."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_bit_that_flips_between_loading_and_the_start(model: BoardModel, seed:
     assert model.memory[start : start + len(parts[start])] == parts[start]
 
 
-def test_what_is_next_to_a_region_does_not_matter(model: BoardModel) -> None:
+def test_changes_beside_a_region_do_not_matter(model: BoardModel) -> None:
     contents, _, parts = loaded(model)
     for start, payload in parts.items():
         model.memory[start - 1] ^= 0xFF
@@ -146,7 +146,7 @@ def test_a_change_makes_a_check_due(model: BoardModel) -> None:
     contents.check()
 
 
-def test_what_is_in_flash_is_adopted_if_it_is_there(model: BoardModel) -> None:
+def test_data_from_flash_is_adopted_if_present(model: BoardModel) -> None:
     contents, _ = contents_of(model)
     payload = bytes(model.memory[0x8000:0x9800])
     assert not contents.adopt(0x8000, payload[:-1] + b"?" + b"x", "the program in the flash")
@@ -195,8 +195,8 @@ def test_a_device_starts_nothing_that_changed(device: BoardDevice, model: BoardM
 def test_a_board_that_lost_its_registers_starts_nothing(
     device: BoardDevice, model: BoardModel, lost: str
 ) -> None:
-    """As after power was lost for a moment, on a board that has not been started before: it has counted as many starts
-    as the host."""
+    """As after a short power failure, on a board that was not started before: it has counted as many starts as the
+    host."""
     device.set_base(0, 0x100)
     device.set_base(3, 0x400)
     if lost == "all registers":
@@ -211,8 +211,8 @@ def test_a_board_that_lost_its_registers_starts_nothing(
     assert (model.runs, model.get(base_register(3))) == (1, 0x400)
 
 
-def test_what_a_failed_run_wrote_is_found(device: BoardDevice, model: BoardModel) -> None:
-    """By the next start, even if nothing is loaded before it."""
+def test_writes_of_a_failed_run_are_found(device: BoardDevice, model: BoardModel) -> None:
+    """The next start finds it, even if nothing is loaded before."""
     device.load(64, random.randbytes(100), "the code")
     device.contents.share = 1e-6  # no check is made for the time that has passed
     model.result = Status.BUSY | Status.BUS_ERROR

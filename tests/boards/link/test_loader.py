@@ -40,11 +40,11 @@ LATE = 1
 PAGES = random.Random(3).randbytes(CHECK_BLOCK + 904)
 IMAGE = build_copy_image(PAGES, 1 << 20, "the flash")
 RECORD = len(MAGIC)
-"""Where the first page's marker is."""
+"""Position of the first page's marker."""
 
 
 class Bench(wiring.Component):
-    """As `weft.boards.virtual_top.VirtualTop`, with block RAM for the SDRAM, and without a core."""
+    """A board as in `weft.boards.virtual_top.VirtualTop`, with block RAM as SDRAM, and without a core."""
 
     def __init__(self, board: Board, config: Config, divisor: int) -> None:
         self.board, self.config, self.divisor = board, config, divisor
@@ -98,8 +98,8 @@ def bench(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def started(folder: Path, image: bytes) -> Iterator[tuple[VirtualBoard, Session]]:
-    """A board that starts with an image in its flash, and a session with it."""
+def start_board(folder: Path, image: bytes) -> Iterator[tuple[VirtualBoard, Session]]:
+    """Start a board with an image in its flash; return it with a session."""
     path = folder / "image.bin"
     path.write_bytes(image)
     with VirtualBoard(BOARD, BOARD.config, path) as board:
@@ -111,8 +111,8 @@ def started(folder: Path, image: bytes) -> Iterator[tuple[VirtualBoard, Session]
             assert board.violations == []
 
 
-def flipped(at: int, bit: int = 0) -> bytes:
-    """The image with one bit of byte `at` inverted."""
+def flip_bit(at: int, bit: int = 0) -> bytes:
+    """Return the image with one bit of byte `at` inverted."""
     changed = bytearray(IMAGE)
     changed[at] ^= 1 << bit
     return bytes(changed)
@@ -120,7 +120,7 @@ def flipped(at: int, bit: int = 0) -> bytes:
 
 def test_memory_holds_what_the_flash_does(tmp_path: Path) -> None:
     """Whole pages, the last one filled up with zeros; and a host that asks meanwhile is answered."""
-    with started(tmp_path, IMAGE) as (board, session):
+    with start_board(tmp_path, IMAGE) as (board, session):
         assert serial_ports.identify(session).flash is FlashState.COPYING
         memory = BoardMemory(session, SIZE)
         memory.write(SIZE - 300, PAGES[:300])  # as nothing is copied there
@@ -149,7 +149,7 @@ DAMAGED = {
 @pytest.mark.parametrize("where", DAMAGED)
 def test_a_bit_that_flipped_is_found(where: str, tmp_path: Path) -> None:
     at = DAMAGED[where]
-    with started(tmp_path, flipped(at, random.Random(where).randrange(8))) as (_, session):
+    with start_board(tmp_path, flip_bit(at, random.Random(where).randrange(8))) as (_, session):
         identity = serial_ports.identify_ready(session)
         assert identity.flash is FlashState.DAMAGED, at
         assert serial_ports.flash_fault(identity) == (
@@ -169,12 +169,12 @@ def test_flashes_without_an_image(tmp_path: Path) -> None:
     page = RECORD + 1 + CHECK_BLOCK + 8
     for image, state in (
         (b"", FlashState.EMPTY),
-        (flipped(RECORD - 1), FlashState.EMPTY),
+        (flip_bit(RECORD - 1), FlashState.EMPTY),
         (bytes(100) + IMAGE, FlashState.EMPTY),
         (IMAGE[:page], FlashState.DAMAGED),
         (IMAGE[:page] + bytes([PAGE_MARKER]), FlashState.DAMAGED),
     ):
-        with started(tmp_path, image) as (_, session):
+        with start_board(tmp_path, image) as (_, session):
             assert serial_ports.identify_ready(session).flash is state
 
 

@@ -23,7 +23,7 @@ Connect = Callable[..., Terminal]
 
 @pytest.fixture
 def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
-    """Adds a serial port with something behind it."""
+    """Add a serial port with a device at its end."""
     listed: list[SimpleNamespace] = []
     terminals: list[Terminal] = []
 
@@ -66,7 +66,7 @@ def test_no_port(connect: Connect) -> None:
 
 
 def test_no_board(connect: Connect) -> None:
-    """Why it is none is told of every port."""
+    """The message gives the reason for every port."""
     silent = connect(lambda data: b"")
     noisy = connect(lambda data: random.randbytes(len(data)))
     other = BoardModel(CONFIG)

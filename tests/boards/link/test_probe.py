@@ -11,7 +11,7 @@ import pytest
 from support import connected_board
 from support.board_model import BoardModel
 from support.board_terminal import CONFIG
-from support.connected_board import tired
+from support.connected_board import stop_answering_after
 from support.simulated_line import SimulatedLine
 
 from weft.boards.bus.memory import BoardMemory, MemoryTest, fill_memory
@@ -35,9 +35,9 @@ class Faulty(bytearray):
 
 
 def connected(model: BoardModel, rate: float = 0.0) -> tuple[BoardMemory, SimulatedLine]:
-    """The same as always is drawn from here on."""
+    """Connect, with reproducible random draws from here on."""
     random.seed(1)
-    return connected_board.connected(model, rate)
+    return connected_board.connect(model, rate)
 
 
 def board(size: int = SIZE) -> BoardModel:
@@ -129,7 +129,7 @@ def test_memory_that_is_smaller_than_a_page() -> None:
 def test_a_board_that_is_lost_under_test() -> None:
     model = board()
     memory, line = connected(model)
-    line.board = tired(model, 20_000)
+    line.board = stop_answering_after(model, 20_000)
     with pytest.raises(
         DeviceError, match="no longer answers; parts of its memory may still hold test patterns"
     ):

@@ -142,8 +142,8 @@ def test_a_board_that_has_answered_is_waited_for_longer() -> None:
     assert PATIENCE < made.line.now < PATIENCE + 2
 
 
-def test_a_host_that_slept_asks_again() -> None:
-    """It is the board that is to be silent, not the host that does not listen."""
+def test_a_host_that_slept_repeats_the_request() -> None:
+    """Only silence of the board counts, not the host's own pause."""
     made = setting(8)
     made.model.memory[:] = made.line.rng.randbytes(len(made.model.memory))
     requests = (Request(0, Operation.READ_MEMORY, at, PAYLOAD) for at in range(0, 20 * PAYLOAD, PAYLOAD))

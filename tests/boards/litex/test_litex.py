@@ -104,7 +104,7 @@ def test_memory_takes_any_bytes(least: tuple[LitexDevice, SimulatedSoc]) -> None
 
 
 def test_a_failed_program_leaves_nothing_behind(least: tuple[LitexDevice, SimulatedSoc]) -> None:
-    """Programs that never end, or are no programs, in the middle of reads; and the next one is right."""
+    """Endless or invalid programs in the middle of reads; the next program is right."""
     device, _ = least
     program = weft.compile(small(4), config=LEAST)
     reads = Load(base=0, run=4096, rows=64, row_pitch=4096, length=4096, pitch=4096, dst=0, dst_vector=1)
@@ -168,7 +168,7 @@ def test_through_litex_server(least: tuple[LitexDevice, SimulatedSoc], tmp_path:
         LitexDevice.open(LEAST, **where)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_designs_that_do_not_fit_are_refused() -> None:
     with pytest.raises(BoardError, match="no LiteDRAM core 'dram'"):
         system(LEAST, Memory("sram"), dram="dram")
     soc = system(LEAST, Memory("ddr3"))

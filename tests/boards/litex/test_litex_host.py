@@ -71,7 +71,7 @@ def test_lists_hold_addresses_of_the_system() -> None:
 
 
 def test_writes_get_lost(model: LitexModel) -> None:
-    """One in four, at random: nothing is wrong by it, and nothing runs twice."""
+    """One in four, at random: results are right, and no program runs twice."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -117,8 +117,8 @@ def test_memory_takes_any_bytes(model: LitexModel) -> None:
     assert model.golden.read(0, 5) == bytes(5)
 
 
-def test_a_start_that_does_not_come(model: LitexModel) -> None:
-    """That the program before is done does not count."""
+def test_a_lost_start(model: LitexModel) -> None:
+    """The previous program's done bit does not count."""
     device = opened(model)
     run(device, 3)
     model.stuck.add(CONTROL + Reg.CONTROL)

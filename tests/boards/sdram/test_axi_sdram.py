@@ -14,7 +14,7 @@ from amaranth.lib.wiring import In, Out
 from cocotb.triggers import ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiMaster
 from support.axi_models import channels, pauses
-from support.memory_driver import MemoryDriver, burst, moved, random_bursts, reset
+from support.memory_driver import MemoryDriver, burst, move_bursts, random_bursts, reset
 from support.mostly_long import mostly_long
 
 from weft.boards.bus.axi import AxiBridge
@@ -91,8 +91,8 @@ async def bench_random(dut, stall):
         contents = bytearray(OTHER)
         beats = 256 // width
         fill = [burst(contents, width, True, at, beats, full=True) for at in range(0, OTHER, 256)]
-        await driver.run(moved(fill, OTHER, OTHER))
-        await driver.run(moved(random_bursts(contents, width, 60, longest=32), OTHER, OTHER))
+        await driver.run(move_bursts(fill, OTHER, OTHER))
+        await driver.run(move_bursts(random_bursts(contents, width, 60, longest=32), OTHER, OTHER))
 
     for task in [cocotb.start_soon(use_axi()), cocotb.start_soon(use_other())]:
         await task

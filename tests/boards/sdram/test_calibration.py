@@ -1,4 +1,4 @@
-"""What boards tell of their SDRAM's clock: bytes, degrees, words."""
+"""Reports of boards on their SDRAM's clock: bytes, degrees, words."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_plain_values() -> None:
 
 
 def test_phases_that_must_work() -> None:
-    """One nanosecond and no phase more."""
+    """One nanosecond and no further phase."""
     sweep = Sweep(lambda clock: 56)
     assert sweep.min_phases(80e6) == 5
     for clock in (25e6, 40e6, 100e6):

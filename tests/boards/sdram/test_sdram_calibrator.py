@@ -78,8 +78,8 @@ def told(dut) -> Calibration:
     return Calibration.decode(int(dut.calibration.value).to_bytes(CALIBRATION_BYTES, "little"))
 
 
-async def calibrated(dut, eye, drift=None) -> Calibration:
-    """What is found after a reset with an eye; `drift` gives another one after each step."""
+async def calibrate(dut, eye, drift=None) -> Calibration:
+    """Return the calibration after a reset with an eye; `drift` gives another eye after each step."""
     dut.eye.value = encode(eye)
     await reset(dut)
     assert told(dut).state is CalibrationState.BUSY
@@ -93,8 +93,8 @@ async def calibrated(dut, eye, drift=None) -> Calibration:
     return told(dut)
 
 
-def drawn(draw: random.Random, phases: int, width: int | None = None) -> tuple[list[Phase], int, int, int]:
-    """An eye anywhere, its first phase, width and capture; around it commands are lost, or only words are."""
+def draw_eye(draw: random.Random, phases: int, width: int | None = None) -> tuple[list[Phase], int, int, int]:
+    """Draw an eye anywhere, its first phase, width and capture; around it commands are lost, or only words."""
     width = draw.randint(1, phases) if width is None else width
     first, capture = draw.randrange(phases), draw.choice(list(CAPTURES))
     eye = [Phase(0, draw.random() < 0.5) for _ in range(phases)]
@@ -104,7 +104,7 @@ def drawn(draw: random.Random, phases: int, width: int | None = None) -> tuple[l
 
 
 def longest(eye: list[Phase]) -> int:
-    """How many phases in a row work, whatever the capture, tried one by one."""
+    """Return the longest run of working phases, whatever the capture, by trying each."""
     phases = len(eye)
     found = [
         length
@@ -137,8 +137,8 @@ async def bench_drawn(dut):
     draw, phases = random.Random(random.getrandbits(32)), bench_parameters()["phases"]
     least = bench_parameters()["least"]
     for width in (least, phases, phases - 1, *(draw.randint(least, phases) for _ in range(2))):
-        eye, first, width, capture = drawn(draw, phases, width)
-        found = await calibrated(dut, eye)
+        eye, first, width, capture = draw_eye(draw, phases, width)
+        found = await calibrate(dut, eye)
         case = f"{width} from {first} with {capture}: {found}"
         assert (found.state, found.count, found.capture) == (CalibrationState.FOUND, width, capture), case
         if width < phases:
@@ -153,13 +153,13 @@ async def bench_drawn(dut):
 
 @cocotb.test()
 async def bench_delays(dut):
-    """With other delays of pads and wires than those on paper, what is found is what `eye_at` says of them."""
+    """With other delays of pads and wires than the nominal ones, the result agrees with `eye_at`."""
     draw, phases = random.Random(random.getrandbits(32)), bench_parameters()["phases"]
     clock, least = bench_parameters()["clock"], bench_parameters()["least"]
     for _ in range(3):
         pads = PadDelays(output=draw.uniform(0.5, 6), input=draw.uniform(0.2, 3))
         eye = eye_of(clock, phases, pads)
-        found, count = await calibrated(dut, eye), longest(eye)
+        found, count = await calibrate(dut, eye), longest(eye)
         assert found.count == count, (pads, found)
         assert (found.state is CalibrationState.FOUND) == (count >= least), (pads, found)
         if found.state is CalibrationState.FOUND:
@@ -174,8 +174,8 @@ async def bench_none(dut):
     draw, phases = random.Random(random.getrandbits(32)), bench_parameters()["phases"]
     least, computed = bench_parameters()["least"], bench_parameters()["capture"]
     for width in sorted({0, least - 1}):
-        eye, first, width, _ = drawn(draw, phases, width)
-        found = await calibrated(dut, eye)
+        eye, first, width, _ = draw_eye(draw, phases, width)
+        found = await calibrate(dut, eye)
         case = f"{width} from {first}: {found}"
         assert (found.state, found.count) == (CalibrationState.FAILED, width), case
         assert (found.chosen, found.capture) == (phases // 2, computed), case
@@ -187,7 +187,7 @@ async def bench_none(dut):
 
 @cocotb.test()
 async def bench_two_rows(dut):
-    """Of two rows, with one capture or two, the longer one; of equals, that with the calculated capture."""
+    """The longer of two runs, with one capture or two; of equals, the run with the calculated capture."""
     phases, computed = bench_parameters()["phases"], bench_parameters()["capture"]
     others = [capture for capture in CAPTURES if capture != computed]
     long, short = phases // 2 - 1, phases // 4
@@ -200,7 +200,7 @@ async def bench_two_rows(dut):
         eye = [Phase(0)] * phases
         eye[0 : lengths[0]] = [Phase(first)] * lengths[0]
         eye[phases // 2 : phases // 2 + lengths[1]] = [Phase(second)] * lengths[1]
-        found = await calibrated(dut, eye)
+        found = await calibrate(dut, eye)
         last = lengths[0] - 1 if lengths[0] > lengths[1] else phases // 2 + lengths[1] - 1
         wanted = first if lengths[0] > lengths[1] else second
         assert (found.count, found.last, found.capture) == (max(lengths), last, wanted)
@@ -225,7 +225,7 @@ async def bench_weak_lines(dut):
         for line in tried:  # between two phases that work: one more would make the longest row
             eye += [Phase(2, weak=True, line=line), Phase(2)]
         eye += [Phase(0)] * (phases - len(eye))
-        found = await calibrated(dut, eye)
+        found = await calibrate(dut, eye)
         assert (found.count, found.last) == (2, 1), [LINES[line] for line in tried]
 
 
@@ -240,7 +240,7 @@ async def bench_drift(dut):
             return eye[-way:] + eye[:-way] if next(steps) == 5 * phases else eye
 
         eye = [Phase(2)] * width + [Phase(0)] * (phases - width)
-        found = await calibrated(dut, eye, drift)
+        found = await calibrate(dut, eye, drift)
         assert found.state is CalibrationState.FOUND
         assert abs(found.chosen - (width - 1) / 2) <= 2, (way, found)
 
@@ -254,7 +254,7 @@ async def bench_gone(dut):
     def drift(eye):
         return [Phase(0)] * phases if next(steps) > 6 * phases + phases // 2 else eye
 
-    found = await calibrated(dut, [Phase(0)] * 3 + [Phase(1)] * 8 + [Phase(0)] * (phases - 11), drift)
+    found = await calibrate(dut, [Phase(0)] * 3 + [Phase(1)] * 8 + [Phase(0)] * (phases - 11), drift)
     assert (found.state, found.count, found.chosen) == (CalibrationState.FAILED, 8, phases // 2)
     check(dut)
 
@@ -298,8 +298,8 @@ def test_calibrator(bus: int, clock: float, phases: int, blocks: int, only: str)
     run_bench(Memory(bus, clock, sweep), parameters=parameters, only=f"bench_({only})$")
 
 
-def shown(expression, **given: int) -> int:
-    """A value of Amaranth, of signals that have those given by name."""
+def evaluate(expression, **given: int) -> int:
+    """Evaluate an Amaranth value, for named values of its signals."""
     signals = {name: Signal(16, name=name) for name in given}
     found = Signal(64)
     m = Module()
@@ -319,16 +319,18 @@ def shown(expression, **given: int) -> int:
 
 @pytest.mark.parametrize("bits", range(5, 10))
 def test_units_differ(bits: int) -> None:
-    """No two units of a test have the same first half, and none has what it had in a test with another salt."""
+    """No two units of a test have an equal first half, and none repeats its content of a test with another salt."""
     halves = {
         sum((sum(number >> bit & 1 for bit in pad) & 1) << at for at, pad in enumerate(parity_taps(bits)))
         for number in range(1 << bits)
     }
     assert len(halves) == 1 << bits
     number, salt = random.Random(bits).randrange(1 << bits), 0x2A5
-    first = shown(lambda number, salt: pattern(number[:bits], salt), number=number, salt=0)
+    first = evaluate(lambda number, salt: pattern(number[:bits], salt), number=number, salt=0)
     assert first in halves
-    assert shown(lambda number, salt: pattern(number[:bits], salt), number=number, salt=salt) == first ^ salt
+    assert (
+        evaluate(lambda number, salt: pattern(number[:bits], salt), number=number, salt=salt) == first ^ salt
+    )
 
 
 @pytest.mark.parametrize("blocks", [2, 4, 8, 16, 32])
@@ -338,7 +340,7 @@ def test_blocks_lie_apart(blocks: int, row_bits: int, column_bits: int) -> None:
     lines = row_bits + 2 + column_bits - 1 - (UNITS - 1).bit_length()
     bits = (blocks - 1).bit_length()
     places = [
-        shown(lambda block: scatter_lines(block[:bits], lines, 0), block=block) for block in range(blocks)
+        evaluate(lambda block: scatter_lines(block[:bits], lines, 0), block=block) for block in range(blocks)
     ]
     assert len(set(places)) == blocks
     assert {even ^ odd for even, odd in zip(places[::2], places[1::2], strict=True)} == {(1 << lines) - 1}
@@ -347,6 +349,6 @@ def test_blocks_lie_apart(blocks: int, row_bits: int, column_bits: int) -> None:
 @pytest.mark.parametrize(
     ("phases", "blocks", "message"), [(7, 4, "an even number"), (8, 3, "2, 4, 8, 16 or 32")]
 )
-def test_what_cannot_be_tried_is_refused(phases: int, blocks: int, message: str) -> None:
+def test_untestable_ranges_are_refused(phases: int, blocks: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Calibrator(phases, blocks=blocks, row_bits=13, column_bits=9)

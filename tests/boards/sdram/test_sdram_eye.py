@@ -54,8 +54,8 @@ class Pads:
         self.setup, self.hold = 1e3 * timing.setup, 1e3 * timing.hold
         self.access, self.stays = 1e3 * timing.access3, 1e3 * timing.output_hold
 
-    def taken(self, edge: int) -> int | None:
-        """The command that the chip takes at one of its edges."""
+    def received_command(self, edge: int) -> int | None:
+        """Return the command that the chip receives at one of its edges."""
         at = edge * self.period + self.late + self.output
         seen = {int((at + moment - self.output) // self.period) for moment in (-self.setup, self.hold)}
         return seen.pop() if len(seen) == 1 else None
@@ -70,7 +70,7 @@ class Pads:
         return None
 
     def works(self, capture: int) -> bool:
-        """Whether all words come to where a controller expects them."""
+        """Return whether all words arrive where a controller expects them."""
         return all(
             self.word((command + CAS_LATENCY - 1 + capture) * self.period) == command
             for command in range(4, WORDS - 4)
@@ -123,8 +123,8 @@ def test_the_pll_makes_the_phase() -> None:
         assert arrival(dividers.output, shown) == CAS_LATENCY - 1 + eye.capture
 
 
-def test_a_phase_of_half_a_cycle_does_not_do() -> None:
-    """By the same delays: 6.5 ns less half a cycle."""
+def test_a_phase_of_half_a_cycle_fails() -> None:
+    """With equal delays: 6.5 ns less half a cycle."""
     holds = {clock: eye_at(clock * 1e6, 180, 2).read_hold for clock in (80, 75, 70, 40)}
     assert holds == pytest.approx({80: 0.25, 75: -1 / 6, 70: -0.643, 40: -6}, abs=1e-3)
     for clock in range(50, 101):
@@ -189,7 +189,7 @@ def is_open(clock: float, chip: SdramTiming) -> bool:
         return False
 
 
-def test_the_docs_tell_the_same() -> None:
+def test_the_docs_agree() -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "boards.md").read_text()
     rows = re.findall(r"^\| (\d+) \| (\d+)° \| CAS latency \+ (\d) \| ([\d.]+) ns \|$", text, re.M)
     assert len(rows) > 4

@@ -32,7 +32,7 @@ class Chip:
         self.dut = dut
 
     async def cycle(self, operation=Operation.NOP, *, bank=0, a=0, mask=0, drive=None, power=1) -> int:
-        """One cycle on the pads; returns the word on the data pads."""
+        """Run one cycle on the pads; return the word on the data pads."""
         dut, bits = self.dut, operation.value
         dut.pads__clk_en.value = power
         dut.pads__cs.value = 1

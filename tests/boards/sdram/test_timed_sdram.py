@@ -1,4 +1,4 @@
-"""What the cycle model is told of a board's SDRAM is what the board is built with."""
+"""The cycle model's SDRAM parameters match the board's hardware."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from weft.boards.top import Top
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> dict[type, Any]:
-    """The last component of each of these classes."""
+def build_components(monkeypatch: pytest.MonkeyPatch) -> dict[type, Any]:
+    """Return the last component of each of these classes."""
     found: dict[type, Any] = {}
 
     def spy(kind: type) -> None:
@@ -36,12 +36,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[type, Any]:
 
 
 @pytest.mark.parametrize("clock", [25e6, 66e6, 80e6, 130e6])
-def test_sdram_is_the_boards(clock: float, made: dict[type, Any]) -> None:
+def test_sdram_is_the_boards(clock: float, build_components: dict[type, Any]) -> None:
     board = find("ulx3s-12f")
     sdram = board.sdram(clock)
     assert sdram is not None
     Fragment.get(Top(board, board.config, clock, 400, board.family.fabric), None)
-    controller = made[SdramController]
+    controller = build_components[SdramController]
     for name in ("rcd", "rp", "ras", "rc", "rrd", "rfc", "wr", "refresh"):
         assert getattr(sdram, name) == getattr(controller.cycles, name), name
     assert 2 << (sdram.row_bits + sdram.column_bits + 2) == controller.size == board.memory.size
@@ -49,8 +49,11 @@ def test_sdram_is_the_boards(clock: float, made: dict[type, Any]) -> None:
     assert sdram.cas_latency == controller.cas_latency
     assert controller.calibrator is not None
     begins = controller.calibrator.signature.members["late"].init
-    assert sdram.read_latency == made[ReadWords].latency + begins
-    assert (sdram.pieces, sdram.commands) == (made[AxiBridge].pieces, made[Arbiter].commands)
+    assert sdram.read_latency == build_components[ReadWords].latency + begins
+    assert (sdram.pieces, sdram.commands) == (
+        build_components[AxiBridge].pieces,
+        build_components[Arbiter].commands,
+    )
 
 
 def test_boards_without_sdram() -> None:

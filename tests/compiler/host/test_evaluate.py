@@ -131,7 +131,7 @@ def test_average_with_ceil_mode_and_pads() -> None:
 @pytest.mark.parametrize("axis", [None, 0, 1, 2, -1])
 def test_softmax_over_all_axes_from_one_on(op: str, axis: int | None) -> None:
     x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
-    attributes = host_cases.given(axis=axis)
+    attributes = host_cases.set_attributes(axis=axis)
     model, feeds = host_cases.build(op, [x], attributes, 1, 12)
     assert model is not None
     expected = oracle(model, feeds)

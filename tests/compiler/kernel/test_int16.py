@@ -71,7 +71,7 @@ def exact(op: WideElements, a: np.ndarray, b: np.ndarray | None) -> np.ndarray:
         "requantise": lambda: x, "sum": lambda: x + y, "product": lambda: x * y, "minimum": lambda: np.minimum(x, y),
         "maximum": lambda: np.maximum(x, y),
     }[op.kind]()  # fmt: skip
-    return wide_cases.saturated(actual, op.y_zero, op.clamp, wide=op.wide)
+    return wide_cases.saturate(actual, op.y_zero, op.clamp, wide=op.wide)
 
 
 def operands(rng: Rng, op: WideElements) -> tuple[list[np.ndarray], list[np.ndarray]]:

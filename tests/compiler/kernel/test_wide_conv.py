@@ -43,7 +43,7 @@ def widen(rng: Rng, op: Conv, x_wide: bool, wide: bool) -> WideConv:
     shape = (n, *op.window.output(h, w), out)
     dst = op.dst if op.pool is None else op_cases.whole("y", shape, "output")
     return WideConv(
-        name="conv", src=wide_cases.doubled(op.src, wide=x_wide), dst=wide_cases.doubled(dst, wide=wide),
+        name="conv", src=wide_cases.with_planes(op.src, wide=x_wide), dst=wide_cases.with_planes(dst, wide=wide),
         weight=op.weight, bias=np.rint(bias).astype(np.int64), scale=scale, window=op.window, groups=op.groups,
         x_zero=wide_cases.zero(rng, wide=x_wide), x_wide=x_wide, wide=wide, **wide_cases.clamp(rng, wide=wide),
     )  # fmt: skip
@@ -80,7 +80,7 @@ def exact(op: WideConv, x: np.ndarray) -> np.ndarray:
     grouped = read.reshape(*read.shape[:5], op.groups, cin)
     weight = op.weight.reshape(op.groups, out // op.groups, kh, kw, cin).astype(np.float64)
     total = np.einsum("nhwyxgi,goyxi->nhwgo", grouped, weight, optimize=True).reshape(op.dst.shape)
-    return wide_cases.saturated((total + op.bias) * op.scale, op.y_zero, op.clamp, wide=op.wide)
+    return wide_cases.saturate((total + op.bias) * op.scale, op.y_zero, op.clamp, wide=op.wide)
 
 
 def split(x: np.ndarray, op: WideConv) -> list[np.ndarray]:

@@ -108,7 +108,7 @@ def test_random_lines() -> None:
         op = random_function(rng, 4)
         place = (X - op.first) / op.spacing
         line = np.interp(place, np.arange(256), op.table.astype(np.float64))
-        exact = wide_cases.saturated(line * op.scale, 0, op.clamp, wide=op.wide)
+        exact = wide_cases.saturate(line * op.scale, 0, op.clamp, wide=op.wide)
         slope = np.abs(np.diff(op.table.astype(int))).max() * op.scale
         # A place has 14 bits and a spacing 16, which bounds the error of slope and entry.
         allowed = 1 + slope * (2.0**-14 + 256 * 2.0**-16) + op.scale / 2

@@ -67,7 +67,7 @@ def exact(op: WideLayerNorm, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     allowed = allowed + op.wide * unit * (
         2.0**-12 * op.centre + np.abs(distance).max(axis=-1, keepdims=True) / 2**16
     )
-    return wide_cases.saturated(normal + op.bias * op.scale, op.y_zero, op.clamp, wide=op.wide), allowed
+    return wide_cases.saturate(normal + op.bias * op.scale, op.y_zero, op.clamp, wide=op.wide), allowed
 
 
 def split(x: np.ndarray) -> list[np.ndarray]:
@@ -112,7 +112,7 @@ def test_rows_of_one_value_are_their_bias(kind: str, wide: bool) -> None:
             centre=True, epsilon=1e-9
         )
         x = np.broadcast_to(extreme(kind, channels), op.src.shape)
-        bias = wide_cases.saturated(op.bias * op.scale, op.y_zero, op.clamp, wide=wide)
+        bias = wide_cases.saturate(op.bias * op.scale, op.y_zero, op.clamp, wide=wide)
         assert np.abs(wide_cases.run(op, split(x), wide=wide) - bias).max() <= STEPS[wide]
 
 

@@ -48,7 +48,7 @@ def test_agrees_with_the_reference(kind: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     model = kind(rng)
     values = qdq_models.feeds(model, rng)
-    models.calibrated(model, values)
+    models.calibrate_scores(model, values)
     graph = import_model(model)
     assert not on_host(graph)
     assert {type(op).__name__ for op in device_ops(graph)} <= {"Attention", "Rescale"}
@@ -88,7 +88,7 @@ def test_pairs_beyond_all_scores_only_round() -> None:
     most = 4 * 255 * 255 * q_source.scale * k_source.scale
     scores = result.pair(result.product(q, result.keys_transposed(k, k_source)), most / 127)
     value = result.product(result.weights(scores, most / 127), v)
-    graph = import_model(models.ended(result.builder, value, v_source))
+    graph = import_model(models.quantise_result(result.builder, value, v_source))
     (op,) = device_ops(graph)
     assert op.rounding is None
     assert ROUNDING in {note for _, _, _, note in graph.assignment}
@@ -143,8 +143,8 @@ def test_heads_stay_where_neighbouring_products_put_them() -> None:
     q = result.split(parts[0], 4)
     k = result.split(parts[1], 4, (0, 2, 3, 1))
     v = result.split(parts[2], 4)
-    value = result.product(result.weights(result.scaled(result.pair(result.product(q, k), 0.4), 0.35)), v)
-    joined = builder.like(result.joined(value, parts[2]), (2, 6, 32), parts[2])
+    value = result.product(result.weights(result.scale_by(result.pair(result.product(q, k), 0.4), 0.35)), v)
+    joined = builder.like(result.join_heads(value, parts[2]), (2, 6, 32), parts[2])
     graph = import_model(builder.finish(builder.dense(joined, 5, op="MatMul", bias=False)))
     assert not on_host(graph)
     kinds = [type(op) for op in device_ops(graph)]
@@ -162,7 +162,7 @@ def test_heads_as_images_stay_images() -> None:
     result.builder = builder
     q, k, v = (builder.dequantise(part) for part in parts)
     value = result.product(result.weights(result.product(q, result.keys_transposed(k, parts[1]))), v)
-    model = models.ended(builder, value, parts[2])
+    model = models.quantise_result(builder, value, parts[2])
     graph = import_model(model)
     assert not on_host(graph)
     op = device_ops(graph)[-1]
@@ -180,7 +180,7 @@ def test_other_ranks(rank: int) -> None:
     scores = builder.node("MatMul", [builder.dequantise(q), keys])
     scores = builder.node("Mul", [scores, builder.constant(np.float32(0.3))])
     value = builder.node("MatMul", [builder.node("Softmax", [scores], axis=-1), builder.dequantise(v)])
-    model = models.ended(builder, value, v)
+    model = models.quantise_result(builder, value, v)
     assert not on_host(import_model(model))
     assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
 
@@ -198,7 +198,7 @@ def test_mask_chosen_by_where(swapped: bool) -> None:
     low = builder.constant(np.float32(np.finfo(np.float32).min))
     chosen = [builder.constant(~seen), low, scores] if swapped else [builder.constant(seen), scores, low]
     value = result.product(result.weights(builder.node("Where", chosen)), v)
-    model = models.ended(builder, value, v_source)
+    model = models.quantise_result(builder, value, v_source)
     (op,) = ops_of(model)
     assert (op.causal, op.offset, op.lengths) == (True, 0, (5,))
     assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
@@ -210,9 +210,9 @@ def test_scores_scaled_twice() -> None:
     q, _ = result.heads(2, 5, 4)
     k, k_source = result.heads(2, 5, 4)
     v, v_source = result.heads(2, 5, 4)
-    scores = result.scaled(result.product(q, result.keys_transposed(k, k_source)), 0.125)
-    value = result.product(result.weights(result.scaled(scores, 0.5, "Div")), v)
-    model = models.ended(result.builder, value, v_source)
+    scores = result.scale_by(result.product(q, result.keys_transposed(k, k_source)), 0.125)
+    value = result.product(result.weights(result.scale_by(scores, 0.5, "Div")), v)
+    model = models.quantise_result(result.builder, value, v_source)
     (op,) = ops_of(model)
     assert isinstance(op, Attention)
     assert np.abs(steps(model, qdq_models.feeds(model, rng))).max() <= 1
@@ -232,11 +232,11 @@ def test_probabilities_that_are_not_a_number(zero: float) -> None:
     q, _ = result.heads(2, 5, 4)
     k, k_source = result.heads(2, 5, 4)
     v, v_source = result.heads(2, 5, 4)
-    scores = result.masked(
+    scores = result.add_mask(
         result.product(q, result.keys_transposed(k, k_source)), models.additive(np.arange(5) < 3)
     )
     value = result.product(add_guard(result, result.weights(scores), zero), v)
-    model = models.ended(result.builder, value, v_source)
+    model = models.quantise_result(result.builder, value, v_source)
     graph = import_model(model)
     assert bool(on_host(graph)) == bool(zero)
     assert [isinstance(op, Attention) for op in device_ops(graph)] == ([] if zero else [True])

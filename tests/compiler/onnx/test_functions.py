@@ -55,7 +55,7 @@ def unary(chain: Chain, op: str, value: str) -> str:
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 def test_unary(op: str, dtype: type[np.integer]) -> None:
     chain = Chain(0.04, 77 if dtype == np.uint8 else -11, dtype)
-    one_table(chain.ended(unary(chain, op, chain.value)), chain.feeds)
+    one_table(chain.finish_with(unary(chain, op, chain.value)), chain.feeds)
 
 
 @pytest.mark.parametrize("op", OF_PART)
@@ -66,7 +66,7 @@ def test_unary_of_numbers_for_which_it_is_defined(op: str) -> None:
         value = chain.apply("Clip", value, -1.0, 1.0)
     if op == "Acosh":
         value = chain.apply("Add", value, 1.0)
-    one_table(chain.ended(unary(chain, op, value), 0.03), chain.feeds)
+    one_table(chain.finish_with(unary(chain, op, value), 0.03), chain.feeds)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_with_a_number(op: str, first: bool) -> None:
             constant = chain.constant(np.full(shape, number, np.float32))
             names = (constant, chain.value) if first else (chain.value, constant)
             value = chain.apply(op, *names, **({"fmod": 1} if op == "Mod" else {}))
-            check(chain.ended(value, 0.05), chain.feeds)
+            check(chain.finish_with(value, 0.05), chain.feeds)
             if op not in ("Mul", "Div"):
                 one_table(chain.model(), chain.feeds)
 
@@ -104,7 +104,7 @@ def test_logic() -> None:
     value = chain.apply(
         "Where", either, chain.apply("Cast", either, to=TensorProto.FLOAT), chain.apply("Exp", x)
     )
-    one_table(chain.ended(value, 0.1), chain.feeds)
+    one_table(chain.finish_with(value, 0.1), chain.feeds)
 
 
 def test_numbers_that_are_none_and_are_replaced() -> None:
@@ -112,14 +112,14 @@ def test_numbers_that_are_none_and_are_replaced() -> None:
     value = chain.apply("Log", chain.value)
     value = chain.apply("Where", chain.apply("IsNaN", value), -1.0, value)
     value = chain.apply("Where", chain.apply("IsInf", value), 1.5, value)
-    one_table(chain.ended(value), chain.feeds)
+    one_table(chain.finish_with(value), chain.feeds)
 
 
 @pytest.mark.parametrize("name", WRITTEN_OUT)
 @pytest.mark.parametrize("opset", [13, 17, 24])
 def test_written_out(name: str, opset: int) -> None:
     chain = Chain(0.06, -9, opset=opset)
-    one_table(chain.ended(WRITTEN_OUT[name](chain, chain.value), 0.04, -100), chain.feeds)
+    one_table(chain.finish_with(WRITTEN_OUT[name](chain, chain.value), 0.04, -100), chain.feeds)
 
 
 class Rounded(Chain):
@@ -128,18 +128,18 @@ class Rounded(Chain):
     def apply(self, op: str, *inputs: str | float, **attributes: Any) -> str:
         names = [name if isinstance(name, str) else self.eight_bits(name) for name in inputs]
         result = self.node(op, names, **attributes)
-        return result if op == "Greater" else self.rounded(result, 0.05 + 0.003 * len(self.nodes), -20)
+        return result if op == "Greater" else self.round_trip(result, 0.05 + 0.003 * len(self.nodes), -20)
 
     def eight_bits(self, value: float) -> str:
         step = abs(value) / 100 or 1.0
-        return self.dequantised(self.constant(np.array(np.sign(value) * 100, np.int8)), step)
+        return self.add_dequantise(self.constant(np.array(np.sign(value) * 100, np.int8)), step)
 
 
 @pytest.mark.parametrize("name", WRITTEN_OUT)
 def test_written_out_with_rounding(name: str) -> None:
     """Q/DQ pairs in between make no step of their own on the device."""
     chain = Rounded(0.06, -9)
-    model = chain.ended(WRITTEN_OUT[name](chain, chain.value), 0.04, -100)
+    model = chain.finish_with(WRITTEN_OUT[name](chain, chain.value), 0.04, -100)
     one_table(model, chain.feeds)
 
 
@@ -153,7 +153,8 @@ def test_scales(scale: float, dtype: type[np.integer], extreme: bool) -> None:
             chain = Chain(scale, zero, dtype)
             steps = scale if extreme else 0.013
             one_table(
-                chain.ended(unary(chain, op, chain.value), steps, most - zero + least, dtype), chain.feeds
+                chain.finish_with(unary(chain, op, chain.value), steps, most - zero + least, dtype),
+                chain.feeds,
             )
 
 
@@ -171,7 +172,7 @@ def test_random_chains(seed: int) -> None:
         kind = str(rng.choice([*STEPS[-4:], str(rng.choice(STEPS))]))
         value = values[-1]
         if kind == "round":
-            value = chain.rounded(value, float(10 ** rng.uniform(-2, 0)), int(rng.integers(-128, 128)))
+            value = chain.round_trip(value, float(10 ** rng.uniform(-2, 0)), int(rng.integers(-128, 128)))
         elif kind == "move":
             shape = chain.node("Reshape", [value, chain.constant(np.array([4, 64], np.int64))])
             value = chain.node("Reshape", [shape, chain.constant(np.array(chain.shape, np.int64))])
@@ -186,7 +187,7 @@ def test_random_chains(seed: int) -> None:
             value = unary(chain, kind, value)
         values.append(value)
     value = chain.apply("Sigmoid", values[-1])
-    one_table(chain.ended(value, 1 / 256, 0, np.uint8), chain.feeds)
+    one_table(chain.finish_with(value, 1 / 256, 0, np.uint8), chain.feeds)
 
 
 @pytest.mark.parametrize("host", [False, True])
@@ -194,13 +195,13 @@ def test_random_chains(seed: int) -> None:
 def test_a_value_in_the_middle_that_others_read(host: bool, dtype: type[np.integer]) -> None:
     """The later table starts from it, so that the older value need not be kept."""
     chain = Chain()
-    first = chain.quantised(silu(chain, chain.value), 0.03, 40, dtype)
-    again = chain.dequantised(first, 0.03, 40, dtype)
+    first = chain.add_quantise(silu(chain, chain.value), 0.03, 40, dtype)
+    again = chain.add_dequantise(first, 0.03, 40, dtype)
     if host:
         chain.give(chain.apply("LogSoftmax", again), TensorProto.FLOAT)
     else:
         chain.give(first, KINDS[dtype])
-    graph = check(chain.ended(chain.apply("Tanh", again)), chain.feeds)
+    graph = check(chain.finish_with(chain.apply("Tanh", again)), chain.feeds)
     one, other = device_ops(graph)
     assert other.src.buffer.name == one.dst.buffer.name
     assert {name.split("_")[0] for name in on_host(graph)} == (
@@ -212,7 +213,7 @@ def test_a_float_in_the_middle_that_the_host_reads() -> None:
     chain = Chain()
     middle = chain.apply("Sigmoid", chain.value)
     chain.give(middle, TensorProto.FLOAT)
-    graph = check(chain.ended(chain.apply("Mul", chain.value, middle)), chain.feeds)
+    graph = check(chain.finish_with(chain.apply("Mul", chain.value, middle)), chain.feeds)
     assert len(device_ops(graph)) == 1
     (reason,) = [why for name, why in on_host(graph).items() if name.startswith("sigmoid")]
     assert reason == "its result is an output of the model in float"
@@ -221,18 +222,18 @@ def test_a_float_in_the_middle_that_the_host_reads() -> None:
 def test_chains_of_private_values_are_one_table() -> None:
     """A final requantisation, which is no table by itself, is included."""
     chain = Chain()
-    value = chain.rounded(chain.apply("Tanh", chain.rounded(silu(chain, chain.value))))
-    one_table(chain.ended(chain.apply("Relu", value)), chain.feeds)
+    value = chain.round_trip(chain.apply("Tanh", chain.round_trip(silu(chain, chain.value))))
+    one_table(chain.finish_with(chain.apply("Relu", value)), chain.feeds)
 
 
 def test_plain_requantisation_stays() -> None:
     for op, given in (("Relu", ()), ("Clip", (-1.0, 2.0)), ("Mul", (0.7,)), ("Identity", ())):
         chain = Chain()
-        model = chain.ended(chain.apply(op, chain.value, *given), 0.07)
+        model = chain.finish_with(chain.apply(op, chain.value, *given), 0.07)
         assert plain(model) == 1
     chain = Chain()
-    value = chain.rounded(chain.apply("Relu", chain.value))
-    assert plain(chain.ended(chain.apply("Clip", value, -1.0, 2.0), 0.07)) == 2
+    value = chain.round_trip(chain.apply("Relu", chain.value))
+    assert plain(chain.finish_with(chain.apply("Clip", value, -1.0, 2.0), 0.07)) == 2
 
 
 def plain(model: onnx.ModelProto) -> int:
@@ -244,9 +245,9 @@ def plain(model: onnx.ModelProto) -> int:
 
 def test_requantisation_of_a_table_that_others_read_stays() -> None:
     chain = Chain()
-    first = chain.quantised(chain.apply("Tanh", chain.value), 0.01)
+    first = chain.add_quantise(chain.apply("Tanh", chain.value), 0.01)
     chain.give(first, TensorProto.INT8)
-    model = chain.ended(chain.apply("Relu", chain.dequantised(first, 0.01)))
+    model = chain.finish_with(chain.apply("Relu", chain.add_dequantise(first, 0.01)))
     one, other = device_ops(check(model, chain.feeds, steps=1))
     assert one.lookup is not None
     assert other.lookup is None
@@ -257,17 +258,17 @@ def test_residual(rounded: bool) -> None:
     """x + f(x) is a function of x; with another value it is an addition."""
     chain = Chain()
     result = silu(chain, chain.value)
-    result = chain.rounded(result) if rounded else result
-    one_table(chain.ended(chain.apply("Add", chain.value, result)), chain.feeds)
+    result = chain.round_trip(result) if rounded else result
+    one_table(chain.finish_with(chain.apply("Add", chain.value, result)), chain.feeds)
     chain = Chain()
-    other = chain.rounded(chain.apply("Hardmax", chain.value))
-    model = chain.ended(chain.apply("Add", chain.rounded(silu(chain, chain.value)), other))
+    other = chain.round_trip(chain.apply("Hardmax", chain.value))
+    model = chain.finish_with(chain.apply("Add", chain.round_trip(silu(chain, chain.value)), other))
     assert [type(op) for op in device_ops(check(model, chain.feeds, steps=1))] == [Rescale, Add]
 
 
 def test_scalars_beside_an_activation_without_tables() -> None:
     chain = Chain()
-    model = chain.ended(chain.apply("Add", chain.value, 0.3))
+    model = chain.finish_with(chain.apply("Add", chain.value, 0.3))
     assert [type(op) for op in device_ops(import_model(model))] == [Rescale]
     graph = import_model(model, config=Config(lookup_tables=0))
     assert [type(op) for op in device_ops(graph)] == [Conv]
@@ -276,11 +277,11 @@ def test_scalars_beside_an_activation_without_tables() -> None:
 def test_constants_by_channel_are_no_numbers() -> None:
     chain = Chain()
     slope = chain.constant(np.array([0.1, 0.2, 0.3, 0.4], np.float32).reshape(4, 1, 1))
-    graph = check(chain.ended(chain.apply("Max", chain.value, slope)), chain.feeds)
+    graph = check(chain.finish_with(chain.apply("Max", chain.value, slope)), chain.feeds)
     assert not device_ops(graph)
     chain = Chain()
     offset = chain.constant(np.array([0.1, 0.2, 0.3, 0.4], np.float32).reshape(4, 1, 1))
-    model = chain.ended(chain.apply("Add", chain.value, offset))
+    model = chain.finish_with(chain.apply("Add", chain.value, offset))
     assert [type(op) for op in device_ops(import_model(model))] == [Conv]
 
 
@@ -288,7 +289,7 @@ def test_scales_by_channel_are_no_function() -> None:
     chain = Chain()
     scales = chain.constant(np.array([0.1, 0.2, 0.3, 0.4], np.float32))
     value = chain.node("DequantizeLinear", ["source", scales], axis=1)
-    graph = check(chain.ended(chain.apply("Sigmoid", value)), chain.feeds)
+    graph = check(chain.finish_with(chain.apply("Sigmoid", value)), chain.feeds)
     assert not device_ops(graph)
 
 
@@ -296,7 +297,7 @@ def test_operand_that_enlarges_the_value_is_no_scalar() -> None:
     chain = Chain(shape=(256,))
     wide = chain.node("Reshape", [chain.value, chain.constant(np.array([256, 1], np.int64))])
     value = chain.apply("Max", chain.value, wide)
-    chain.give(chain.quantised(value, 0.1), TensorProto.INT8, (256, 256))
+    chain.give(chain.add_quantise(value, 0.1), TensorProto.INT8, (256, 256))
     assert not device_ops(check(chain.model(), chain.feeds))
 
 
@@ -305,20 +306,20 @@ def test_transposed_operand_is_another(inner: bool) -> None:
     chain = Chain(shape=(16, 16))
     value = of_device(chain) if inner else chain.value
     turned = chain.node("Transpose", [value])
-    graph = check(chain.ended(chain.apply("Sum", value, turned)), chain.feeds)
+    graph = check(chain.finish_with(chain.apply("Sum", value, turned)), chain.feeds)
     assert len(device_ops(graph)) == inner
 
 
 def of_device(chain: Chain) -> str:
     """A value that the device makes of one that the host makes."""
-    value = chain.rounded(chain.apply("Hardmax", chain.value))
-    return chain.rounded(chain.apply("Tanh", value), 0.01)
+    value = chain.round_trip(chain.apply("Hardmax", chain.value))
+    return chain.round_trip(chain.apply("Tanh", value), 0.01)
 
 
 def test_transposed_for_a_convolution() -> None:
     chain = Chain(0.02, 3, np.uint8, shape=(1, 8, 8, 4))
     value = chain.apply("Sigmoid", chain.node("Transpose", [chain.value], perm=(0, 3, 1, 2)))
-    middle = chain.quantised(value, 1 / 200, -100)
+    middle = chain.add_quantise(value, 1 / 200, -100)
     result = chain.conv(Quantised(middle, (1, 4, 8, 8), 1 / 200, -100, unsigned=False), 3, (1, 1))
     chain.give(result.name, TensorProto.UINT8 if result.unsigned else TensorProto.INT8, result.shape)
     graph = check(chain.model(), chain.feeds)
@@ -331,7 +332,7 @@ def test_transposed_into_an_order_that_few_operators_take() -> None:
     turned = chain.node("Transpose", [of_device(chain)], perm=(1, 2, 0))
     pair = [chain.number(0.001), chain.constant(np.array(0, np.int16))]
     fine = chain.node("DequantizeLinear", [chain.node("QuantizeLinear", [turned, *pair]), *pair])
-    chain.give(chain.quantised(chain.apply("Sin", fine), 0.01), TensorProto.INT8, (2, 64, 2))
+    chain.give(chain.add_quantise(chain.apply("Sin", fine), 0.01), TensorProto.INT8, (2, 64, 2))
     graph = check(chain.model(), chain.feeds)
     assert not [name for name in on_host(graph) if name.startswith("transpose")]
     assert len(device_ops(graph)) == 1
@@ -342,8 +343,8 @@ def test_reshaped_in_front() -> None:
     shape = (4, 64)
     chain.nodes.clear()
     moved = chain.node("Reshape", ["source", chain.constant(np.array(shape, np.int64))])
-    value = chain.apply("Sigmoid", chain.dequantised(moved, 0.05))
-    chain.give(chain.quantised(value, 1 / 256), TensorProto.INT8, shape)
+    value = chain.apply("Sigmoid", chain.add_dequantise(moved, 0.05))
+    chain.give(chain.add_quantise(value, 1 / 256), TensorProto.INT8, shape)
     graph = one_table(chain.model(), chain.feeds)
     assert {reason for _, _, _, reason in graph.assignment} == {""}
 
@@ -361,7 +362,7 @@ def test_transposed_on_the_way(shape: tuple[int, ...], at: int) -> None:
         for step in range(3):
             value = chain.node("Transpose", [value], perm=perm) if step == at else value
             value = chain.apply("Sin", value) if step < 2 else value
-        chain.give(chain.quantised(value, 0.01), TensorProto.INT8, tuple(shape[axis] for axis in perm))
+        chain.give(chain.add_quantise(value, 0.01), TensorProto.INT8, tuple(shape[axis] for axis in perm))
         graph = check(chain.model(), chain.feeds)
         assert len(device_ops(graph)) == 1, on_host(graph)
 
@@ -374,14 +375,14 @@ def test_operators_of_bytes_and_sixteen_bits_between() -> None:
     )
     pair = [chain.number(0.001), chain.constant(np.array(0, np.int16))]
     fine = chain.node("DequantizeLinear", [chain.node("QuantizeLinear", [value, *pair]), *pair])
-    one_table(chain.ended(chain.apply("Sigmoid", fine), 1 / 256, -128), chain.feeds)
+    one_table(chain.finish_with(chain.apply("Sigmoid", fine), 1 / 256, -128), chain.feeds)
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.DOUBLE])
 def test_other_floats_between(dtype: int) -> None:
     chain = Chain()
     value = chain.apply("Sqrt", chain.apply("Abs", chain.apply("Cast", chain.value, to=dtype)))
-    one_table(chain.ended(chain.apply("Cast", value, to=TensorProto.FLOAT)), chain.feeds)
+    one_table(chain.finish_with(chain.apply("Cast", value, to=TensorProto.FLOAT)), chain.feeds)
 
 
 def test_long_chains_are_left_alone() -> None:
@@ -389,14 +390,14 @@ def test_long_chains_are_left_alone() -> None:
     value = chain.value
     for _ in range(2 * LENGTH):
         value = chain.apply("Sin", value)
-    graph = check(chain.ended(value), chain.feeds)
+    graph = check(chain.finish_with(value), chain.feeds)
     assert not device_ops(graph)
 
 
 def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     """The onnx package's own evaluator gives the same but for a step where results lie between two."""
     chain = Chain(0.06, -9)
-    model = chain.ended(silu(chain, chain.value), 0.04, -100)
+    model = chain.finish_with(silu(chain, chain.value), 0.04, -100)
     expected = run_graph(import_model(model), chain.feeds)
     monkeypatch.setattr(evaluate, "runtime", lambda: None)
     graph = import_model(model)

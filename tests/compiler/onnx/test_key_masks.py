@@ -13,7 +13,7 @@ from support import qdq_models
 from support.attention_models import Exploded, Sizes
 from support.graph_runs import device_ops, on_host, run_graph
 from support.integer_nets import run
-from support.key_mask_models import SCALE, Case, masked
+from support.key_mask_models import SCALE, Case, masked_attention
 from support.repeated import repeated
 
 import weft
@@ -36,7 +36,7 @@ def draw_model(rng: np.random.Generator) -> tuple[Case, Sizes, str]:
         "join": bool(rng.integers(2)),
         "factor": float(rng.choice([0.02, 0.1, 1.0])) * sizes.size**-0.5,
     }
-    return masked(rng, sizes, layout=layout, **options), sizes, layout
+    return masked_attention(rng, sizes, layout=layout, **options), sizes, layout
 
 
 def other_masked(case: Case, sizes: Sizes, layout: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -119,7 +119,7 @@ def test_keys_that_lie_head_by_head(images: int) -> None:
 
     def attend(keys: str, *masks: str) -> str:
         turned = builder.node("Transpose", [keys], perm=[0, 1, 3, 2])
-        scores = result.scaled(result.product(heads, turned), 0.1)
+        scores = result.scale_by(result.product(heads, turned), 0.1)
         for given in masks:
             scores = builder.node("Add", [scores, given])
         return result.product(builder.node("Softmax", [scores], axis=-1), heads)
@@ -171,14 +171,14 @@ def test_forms_of_masks() -> None:
     "options", [{"zero": 100}, {"scale": 5.0}, {"images": 1, "scale": 0.1}], ids=["raised", "fine", "biased"]
 )
 def test_other_addends_are_no_masks(options: dict[str, Any]) -> None:
-    case = masked(np.random.default_rng(0), Sizes(2, 2, 2, 5, 5, 4, 4), **options)
+    case = masked_attention(np.random.default_rng(0), Sizes(2, 2, 2, 5, 5, 4, 4), **options)
     assert not any(isinstance(op, Attention) for op in device_ops(import_model(case.model)))
 
 
 def test_masks_by_query_are_not_key_masks() -> None:
     """Of (images, 1, queries, keys)."""
     rng = np.random.default_rng(0)
-    case = masked(rng, Sizes(1, 2, 2, 5, 5, 4, 4))
+    case = masked_attention(rng, Sizes(1, 2, 2, 5, 5, 4, 4))
     given = next(value for value in case.model.graph.input if value.name == "mask")
     given.type.tensor_type.shape.dim[2].dim_value = 5
     assert not any(isinstance(op, Attention) for op in device_ops(import_model(case.model)))

@@ -34,7 +34,7 @@ def test_one_by_one(kind: str, rank: int) -> None:
     for seed in range(8):
         rng = np.random.default_rng([seed, rank])
         built = qdq_models.Builder(rng)
-        value = movement.moved(built, built.input(movement.random_shape(rng, rank)), kind)
+        value = movement.append_move(built, built.input(movement.random_shape(rng, rank)), kind)
         graph = import_checked(built.finish(value), rng)
         assert not on_host(graph)
         on_golden(graph, "tiny", rng)

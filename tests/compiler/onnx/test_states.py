@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support import qdq_models
-from support.graph_runs import on_host, run_graph, run_kept
+from support.graph_runs import on_host, run_graph, run_with_states
 from support.ort_sessions import plain_session
-from support.qdq_models import Builder, Quantised, finished
+from support.qdq_models import Builder, Quantised, finish_all
 
 from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
@@ -32,7 +32,7 @@ def same_as_given_back(model: onnx.ModelProto, graph: Graph, states: dict[str, s
     for _ in range(3):
         every = qdq_models.feeds(model, rng) | arguments
         expected = run_graph(plain, every)
-        actual = run_kept(graph, {name: every[name] for name in graph.inputs}, kept)
+        actual = run_with_states(graph, {name: every[name] for name in graph.inputs}, kept)
         assert all(np.array_equal(actual[name], expected[name]) for name in graph.outputs)
         arguments = {source: expected[target] for source, target in states.items()}
 
@@ -53,7 +53,7 @@ def on_device() -> tuple[onnx.ModelProto, dict[str, str]]:
     builder = Builder(np.random.default_rng(0))
     x, before, states = two(builder, (1, 4, 3, 5))
     total = builder.add(x, before)
-    return finished(builder, builder.conv(total, 4, (1, 1)), total), states
+    return finish_all(builder, builder.conv(total, 4, (1, 1)), total), states
 
 
 def in_another_order() -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -61,7 +61,7 @@ def in_another_order() -> tuple[onnx.ModelProto, dict[str, str]]:
     builder = Builder(np.random.default_rng(1))
     x, before, states = two(builder, (1, 4, 5, 5))
     total = transpose(builder, builder.add(x, before))
-    return finished(builder, builder.conv(total, 4, (1, 1)), total), states
+    return finish_all(builder, builder.conv(total, 4, (1, 1)), total), states
 
 
 def read_on_the_host() -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -71,7 +71,7 @@ def read_on_the_host() -> tuple[onnx.ModelProto, dict[str, str]]:
     chosen = builder.node("Hardmax", [builder.inputs[1].name])
     other = builder.quantise(chosen, (2, 6), 1 / 128, 0, False)
     total = builder.add(x, before)
-    return finished(builder, builder.add(total, other), total), states
+    return finish_all(builder, builder.add(total, other), total), states
 
 
 def made_on_the_host() -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -80,7 +80,7 @@ def made_on_the_host() -> tuple[onnx.ModelProto, dict[str, str]]:
     x, before, states = two(builder, (2, 6))
     total = builder.add(x, before)
     chosen = builder.node("Hardmax", [builder.dequantise(total)])
-    return finished(
+    return finish_all(
         builder, builder.dense(total, 3), builder.quantise(chosen, (2, 6), 1 / 128, 0, False)
     ), states
 
@@ -92,7 +92,7 @@ def in_two_segments() -> tuple[onnx.ModelProto, dict[str, str]]:
     total = builder.add(x, before)
     chosen = builder.quantise(builder.node("Hardmax", [builder.dequantise(total)]), (2, 6), 1 / 128, 0, False)
     after = builder.add(total, chosen)
-    return finished(builder, builder.dense(after, 3), after), states
+    return finish_all(builder, builder.dense(after, 3), after), states
 
 
 def read_in_two_segments() -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -103,7 +103,7 @@ def read_in_two_segments() -> tuple[onnx.ModelProto, dict[str, str]]:
     total = builder.add(x, before)
     chosen = builder.quantise(builder.node("Hardmax", [builder.dequantise(total)]), (2, 6), 1 / 128, 0, False)
     late = builder.node("Add", [builder.inputs[1].name, builder.dequantise(chosen)])
-    return finished(builder, builder.like(late, (2, 6), total), total), states
+    return finish_all(builder, builder.like(late, (2, 6), total), total), states
 
 
 CASES = {
@@ -124,7 +124,7 @@ def test_value_of_two_states_is_stored_in_both() -> None:
     builder = Builder(np.random.default_rng(6))
     x, first, second = (builder.input((2, 6)) for _ in range(3))
     total = builder.add(builder.add(x, first), second)
-    model = finished(builder, builder.dense(total, 3), total, total)
+    model = finish_all(builder, builder.dense(total, 3), total, total)
     graph = import_model(model, states={builder.inputs[1].name: "y1", builder.inputs[2].name: "y2"})
     (segment,) = (item for item in graph.segments if isinstance(item, DeviceSegment))
     assert len(segment.states) == 2
@@ -136,7 +136,7 @@ def test_an_output_in_the_same_memory_is_read_where_the_state_is() -> None:
     builder = Builder(np.random.default_rng(7))
     x, before, states = two(builder, (2, 6))
     total = builder.add(x, before)
-    model = finished(builder, builder.dense(total, 3), total)
+    model = finish_all(builder, builder.dense(total, 3), total)
     model.graph.node.append(helper.make_node("Identity", [total.name], ["bytes"]))
     kind = onnx.TensorProto.UINT8 if total.unsigned else onnx.TensorProto.INT8
     model.graph.output.append(helper.make_tensor_value_info("bytes", kind, (2, 6)))
@@ -151,7 +151,7 @@ def cell(seed: int, batch: int, size: int) -> onnx.ModelProto:
     builder = Builder(np.random.default_rng(seed))
     x, before = builder.input((batch, 7)), builder.input((batch, size))
     state = builder.add(builder.dense(x, size), builder.dense(before, size), relu=size > 1)
-    return finished(builder, builder.dense(state, 3), state)
+    return finish_all(builder, builder.dense(state, 3), state)
 
 
 def image(seed: int) -> onnx.ModelProto:
@@ -159,7 +159,7 @@ def image(seed: int) -> onnx.ModelProto:
     builder = Builder(np.random.default_rng(seed))
     x, before = builder.input((1, 3, 5, 4)), builder.input((1, 3, 5, 4))
     total = builder.add(x, before)
-    return finished(builder, builder.conv(total, 4, (3, 3)), total)
+    return finish_all(builder, builder.conv(total, 4, (3, 3)), total)
 
 
 MODELS = {
@@ -200,7 +200,7 @@ def test_states_equal_outputs_passed_back(name: str) -> None:
         theirs = dict(
             zip(("y0", "y1"), plain_session(model).run(None, {x: feed, before: given}), strict=True)
         )
-        actual = run_kept(kept, {x: feed}, states)
+        actual = run_with_states(kept, {x: feed}, states)
         assert np.array_equal(actual["y0"], expected["y0"])
         for key, value in expected.items():
             assert np.rint(np.abs(value - theirs[key]) / steps[key]).max() <= 1
@@ -213,7 +213,7 @@ def plain_model(source: int = TensorProto.FLOAT, shape: tuple[int, ...] = (2, 3)
     builder = Builder(np.random.default_rng(0))
     x = builder.input((2, 3))
     y = builder.dense(x, 3)
-    model = finished(builder, y)
+    model = finish_all(builder, y)
     kind = helper.tensor_dtype_to_np_dtype(source)
     model.graph.input.append(helper.make_tensor_value_info("h", source, shape))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, kind), "one"))
@@ -229,7 +229,7 @@ def test_states_that_are_not_quantised_are_the_hosts(dtype: int) -> None:
     assert "state" not in kinds_of_state_inputs(graph)
     states = {state.source: state.initial for state in graph.states}
     for count in range(3):
-        run_kept(graph, {model.graph.input[0].name: np.zeros((2, 3), np.float32)}, states)
+        run_with_states(graph, {model.graph.input[0].name: np.zeros((2, 3), np.float32)}, states)
         assert (states["h"] == count + 1).all()
     assert states["h"].dtype == helper.tensor_dtype_to_np_dtype(dtype)
 
@@ -238,7 +238,7 @@ def test_exchanged_states() -> None:
     """Two states that change places in every run."""
     builder = Builder(np.random.default_rng(0))
     x = builder.input((2, 3))
-    model = finished(builder, builder.dense(x, 3))
+    model = finish_all(builder, builder.dense(x, 3))
     for source, target in (("a", "next_b"), ("b", "next_a")):
         model.graph.input.append(helper.make_tensor_value_info(source, TensorProto.INT8, (2, 3)))
         model.graph.node.append(helper.make_node("Identity", [source], [target]))
@@ -246,7 +246,7 @@ def test_exchanged_states() -> None:
     graph = import_model(model, states={"a": "next_a", "b": "next_b"})
     states = {"a": np.full((2, 3), 1, np.int8), "b": np.full((2, 3), 2, np.int8)}
     for one, other in ((2, 1), (1, 2)):
-        run_kept(graph, {model.graph.input[0].name: np.zeros((2, 3), np.float32)}, states)
+        run_with_states(graph, {model.graph.input[0].name: np.zeros((2, 3), np.float32)}, states)
         assert ((states["a"] == one) & (states["b"] == other)).all()
 
 

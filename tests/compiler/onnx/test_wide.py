@@ -250,7 +250,7 @@ def test_movement(kind: str, rank: int) -> None:
         b = Mixed(np.random.default_rng([seed, rank]))
         x = b.input(movement.random_shape(b.rng, rank))
         b.wide_inputs = True
-        result = movement.moved(b, x, kind)
+        result = movement.append_move(b, x, kind)
         model = b.finish(result)
         moves = {node.op_type for node in b.nodes}
         if any(x.name in node.input for node in b.nodes if node.op_type != "DequantizeLinear"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.golden_compare import compare
 from support.op_cases import random_lookup, segment_of, whole
-from support.pass_cases import pruned
+from support.pass_cases import prunable_network
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
@@ -213,7 +213,7 @@ def test_random() -> None:
     changed = 0
     for seed in range(300):
         rng = np.random.default_rng(seed)
-        segment, config = pruned(rng), TINY.replace(n=int(rng.choice([2, 2, 4])))
+        segment, config = prunable_network(rng), TINY.replace(n=int(rng.choice([2, 2, 4])))
         changed += same(segment, config).ops != segment.ops
     assert changed > 20
 
@@ -224,7 +224,7 @@ def test_on_the_device(name: str) -> None:
     config, cases = CONFIGS[name], 0
     for seed in range(60):
         rng = np.random.default_rng([seed, len(name)])
-        segment = pruned(rng)
+        segment = prunable_network(rng)
         lacking = not config.multiply and any(hasattr(op, "b_zero") for op in segment.ops)
         if lacking or (drop(segment, config).ops == segment.ops and config.n <= 16):
             continue
@@ -256,7 +256,7 @@ def test_ranges_contain_all_results() -> None:
     known = constant = 0
     for seed in range(200):
         rng = np.random.default_rng([seed, 7])
-        segment = pruned(rng)
+        segment = prunable_network(rng)
         ranges = channel_ranges(segment.ops, 24)
         shape = next(
             view.buffer.shape for op in segment.ops for view in op.sources if view.buffer.name == "x"

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from support.golden_compare import compare
-from support.op_cases import apart, convolution, draw, random_lookup, random_op, segment_of, whole
+from support.op_cases import convolution, draw, random_lookup, random_op, segment_of, split_operators, whole
 from support.repeated import repeated
 
 from weft.boards.registry import BOARDS
@@ -206,7 +206,7 @@ def follow(rng: np.random.Generator, src: View, name: str, kind: str) -> Rescale
 def random_chain(rng: np.random.Generator) -> DeviceSegment:
     """An operator, its pool and epilogue apart, and one to three functions of single values behind it."""
     op = random_op(rng)
-    first = apart(op) if isinstance(op, Conv) else (op,)
+    first = split_operators(op) if isinstance(op, Conv) else (op,)
     count = draw(rng, 1, 3)
     last = first[-1]
     shape = last.dst.shape

@@ -1,14 +1,14 @@
 """Estimates of all candidate plans equal the recorded ones."""
 
 import pytest
-from support.recorded_plans import NAMES, cases, estimated, recorded
+from support.recorded_plans import NAMES, cases, estimate, recorded
 
 HOW = "if that is meant, record them anew: cd tests && ../.venv/bin/python -m support.recorded_plans"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_estimates_equal_the_recorded_ones(name: str) -> None:
-    before, now = recorded()[name], {title: estimated(case) for title, case in cases(name)}
+    before, now = recorded()[name], {title: estimate(case) for title, case in cases(name)}
     assert list(now) == list(before)
     other = {title: (before[title], item) for title, item in now.items() if before[title] != item}
     assert not other, f"{HOW}\n" + "\n".join(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from support.graph_runs import run_kept
+from support.graph_runs import run_with_states
 from support.litert import runs, steps
 from support.tflite_models import Model
 
@@ -88,7 +88,7 @@ def check(case: Lstm) -> None:
     assert list(states) == ["h", "c"]
     arguments = values, values[:, ::-1]
     for feed, theirs in zip(arguments, runs(content, [{x: feed} for feed in arguments]), strict=True):
-        (actual,) = run_kept(graph, {"x": feed}, states).values()
+        (actual,) = run_with_states(graph, {"x": feed}, states).values()
         assert steps(actual, theirs[y]).max() <= 1
 
 

@@ -11,7 +11,7 @@ from support import tflite_networks
 from support.golden_compare import compare
 from support.graph_runs import run_graph
 from support.litert import layers, steps, tensors
-from support.tflite_cases import CASES, Behind, Case, chain, draw
+from support.tflite_cases import CASES, AfterChannelsFirst, Case, chain, draw
 from support.tflite_models import Model
 
 from weft.compiler.backend import compile_segment
@@ -69,7 +69,7 @@ def test_operator_after_channels_first(name: str) -> None:
     if name in NOT_IN_LITERT["int8"]:
         return
     for seed in range(SEEDS):
-        case = draw(name, seed, "int8", Behind)
+        case = draw(name, seed, "int8", AfterChannelsFirst)
         content, values = case.finish(), case.draws()
         actual = tensors(content, values)
         graph = import_model(content)

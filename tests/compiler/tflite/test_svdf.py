@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.graph_runs import on_host, run_kept
+from support.graph_runs import on_host, run_with_states
 from support.litert import runs, steps
 from support.state_models import Svdf
 
@@ -43,7 +43,7 @@ def check(case: Svdf, count: int = 4, places: tuple[type, ...] = (DeviceSegment,
     feeds, reached = case.feeds(count), list[np.ndarray]()
     expected = runs(theirs, [{actual["x"]: feed} for feed in feeds])
     for feed, known in zip(feeds, expected, strict=True):
-        (result,) = run_kept(graph, {"x": feed}, states).values()
+        (result,) = run_with_states(graph, {"x": feed}, states).values()
         assert steps(states["state"], known[actual["state"]]).max() <= 1
         least = np.maximum(known[actual["y"]], case.above - 128)
         assert steps(result, least).max() <= 1

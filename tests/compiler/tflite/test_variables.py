@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.graph_runs import run_graph, run_kept
+from support.graph_runs import run_graph, run_with_states
 from support.litert import runs
 from support.state_models import Ring
 from support.tflite_models import Model
@@ -32,7 +32,7 @@ def check(content: bytes, feeds: list[np.ndarray]) -> Graph:
     kept = []
     for feed, known in zip(feeds, expected, strict=True):
         given = dict.fromkeys(graph.inputs, feed)
-        actual, alone = run_kept(graph, given, states), run_graph(graph, given)
+        actual, alone = run_with_states(graph, given, states), run_graph(graph, given)
         for index, value in zip(file.outputs, actual.values(), strict=True):
             assert np.array_equal(value, known[index])
         kept += [not np.array_equal(value, alone[name]) for name, value in actual.items()]

@@ -21,7 +21,7 @@ MEMORY_BYTES = 1 << 16
 
 
 class Bench(unit_bench.Bench):
-    """The memory behind `dut`, and drivers of its readers and its writer."""
+    """A memory at `dut`, and drivers of its readers and its writer."""
 
     def __init__(self, dut, *, stall: float) -> None:
         super().__init__(dut, stall=stall)
@@ -123,7 +123,7 @@ async def bench_traffic(dut):
 
 @cocotb.test()
 async def bench_priorities(dut):
-    """Of all readers asking, the first one is granted; the next one when it is silent."""
+    """The first reader that asks is granted; the next one when it is silent."""
     bench = Bench(dut, stall=0.0)
     await bench.start()
     waiting = list(bench.readers)

@@ -1,4 +1,4 @@
-"""What a task has to wait for, against a comparison of every task with every other, address by address."""
+"""Dependencies of tasks, compared with a comparison of every task with every other, address by address."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from weft.hdl.isa import Queue
 QUEUES = len(Queue)
 
 
-def drawn(rng: np.random.Generator, steps: list[int]) -> tuple[int, np.ndarray, Uses]:
-    """Tasks with their queues, and what they use, in no order: few addresses or many, empty ranges among them, and on
-    chip some of these `steps`."""
+def draw_tasks(rng: np.random.Generator, steps: list[int]) -> tuple[int, np.ndarray, Uses]:
+    """Draw tasks with their queues and accesses, in no order: few addresses or many, some ranges empty, and on chip
+    some of these `steps`."""
     count = int(rng.integers(1, 40))
     queues = rng.integers(0, QUEUES, count) if rng.random() < 0.9 else np.full(count, rng.integers(0, QUEUES))
     uses = int(rng.integers(0, 4 * count))
@@ -31,7 +31,7 @@ def drawn(rng: np.random.Generator, steps: list[int]) -> tuple[int, np.ndarray, 
 
 
 def one_by_one(count: int, queues: np.ndarray, uses: Uses) -> np.ndarray:
-    """The same from the definition, address by address."""
+    """Return the dependencies by definition, address by address."""
     latest = np.full((count, QUEUES), -1)
     columns = (uses.task, uses.kind, uses.space, uses.start, uses.stop, uses.step)
     rows = [row for row in zip(*(column.tolist() for column in columns), strict=True) if row[4] > row[3]]
@@ -62,7 +62,7 @@ def test_against_a_comparison_one_by_one(seed: int, monkeypatch: pytest.MonkeyPa
     """With one step of all ranges, 1 or another."""
     rng = np.random.default_rng(seed)
     cut_at(monkeypatch, rng)
-    count, queues, uses = drawn(rng, [int(rng.choice([1, rng.integers(1, 40)]))])
+    count, queues, uses = draw_tasks(rng, [int(rng.choice([1, rng.integers(1, 40)]))])
     assert np.array_equal(conflicts(count, uses), one_by_one(count, queues, uses))
 
 
@@ -72,7 +72,7 @@ def test_ranges_of_several_steps_are_never_taken_for_less(seed: int, monkeypatch
     rng = np.random.default_rng(1000 + seed)
     cut_at(monkeypatch, rng)
     monkeypatch.setattr(module, "_MAX_SPLIT_ADDRESSES", int(rng.choice([100, 1 << 22])))
-    count, queues, uses = drawn(rng, [1, 1, 2, 3, 3, int(rng.integers(1, 40))])
+    count, queues, uses = draw_tasks(rng, [1, 1, 2, 3, 3, int(rng.integers(1, 40))])
     found = conflicts(count, uses)
     whole = one_by_one(count, queues, dataclasses.replace(uses, step=np.ones_like(uses.step)))
     assert (one_by_one(count, queues, uses) <= found).all()

@@ -53,7 +53,7 @@ def test_programs_may_share_code_and_data() -> None:
     assert device.read(0x100, 24) == bytes(range(8)) * 3
 
 
-def test_what_is_no_list() -> None:
+def test_invalid_lists_are_refused() -> None:
     assert refusal(GOOD, config=PRESETS["tiny"]) == (
         "the configuration runs no lists of programs ('descriptors' is 0)"
     )
@@ -70,7 +70,7 @@ def test_what_is_no_list() -> None:
     )
 
 
-def test_what_lies_in_the_list() -> None:
+def test_accesses_to_the_list_are_refused() -> None:
     size = 64 * len(GOOD)
     assert (
         refusal([*GOOD[:2], copy(0x3000 + size - 64, 0, 8)])
@@ -84,7 +84,7 @@ def test_what_lies_in_the_list() -> None:
 
 
 @repeated("seed", range(20))
-def test_what_programs_may_write(seed: int) -> None:
+def test_programs_may_write_outside_the_list_and_code(seed: int) -> None:
     """Anything but the list and code of programs of it, by bytes around their ends."""
     pick = random.Random(seed)
     spans = {"the list": (0x3000, 0x30C0), "the code of program 0": (0x1000, 0x10C0),

@@ -24,7 +24,7 @@ def refusal(text: str | list[Instruction], given: Extents | None = None) -> str:
     return str(caught.value)
 
 
-def accepted(text: str, given: Extents | None = None) -> None:
+def check_accepted(text: str, given: Extents | None = None) -> None:
     check([*assemble(text), *assemble("end")], LOOPS, extents=given)
 
 
@@ -110,7 +110,7 @@ def test_a_race_when_a_loop_does_not_turn() -> None:
     store base=1 offset=8 src=3
     """
     assert refusal(text).endswith("no semaphore orders them (iterations of the loops: 0 at instruction 1)")
-    accepted(text.replace("src=3", "src=9"))
+    check_accepted(text.replace("src=3", "src=9"))
 
 
 def test_signals_that_are_taken_many_iterations_later() -> None:
@@ -119,7 +119,7 @@ def test_signals_that_are_taken_many_iterations_later() -> None:
     body = "load base=8 run=1 dst=3 wait=s1 signal=s0\nstore base=9 src={src} wait=s0 signal=s1"
     text = start + "\nloop register=10 skip=3\n" + body + "\nnext back=3"
     assert "race" in refusal(text.format(src=3))  # the load of the next turn does not wait for this store
-    accepted(text.format(src=4))
+    check_accepted(text.format(src=4))
     many = text.replace(start, "\n".join([start] * 2)).format(src=4)
     assert refusal(many) == (
         "the loop from instruction 8 to 11 starts with semaphore 1 at 8, of which it takes 1 an iteration: that is "
@@ -130,12 +130,12 @@ def test_signals_that_are_taken_many_iterations_later() -> None:
 def test_extents_of_registers_that_change() -> None:
     text = "set register0=9 mode0=set value0=64\nload base=9 offset=4 run=4 length=4"
     piece = Extent("page", 9, 0, 8, write=False)
-    accepted(text, Extents([piece], {}))
+    check_accepted(text, Extents([piece], {}))
     assert refusal(text.replace("offset=4", "offset=5"), Extents([piece], {})) == (
         "instruction 1 (LOAD): reads bytes 5 to 8 of base register 9, which leaves page (bytes 0 to 7)"
     )
     read = "read base=2 offset=32 first=8 count=3"
-    accepted(read, Extents([Extent("numbers", 2, 32, 12)], {2: 64}))
+    check_accepted(read, Extents([Extent("numbers", 2, 32, 12)], {2: 64}))
     assert refusal(read, Extents([Extent("numbers", 2, 32, 11)], {})).startswith(
         "instruction 0 (READ): reads bytes 32 to"
     )
@@ -147,11 +147,11 @@ def test_extents_of_registers_that_change() -> None:
 
 
 def test_registers_that_are_added_are_no_values() -> None:
-    """Number 3 of a register is no address; what it holds are words of the bus, as far as the program tells."""
-    accepted("set register0=9 mode0=add_register value0=3\nload base=9 int4=1 run=1")
+    """Number 3 of a register is no address; as far as the program shows, it holds words of the bus."""
+    check_accepted("set register0=9 mode0=add_register value0=3\nload base=9 int4=1 run=1")
 
 
 def test_many_loops_are_checked_in_pairs() -> None:
     one = "loop register=8 skip=2\nload run=1 dst=3\nnext back=2\n"
-    accepted(one * 7)
+    check_accepted(one * 7)
     assert "race" in refusal(one * 7 + "store base=1 src=3")

@@ -23,7 +23,7 @@ TINY = PRESETS["tiny"]
 
 
 def program(text: str) -> list[Instruction]:
-    """Instructions separated by ``/``, with END behind them."""
+    """Assemble instructions separated by ``/``, followed by END."""
     return assemble(text.replace("/", "\n") + "\nend")
 
 
@@ -237,7 +237,7 @@ def test_extents(extents: dict[int, int], message: str | None) -> None:
 def test_offsets_of_equal_instructions(
     offset: int, extents: tuple[int, int] | None, message: str | None
 ) -> None:
-    """The third LOAD differs from those before in its offset only; what stands behind it is wrong as well."""
+    """The third LOAD differs from earlier ones in its offset only; the instructions after it are wrong as well."""
     known = None if extents is None else Extents([Extent("data", 1, *extents)], {})
     loads = [f"load base=1 run=4 length=4 offset={at}" for at in (40, 44, offset)]
     check(program(" / ".join(loads[:2])), TINY, extents=known)
@@ -250,7 +250,7 @@ def test_offsets_of_equal_instructions(
 
 
 def test_whole_circle_of_addresses() -> None:
-    """With 65536 vectors an access may run over the end and go on at 0."""
+    """With 65536 vectors an access may wrap around to 0."""
     config = TINY.replace(scratchpad_banks=64, scratchpad_depth=1024)
     check(program("load dst=0xffff pixels=4 dst_pixel=1 / mm a=3 b=3"), config)
     with pytest.raises(ProgramError, match="MM\\) reads scratchpad vector 2, which"):
@@ -290,8 +290,8 @@ def random_access(rng: random.Random) -> Instruction:
                dst_ox=small(), b=at(), b_oy=small(), b_ox=small(), params=rng.choice([90, 90, 10]))  # fmt: skip
 
 
-def touched(i: Instruction, n: int) -> tuple[set, set]:
-    """What an instruction reads and writes, as (memory, address), by explicit loops."""
+def accesses(i: Instruction, n: int) -> tuple[set, set]:
+    """Return an instruction's reads and writes as (memory, address), by explicit loops."""
     reads: set = set()
     writes: set = set()
     if isinstance(i, (Load, Store)):
@@ -340,7 +340,7 @@ def test_accesses_against_loops(seed: int) -> None:
         memory.cells(table, 0)[...] = 1
         got[memory.write].update((memory.base, int(cell)) for cell in np.flatnonzero(table))
         assert (memory.low, memory.high) == (np.flatnonzero(table)[0], np.flatnonzero(table)[-1] + 1)
-    assert got == touched(instruction, TINY.n)
+    assert got == accesses(instruction, TINY.n)
 
 
 def random_program(rng: random.Random) -> list[Instruction]:
@@ -397,7 +397,7 @@ def races(body: list[Instruction], n: int) -> bool:
     before = order_of_events(body)
     for one, two in itertools.combinations(range(len(body)), 2):
         if body[one].QUEUE != body[two].QUEUE:
-            (r1, w1), (r2, w2) = touched(body[one], n), touched(body[two], n)
+            (r1, w1), (r2, w2) = accesses(body[one], n), accesses(body[two], n)
             ordered = before[2 * one + 1, 2 * two] or before[2 * two + 1, 2 * one]
             if not ordered and (w1 & (r2 | w2) or w2 & r1):
                 return True
@@ -405,7 +405,7 @@ def races(body: list[Instruction], n: int) -> bool:
 
 
 def early(body: list[Instruction], n: int) -> bool:
-    """Whether a VEC that does not wait for the end of the one before reads parameters that this one writes."""
+    """Return whether a VEC that starts before the previous one ends reads parameters that this one writes."""
     before = order_of_events(body)
     vecs = [k for k, i in enumerate(body) if isinstance(i, Vec)]
     for one, two in itertools.pairwise(vecs):
@@ -415,7 +415,7 @@ def early(body: list[Instruction], n: int) -> bool:
             not i.source
             and not i.add
             and not before[2 * one + 1, 2 * two]
-            and touched(body[one], n)[1] & block
+            and accesses(body[one], n)[1] & block
         ):
             return True
     return False

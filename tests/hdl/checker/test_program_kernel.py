@@ -1,4 +1,4 @@
-"""What the program checker says of kernels."""
+"""The program checker's verdicts on kernels."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_programs_that_do_not(ops: tuple[MicroOp, ...], changes: dict[str, int],
         check(program(ops, Kernel(**(ROWS | changes))), TINY)
 
 
-def test_micro_operations_that_nobody_wrote() -> None:
+def test_unwritten_micro_operations_are_refused() -> None:
     with pytest.raises(ProgramError, match=r"instruction 0 \(KERNEL\): .* that no MICROCODE before it wrote"):
         check([Kernel(), End()], TINY)
     with pytest.raises(ProgramError, match=r"instruction 0 \(MICROCODE\)"):

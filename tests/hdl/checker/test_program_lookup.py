@@ -14,7 +14,7 @@ TINY = PRESETS["tiny"]
 
 
 def program(text: str) -> list[Instruction]:
-    """Instructions separated by ``/``, with END behind them."""
+    """Assemble instructions separated by ``/``, followed by END."""
     return assemble(text.replace("/", "\n") + "\nend")
 
 

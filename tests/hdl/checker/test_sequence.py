@@ -33,9 +33,8 @@ def first_too_early(program: list[Instruction]) -> int | None:
     return None
 
 
-def merged(program: list[Instruction], rng: random.Random, places: int) -> list[Instruction]:
-    """The queues of a program in another order: instructions come up to so many places earlier, behind those of their
-    own queue."""
+def reorder_queues(program: list[Instruction], rng: random.Random, places: int) -> list[Instruction]:
+    """Reorder the queues of a program: instructions move up to some places earlier, after those of their own queue."""
     keys: dict[Queue | None, float] = {}
     order = []
     for index, instruction in enumerate(program):
@@ -44,7 +43,7 @@ def merged(program: list[Instruction], rng: random.Random, places: int) -> list[
     return [program[index] for _, index in sorted(order)]
 
 
-def refused(program: list[Instruction]) -> str:
+def refusal_of(program: list[Instruction]) -> str:
     try:
         check_sequence(program)
     except ProgramError as error:
@@ -57,11 +56,11 @@ def test_orders_are_those_that_counters_allow(seed: int) -> None:
     generator = Generator(CONFIG, seed, serial=seed % 4 == 0)
     generator.build(20)
     rng, verdicts = random.Random(seed), set()
-    assert not refused([*generator.program, End()])
+    assert not refusal_of([*generator.program, End()])
     for places in (0, 1, 1, 2, 2, 3, 5, 10, 40):
-        program = merged(generator.program, rng, places)
+        program = reorder_queues(generator.program, rng, places)
         early = first_too_early(program)
-        said = refused([*program, End()])
+        said = refusal_of([*program, End()])
         if early is None:
             assert not said
         else:
@@ -78,7 +77,7 @@ def test_an_order_that_the_queues_mend_and_the_sequential_core_does_not() -> Non
         End(),
     ]
     check(program, CONFIG)
-    assert refused(program) == (
+    assert refusal_of(program) == (
         "instruction 0 (STORE) waits for semaphore 0, which no earlier instruction has signalled: "
         "the sequential core executes instructions in program order"
     )
@@ -86,7 +85,7 @@ def test_an_order_that_the_queues_mend_and_the_sequential_core_does_not() -> Non
         GoldenDevice(CONFIG, MEMORY), SequentialTimingDevice(CONFIG, MEMORY)
     )]  # fmt: skip
     assert stored == [b"weft", bytes(4)]
-    assert not refused([program[1], program[0], program[2]])
+    assert not refusal_of([program[1], program[0], program[2]])
 
 
 def run(device: Device, program: list[Instruction]) -> bytes:
@@ -103,6 +102,6 @@ def run(device: Device, program: list[Instruction]) -> bytes:
 
 
 def test_an_instruction_does_not_signal_itself() -> None:
-    assert refused([Mm(wait=2, signal=2), End()]).startswith("instruction 0 (MM) waits for semaphore 1")
-    assert not refused([Load(signal=2), Mm(wait=2, signal=4), End()])
-    assert not refused([End()])
+    assert refusal_of([Mm(wait=2, signal=2), End()]).startswith("instruction 0 (MM) waits for semaphore 1")
+    assert not refusal_of([Load(signal=2), Mm(wait=2, signal=4), End()])
+    assert not refusal_of([End()])

@@ -71,7 +71,7 @@ def test_the_vector_unit_may_work_for_long_but_not_for_ever() -> None:
     assert watch.hangs(program.run(step, Counter.VEC_BUSY))
 
 
-def test_what_the_vector_unit_did_once_is_no_progress_later() -> None:
+def test_past_work_of_the_vector_unit_is_no_progress() -> None:
     watch, program = HangDetector(CONFIG, 0), Program()
     watch.hangs(program.run(5))
     assert not watch.hangs(program.run(2 * READING_SLACK, Counter.VEC_BUSY))
@@ -96,7 +96,7 @@ def test_limits_grow_with_what_an_instruction_may_touch(name: str) -> None:
     assert HangDetector(config, 0, sequential=False).quiet < watch.quiet
 
 
-def test_what_units_wait_for() -> None:
+def test_reasons_of_waits() -> None:
     program = Program()
     before = program.run(10)
     assert describe_stalls(before, program.run(10)) == f"{IDLE}, the next instruction waits for memory"

@@ -28,8 +28,8 @@ from weft.hdl.isa.code import Code, field_mask, pack
 SEEDS = range(5)
 
 
-def drawn(rng: random.Random, opcode: Opcode | None = None) -> Instruction:
-    """Any instruction; its fields have their smallest and largest values often."""
+def draw_instruction(rng: random.Random, opcode: Opcode | None = None) -> Instruction:
+    """Draw any instruction; its fields often have their smallest or largest values."""
     kind = INSTRUCTIONS[rng.choice(list(INSTRUCTIONS)) if opcode is None else opcode]
     values = {}
     for field in dataclasses.fields(kind):
@@ -40,7 +40,7 @@ def drawn(rng: random.Random, opcode: Opcode | None = None) -> Instruction:
 
 def programs(seed: int, count: int = 400) -> tuple[list[Instruction], Code]:
     rng = random.Random(seed)
-    program = [drawn(rng) for _ in range(count)]
+    program = [draw_instruction(rng) for _ in range(count)]
     return program, Code.of(program)
 
 
@@ -83,7 +83,7 @@ def test_mask_covers_the_fields_named(opcode: Opcode) -> None:
     names = tuple(places(opcode))
     for _ in range(20):
         chosen = tuple(rng.sample(names, rng.randint(0, len(names))))
-        one, other = drawn(rng, opcode), drawn(rng, opcode)
+        one, other = draw_instruction(rng, opcode), draw_instruction(rng, opcode)
         mixed = dataclasses.replace(one, **{name: getattr(other, name) for name in chosen})
         bits = field_mask(opcode, chosen)
         one_word, other_word = Code.of([one]).words, Code.of([other]).words

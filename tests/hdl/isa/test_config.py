@@ -135,7 +135,7 @@ def test_digest_tells_configurations_apart() -> None:
     assert Config().digest != Config(int4=1).digest != Config(loops=1).digest != Config().digest
 
 
-def test_digest_without_later_fields_is_as_before_there_were_such() -> None:
+def test_digest_ignores_later_fields_at_their_defaults() -> None:
     """Boards that were built then keep their programs."""
     values = {
         name: value

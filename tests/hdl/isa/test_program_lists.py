@@ -55,7 +55,7 @@ def test_records_survive_their_bytes_and_stay_at_their_largest() -> None:
     )
 
 
-def test_what_is_refused() -> None:
+def test_invalid_lists_are_refused() -> None:
     with pytest.raises(IsaError, match=f"^a list has 1 to {MAX_LIST_PROGRAMS} programs, not 0$"):
         encode_list([], CONFIG)
     with pytest.raises(IsaError, match=r"^program 1 of the list: address 0x42 is no multiple of 4 bytes$"):
@@ -75,7 +75,7 @@ def test_what_is_refused() -> None:
         Descriptor.decode((MARK | 2).to_bytes(4, "little").ljust(64, b"\0"))
 
 
-def test_where_a_list_may_lie() -> None:
+def test_list_addresses() -> None:
     wide = CONFIG.replace(bus_bytes=128)
     check_list(0x3C0, 1, CONFIG, 0x400)
     check_list(0x380, 1, wide, 0x400)

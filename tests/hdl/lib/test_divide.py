@@ -18,7 +18,7 @@ CORNERS = [
 
 
 class Bench:
-    """Rows that follow `step`, sums two cycles behind them, and results taken in order."""
+    """Rows that follow `step`, sums two cycles later, and results read in order."""
 
     def __init__(self, dut):
         self.dut = dut
@@ -97,7 +97,7 @@ async def bench_random(dut):
 
 @cocotb.test()
 async def bench_throughput(dut):
-    """A division behind the other while sums need few shifts: DIVISION_LATENCY cycles and one to start."""
+    """Back-to-back divisions while sums need few shifts: DIVISION_LATENCY cycles and one to start."""
     bench = Bench(dut)
     await bench.begin()
     for size in (32, 31, 24):

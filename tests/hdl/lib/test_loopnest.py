@@ -66,7 +66,7 @@ class Case:
         dut.strides.value = pack(widths)
 
     def expected(self) -> list[tuple[int, int, int]]:
-        """(values, first, last) per iteration, packed."""
+        """Return (values, first, last) per iteration, packed."""
         rows = []
         for index in itertools.product(*(range(self.counts[loop]) for loop in self.loops)):
             at = dict(zip(self.loops, index, strict=True))

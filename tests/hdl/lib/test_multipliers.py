@@ -34,7 +34,7 @@ def test_cells(config: Config, family: str, cell: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "count", "inferred"), [(2, 4, 0), (4, 16, 0), (8, 56, 8)])
-def test_narrow_cells_are_taken_as_long_as_there_are_any(n: int, count: int, inferred: int) -> None:
+def test_narrow_cells_are_used_first(n: int, count: int, inferred: int) -> None:
     """By the sequential core."""
     config = PLAIN.replace(n=n, lanes=1, bus_bytes=max(4, n))
     verilog = generate(SequentialCore(config, FAMILIES["gowin5a"].fabric.multipliers), name="top")
@@ -42,7 +42,7 @@ def test_narrow_cells_are_taken_as_long_as_there_are_any(n: int, count: int, inf
     assert len(re.findall(r" \* (?!\d+'h)", verilog)) == inferred
 
 
-def test_what_no_multiplier_can_carry_out_is_refused() -> None:
+def test_impossible_products_are_refused() -> None:
     message = r"^configuration field 'probability_bits' must be 7 or 0 for ice40, .* not 8$"
     with pytest.raises(ConfigError, match=message):
         FAMILIES["ice40"].fabric.multipliers.check(TINY)

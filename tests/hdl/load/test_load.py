@@ -26,8 +26,8 @@ ALIGNED = 2
 """The first of two base registers that are multiples of the width of the bus."""
 
 
-def unpacked(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int, list[bytes]]:
-    """For every scratchpad address the vectors that `op` writes there, in any order."""
+def unpack_vectors(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int, list[bytes]]:
+    """Return the vectors that `op` writes to every scratchpad address, in any order."""
     out: dict[int, list[bytes]] = {}
     vectors = []
     entry = 0
@@ -64,7 +64,7 @@ def unpacked(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int
 
 
 class Bench(unit_bench.Bench):
-    """A `LoadUnit` with memory behind the bus and a scratchpad that records."""
+    """A `LoadUnit` with a memory on the bus and a scratchpad that records."""
 
     def __init__(self, dut, *, stall: float, latency: int = 0) -> None:
         super().__init__(dut, stall=stall)
@@ -80,7 +80,7 @@ class Bench(unit_bench.Bench):
         self.beats: dict[str, list[tuple[int, int]]] = {"bus": [], "page": []}
 
     async def start(self) -> None:
-        await super().start(**self.given(), instruction__valid=0)
+        await super().start(**self.base_inputs(), instruction__valid=0)
         for each in (self._signals(), self._scratchpad()):
             cocotb.start_soon(each)
         for bus in ("bus", "page") if self.config.softmax else ("bus",):
@@ -119,7 +119,7 @@ class Bench(unit_bench.Bench):
         """Issue `ops`, wait until the unit is idle, and check every vector and the signals in between."""
         self.writes.clear()
         self.signals.clear()
-        expected = [unpacked(op, self.memory, self.bases, self.config.n) for op in ops]
+        expected = [unpack_vectors(op, self.memory, self.bases, self.config.n) for op in ops]
         vectors = sum(len(values) for each in expected for values in each.values())
         beats = sum(
             op.rows * -(-op.length // self.config.n) * (op.run // self.config.bus_bytes + 2) for op in ops
@@ -328,7 +328,7 @@ async def bench_latency_overlaps(dut):
 
 @cocotb.test()
 async def bench_pages_overlap(dut):
-    """The entries of instructions that follow one another are fetched behind their data."""
+    """The entries of successive instructions are fetched after their data."""
     bench = Bench(dut, stall=0.0, latency=40)
     n = bench.config.n
     if not bench.config.softmax:

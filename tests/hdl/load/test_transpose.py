@@ -46,7 +46,7 @@ def random_operation(config: Config) -> Operation:
 
 
 def beats(operation: Operation) -> list[dict[str, int]]:
-    """What goes into the transposer, field by field of `vector_layout`."""
+    """Return the transposer's input, field by field of `vector_layout`."""
     last = len(operation.vectors) - 1
     return [
         {
@@ -60,8 +60,8 @@ def beats(operation: Operation) -> list[dict[str, int]]:
     ]  # fmt: skip
 
 
-def written(operation: Operation, config: Config) -> list[tuple[int, bytes]]:
-    """What must come out, in order."""
+def expected_writes(operation: Operation, config: Config) -> list[tuple[int, bytes]]:
+    """Return the expected output, in order."""
     if not operation.transpose:
         return list(zip(operation.addresses, operation.vectors, strict=True))
     n, size, out = config.n, operation.pixel, []
@@ -82,10 +82,10 @@ async def run(dut, config: Config, operations: list[Operation], *, pause: float,
     """Run `operations`, check every write and signal; returns the cycles of the writes."""
     layout = vector_layout(config)
     waiting = [beat for operation in operations for beat in beats(operation)]
-    expected = [write for operation in operations for write in written(operation, config)]
+    expected = [write for operation in operations for write in expected_writes(operation, config)]
     signals, written_before = [], 0
     for operation in operations:
-        written_before += len(written(operation, config))
+        written_before += len(expected_writes(operation, config))
         if operation.signal:
             signals.append((written_before, operation.signal))
     cycles: list[int] = []

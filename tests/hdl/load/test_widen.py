@@ -17,8 +17,8 @@ from weft.hdl.load.transpose import Widener
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 
-def widened(word: bytes, narrow: bool) -> list[bytes]:
-    """What must come of a word: itself, or its values of 4 bits in two words."""
+def widen(word: bytes, narrow: bool) -> list[bytes]:
+    """Return the expected output of a word: itself, or its 4-bit values in two words."""
     if not narrow:
         return [word]
     pairs = np.frombuffer(word, np.int8)
@@ -28,7 +28,7 @@ def widened(word: bytes, narrow: bool) -> list[bytes]:
 
 async def run(dut, width: int, words: list[tuple[bytes, bool]], *, pause: float, refuse: float) -> int:
     """Send words, each with whether it is narrow, and check all that comes; returns the cycles that it takes."""
-    expected = [part for word, narrow in words for part in widened(word, narrow)]
+    expected = [part for word, narrow in words for part in widen(word, narrow)]
     return await exchange(dut, width, words, expected, pause=pause, refuse=refuse)
 
 
@@ -36,7 +36,7 @@ async def exchange(
     dut, width: int, words: list[tuple[bytes, bool]], expected: list[bytes], *, pause: float, refuse: float,
     group: bool = False,
 ) -> int:  # fmt: skip
-    """The same with what must come, of a `group` perhaps, whose first word is factors."""
+    """Exchange a word, perhaps of a `group`, whose first word is factors, and check the output."""
     waiting, cycles, offered = list(words), 0, False
     while waiting or expected:
         offered = bool(waiting) and (offered or random.random() >= pause)
@@ -78,7 +78,7 @@ async def bench_words(dut):
 
 @cocotb.test()
 async def bench_groups(dut):
-    """Groups with factors among words without, and pauses in front of, inside and behind them."""
+    """Groups with factors among words without, and pauses before, within and after them."""
     config = Config.from_dict(bench_parameters()["config"])
     if not config.blocks:
         return

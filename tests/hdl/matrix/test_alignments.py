@@ -1,4 +1,4 @@
-"""The alignment memory: both readers at once, right behind the writer."""
+"""The alignment memory: both readers at once, in the cycle after the writer."""
 
 from __future__ import annotations
 

@@ -104,14 +104,14 @@ def execute(
             shift = int(alignments[entry % config.alignments]) if mm.align else 0
             line = [row - zero] if not ox else [*line, row - zero]
             products = rsh(
-                along(line, weights, config) if mm.depthwise else weights @ line[-1], max(-shift, 0)
+                sum_taps(line, weights, config) if mm.depthwise else weights @ line[-1], max(-shift, 0)
             )
             accumulator[c] = (rsh(accumulator[c], max(shift, 0)) + products).astype(np.uint32).view(np.int32)
             entry += 1
 
 
-def along(line: list[np.ndarray], weights: np.ndarray, config: Config) -> np.ndarray:
-    """Of the last rows of a line, each channel's sum of products with the words that are taps."""
+def sum_taps(line: list[np.ndarray], weights: np.ndarray, config: Config) -> np.ndarray:
+    """Sum the products of a line's last rows with the tap words, channel by channel."""
     taps = weights[config.n - 2 * config.depthwise_taps :: 2]
     return sum(row * tap for row, tap in zip(line[::-1], taps[::-1], strict=False))
 
@@ -222,7 +222,7 @@ class Bench:
             dut.write_alignment__valid.value = 0
 
     def fetch(self, name: str, ready: bool, flying: deque) -> None:
-        """One cycle of a scratchpad port; `flying` holds the reads of the last cycles."""
+        """Run one cycle of a scratchpad port; `flying` holds the reads of the last cycles."""
         valid, at = getattr(self.dut, f"{name}__valid").value, getattr(self.dut, f"{name}__address").value
         word = self.scratchpad[int(at)] if valid and ready else None
         flying.append(int.from_bytes(word.tobytes(), "little") if valid and ready else None)

@@ -13,7 +13,7 @@ from weft.hdl.matrix.pe import SPLIT, PackedRow
 from weft.sim.rtl.bench import run_bench
 
 PAIRS = 64
-"""Pairs that are tested at the same time, each with upper weights of its own."""
+"""Pairs that are tested at once, each with its own upper weights."""
 TILES = (1 << 16) // PAIRS
 ACTIVATIONS = 511
 

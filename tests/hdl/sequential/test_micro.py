@@ -129,8 +129,8 @@ def test_every_configuration_has_a_microprogram(config: Config) -> None:
 
 
 @pytest.mark.parametrize("config", KERNELS)
-def test_what_kernels_work_on_is_theirs_alone(config: Config) -> None:
-    """It is where lanes are addressed, at the end of data memory, and nothing else is."""
+def test_kernels_have_data_memory_of_their_own(config: Config) -> None:
+    """It is the lanes' address range, at the end of data memory, and nothing else."""
     numbered, taken = last_words(config.n)
     assert (numbered, taken) == (128 * config.n, 80 * config.n)
     micro = Micro(config, 24)

@@ -34,7 +34,7 @@ MEMORY, TABLES, PROGRAM, DUMP = 1 << 17, 0x3000, 0x4000, 0x8000
 ROWS = 11
 """More than a strip."""
 BYTES = ((0, 24, 0), (1, 16, 1), (2, 8, 1), (3, 0, 1))
-"""Of a number from memory: operand, places to the left, whether it is unsigned."""
+"""Bytes of a number from memory: operand, left shift, whether it is unsigned."""
 EXTREMES = (
     0,
     1,
@@ -97,12 +97,12 @@ def whole(op: MicroOp) -> list[MicroOp]:
     if op.op in (Op.LT, Op.EQ):
         ops.append(MicroOp(op=Op.SELECT, a=1, b=0, d=2))
     result = 0 if op.d == 0 and op.op not in (Op.LT, Op.EQ) else 2
-    ops += written(result)
+    ops += write_register(result)
     return [*ops[:-1], replace(ops[-1], end=1)]
 
 
-def written(register: int) -> list[MicroOp]:
-    """All bytes of a register to the four vectors that there are for results."""
+def write_register(register: int) -> list[MicroOp]:
+    """Write all bytes of a register to the four result vectors."""
     made = []
     for byte in range(4):
         made.append(MicroOp(op=Op.ADD, a=register, shift=8 * byte, b_immediate=1, d=3))
@@ -169,7 +169,7 @@ def test_all_bits_of_every_operation(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_elements_behind_the_end_of_rows(name: str) -> None:
+def test_elements_after_the_end_of_rows(name: str) -> None:
     config = CONFIGS[name]
     n, rows, columns = config.n, 3, 2
     vectors = rows * columns
@@ -193,7 +193,7 @@ def test_elements_behind_the_end_of_rows(name: str) -> None:
     }
     for fill in range(2):
         read = MicroOp(op=Op.ADD, a_memory=1, unsigned=1, fill=fill, b_immediate=1, immediate=-3, d=0)
-        ops = [read, *written(0)]
+        ops = [read, *write_register(0)]
         made += microcode([*ops[:-1], replace(ops[-1], again=1, end=1)], 0)
         for tail in {0, 1, n - 1, n}:
             made.append(Kernel(tail=tail, dst=at, dst2=at + 2, **given))

@@ -25,7 +25,7 @@ PATIENCE = 500
 
 
 class Bench:
-    """The memory behind `dut`, and what comes out of it and its counters."""
+    """A memory at `dut`, and its outputs and counters."""
 
     def __init__(self, dut: Any, stall: float) -> None:
         config = Config.from_dict(bench_parameters()["config"])
@@ -141,7 +141,7 @@ class Reading:
             await bench.pause()
 
     async def gather(self) -> None:
-        """One vector; often the next bytes of a pixel that began before."""
+        """Gather one vector; often the next bytes of a pixel that began before."""
         bench, expected = self.bench, bytearray()
         if not self.length or random.random() < 0.1:
             self.length = random.choice((0, 1, bench.n - 1, bench.n, bench.n + 1, 3 * bench.n))
@@ -248,7 +248,7 @@ async def write_pixel(bench: Bench, at: int) -> int:
 @cocotb.test()
 @cocotb.parametrize(stall=[0.0, 0.5])
 async def bench_writes(dut: Any, stall: float) -> None:
-    """Pixels of any length to any address, one behind the other, with all else in memory left as it is."""
+    """Pixels of any length to any address, one after the other; all other memory stays."""
     bench = Bench(dut, stall)
     await bench.start()
     for _ in range(60):

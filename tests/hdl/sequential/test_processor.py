@@ -32,14 +32,14 @@ PATIENCE = 400
 
 
 class Others:
-    """One who writes data memory, and one who reads it.
+    """A writer and a reader of data memory.
 
     Parameters
     ----------
     memory : list of int
-        What is in data memory.
+        Contents of data memory.
     end : int
-        Where words end that can be read while the program runs.
+        End of the words that can be read while the program runs.
     """
 
     def __init__(self, dut: Any, memory: list[int], end: int) -> None:
@@ -135,7 +135,7 @@ class Bench:
         dut.round.value = units.round() if ready else random.getrandbits(1)
 
     def sample(self) -> None:
-        """What a unit is given in this cycle, it has in the next one."""
+        """Apply the inputs that a unit was given a cycle before."""
         dut = self.dut
         for name, left in self.busy.items():
             self.busy[name] = max(left - 1, 0)
@@ -221,7 +221,7 @@ def run(seed: int, operand_bits: int, depth: int, lanes: int = 0) -> None:
     ("seed", "operand_bits", "depth", "lanes"), [(1, 11, 64, 0), (2, 12, 128, 0), (3, 11, 512, 4)]
 )
 def test_processor(seed: int, operand_bits: int, depth: int, lanes: int) -> None:
-    """The program is always the same, so that its simulator is built once; all else is not."""
+    """The program is fixed, so that its simulator is built once; all else varies."""
     run(seed, operand_bits, depth, lanes)
 
 

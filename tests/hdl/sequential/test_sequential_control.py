@@ -77,7 +77,7 @@ async def start(dut: Any) -> Bench:
 
 @cocotb.test(**PATIENCE)
 async def bench_registers(dut: Any) -> None:
-    """Those that data memory holds are there, and nothing else of it has changed."""
+    """Registers in data memory exist, and the rest of data memory is unchanged."""
     bench = await start(dut)
     before = list(bench.memory)
     expected = await bench.check_registers()

@@ -1,5 +1,5 @@
 # amaranth: UnusedElaboratable=no
-"""What the sequential core has not, and says so; what it has is tested on programs, in `tests/sim/rtl`."""
+"""Features that the sequential core lacks and reports as missing; `tests/sim/rtl` tests its features on programs."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def half_even(value, shift):
 
 
 def expected(settings, elements, second, column):
-    """The docstring of `weft.hdl.isa.Vec`, for one column."""
+    """Return one column's result, by the docstring of `weft.hdl.isa.Vec`."""
     reduced = {
         Reduce.NONE: lambda: elements[-1],
         Reduce.MAX: lambda: max(elements),
@@ -100,8 +100,8 @@ def random_lane(rng, settings, count, mantissa_bits):
     return elements, edge(rng, -128, 127), column
 
 
-def directed(mantissa_bits):
-    """(settings, [elements, second, column] per lane) for the corners by name."""
+def corner_cases(mantissa_bits):
+    """Return (settings, [elements, second, column] per lane) for the corner cases by name."""
     plain = {
         "reduce": Reduce.NONE,
         "add": 0,
@@ -174,8 +174,8 @@ class Bench:
         while self.serial and self.awaited:
             await RisingEdge(self.dut.clk)
 
-    async def put(self, rng, settings, lanes, gaps):
-        """One reduction in every lane: `lanes` is a list of (elements, second, column)."""
+    async def start_reduction(self, rng, settings, lanes, gaps):
+        """Start one reduction in every lane: `lanes` is a list of (elements, second, column)."""
         dut, count = self.dut, len(lanes[0][0])
         for index in range(count):
             while rng.random() < gaps:
@@ -225,7 +225,7 @@ async def bench_directed(dut):
     bench = Bench(dut)
     await bench.start()
     rng = random.Random(random.getrandbits(32))
-    for settings, lanes in directed(bench.mantissa_bits):
+    for settings, lanes in corner_cases(bench.mantissa_bits):
         await bench.settings(settings)
         await bench.put(rng, settings, lanes, gaps=0)
     await bench.settings(settings)

@@ -101,8 +101,8 @@ async def bench_queue(dut):
 
 @cocotb.test()
 async def bench_overlap(dut):
-    """Instructions that may be accepted early, behind any and ahead of any, of one element and of more: settings,
-    parameters, tables and signals are those of their own."""
+    """Early instructions before and after any other, of one or more elements, use their own settings, parameters,
+    tables and signals."""
     bench = Bench(dut, refuse=0.0)
     await bench.start()
     for _ in range(40):

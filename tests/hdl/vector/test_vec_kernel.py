@@ -96,7 +96,7 @@ async def bench_saturated(dut):
 
 @cocotb.test()
 async def bench_between(dut):
-    """Other instructions before and behind kernels; each may read what the one before it wrote."""
+    """Other instructions before and after kernels; each may read its predecessor's results."""
     bench = KernelBench(dut, refuse=0.2)
     await bench.start()
     for _ in range(8):
@@ -214,7 +214,7 @@ async def bench_throughput(dut):
 
 
 def _idle(bench, ops, oy):
-    """Slots of the last micro-operation behind its last issue do not count."""
+    """Slots of the last micro-operation after its last issue do not count."""
     rows = (oy - 1) % 8 + 1
     groups = bench.config.groups
     return -max(0, kernel_min_cycles(groups) - rows * groups)

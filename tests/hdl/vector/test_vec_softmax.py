@@ -12,7 +12,7 @@ from support.softmax_model import (
     clamp,
     divide,
     final_alignment,
-    normalised,
+    normalise,
     probabilities,
     score,
     wrap,
@@ -44,7 +44,7 @@ RESERVED = PARAMETER_VECTORS * (BLOCKS + 6)
 
 
 class SoftmaxMemory(Memory):
-    """With row states, alignments and table; nothing is known of them until it is written."""
+    """A memory with row states, alignments and table, all unknown until written."""
 
     reserved = RESERVED
 
@@ -79,7 +79,7 @@ class SoftmaxModel:
                     self._vector((ob, oy, ox))
 
     def safe(self):
-        """Whether no output is in the way of another one, an input, or a parameter block."""
+        """Return whether no output overlaps another output, an input, or a parameter block."""
         targets = [address for address, _ in self.writes]
         where = [address for address, _ in self.alignments]
         rows = getattr(self.i, "oy", 0) * getattr(self.i, "ox", 0)
@@ -167,7 +167,7 @@ class SoftmaxModel:
             return source
         result = divide(known[0][1], i.scale, i.exponent, i.v_zero)
         shift = known[1] if i.scaled else 0
-        return [clamp(normalised(e, result, shift) + i.zero, i.low, i.high) for e in source]
+        return [clamp(normalise(e, result, shift) + i.zero, i.low, i.high) for e in source]
 
 
 def model(memory, instruction):
@@ -221,7 +221,7 @@ class SoftmaxBench(Bench):
                 self.ended += 1
 
     async def run(self, instructions, gaps=0.0):
-        """See `Bench.run`; instructions must be `safe` behind each other."""
+        """Run as `Bench.run` does; each instruction must be `safe` after the previous one."""
         self.issued = self.ended = 0
         models = await super().run(instructions, gaps)
         assert not self.due
@@ -373,7 +373,7 @@ async def bench_rows(dut):
 
 @cocotb.test()
 async def bench_queue(dut):
-    """Instructions waiting behind each other, each using states, alignments, table and vectors of those before."""
+    """Queued instructions, each using states, alignments, table and vectors of its predecessors."""
     bench = SoftmaxBench(dut, refuse=0.0)
     await bench.start()
     config, rows, groups = bench.config, min(bench.config.row_states, 4), 3

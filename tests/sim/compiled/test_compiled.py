@@ -61,7 +61,7 @@ def compare(name: str, seeds: range, count: int, monkeypatch: pytest.MonkeyPatch
     left: list[Instruction] = []
     config, execute = CONFIGS[name], GoldenDevice._execute
 
-    def noted(self: GoldenDevice, index: int, instruction: Instruction) -> None:
+    def record_calls(self: GoldenDevice, index: int, instruction: Instruction) -> None:
         left.append(instruction)
         execute(self, index, instruction)
 
@@ -71,7 +71,7 @@ def compare(name: str, seeds: range, count: int, monkeypatch: pytest.MonkeyPatch
         golden, device = GoldenDevice(config, MEMORY), CompiledDevice(config, MEMORY)
         generator.run(golden)
         with monkeypatch.context() as patch:
-            patch.setattr(GoldenDevice, "_execute", noted)
+            patch.setattr(GoldenDevice, "_execute", record_calls)
             generator.run(device)
         equal(device, golden)
         assert device.instructions == golden.instructions == len(generator.program), seed
@@ -80,7 +80,7 @@ def compare(name: str, seeds: range, count: int, monkeypatch: pytest.MonkeyPatch
 
 
 def _rare(item: Instruction, n: int) -> bool:
-    """Whether it is left to the specification because it has what programs seldom have."""
+    """Return whether the specification runs it, because it has rare features."""
     if isinstance(item, Load):
         return bool(item.paged or (item.transpose and item.length > n))
     return bool(getattr(item, "depthwise", 0))
@@ -129,7 +129,7 @@ def test_large_products(preset: str, seed: int) -> None:
 
 @pytest.mark.parametrize("n", [4, 8, 16, 32])
 def test_blocks_of_values_of_4_bits(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several rows, of which pixels take the first bytes; none of it is left to the specification."""
+    """Blocks of several rows, whose first bytes pixels take; the compiled interpreter runs all of it."""
     config = Config(n=n, lanes=1, bus_bytes=n, int4=2)
     rng = np.random.default_rng(n)
     load = Load(
@@ -183,7 +183,7 @@ def test_halves_go_to_the_even(name: str) -> None:
         ((Load(), Kernel()), "the configuration has no kernel engine"),
     ],
 )
-def test_what_ran_before_an_error_is_kept(instructions: tuple[Instruction, ...], message: str) -> None:
+def test_results_before_an_error_are_kept(instructions: tuple[Instruction, ...], message: str) -> None:
     golden, device = (kind(PRESETS["tiny"], MEMORY) for kind in (GoldenDevice, CompiledDevice))
     for one in (golden, device):
         one.scratchpad[:] = 3

@@ -204,7 +204,7 @@ def test_values_of_4_bits_begin_with_words_of_the_bus() -> None:
 
 
 def test_blocks_of_values_of_4_bits_have_factors() -> None:
-    """A group is 32 words, of N rows in turn, behind the factors of the rows; eighths, rounded up from the middle."""
+    """A group is 32 words, of N rows in turn, after the rows' factors; eighths, rounded half up."""
     config = PRESETS["small"].replace(int4=2)
     device = GoldenDevice(config, MEMORY)
     values = np.tile(np.arange(-8, 8), (2, 16, 1)).reshape(2, 32, 8)
@@ -269,7 +269,7 @@ def test_look_up_tables_that_are_not_there(instruction: Instruction, tables: int
 
 
 def test_queues_run_as_far_as_semaphores_allow() -> None:
-    """A store first in program order waits for a load behind it; waits may be met by several signals."""
+    """A store first in program order waits for a later load; several signals may satisfy waits."""
     device = GoldenDevice(PRESETS["tiny"], MEMORY)
     device.write(0x100, bytes(range(1, 9)))
     run(

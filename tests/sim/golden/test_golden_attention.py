@@ -249,7 +249,7 @@ def test_stand_alone_softmax(config: Config, seed: int) -> None:
 
 @pytest.mark.parametrize("zeros", [False, True])
 def test_model_is_near_float64(zeros: bool) -> None:
-    """With nothing that saturates, the model is within an output step of what it approximates."""
+    """Without saturation, the model is within an output step of the exact value."""
     rng, config = np.random.default_rng(3), PRESETS["default"]
     q, k, v = (
         rng.normal(0, 40, shape).clip(-127, 127).astype(np.int8) for shape in ((20, 64), (300, 64), (300, 64))

@@ -61,7 +61,7 @@ def copies(text: str, config: Config = LOOPS, bases: tuple[int, ...] = ()) -> by
 
 
 COPY = "load base=8 run=1 signal=s0 \n store base=9 offset=0x1000 wait=s0 signal=s1 \n"
-"""From register 8 to register 9."""
+"""Copy from register 8 to register 9."""
 
 
 def test_registers_start_as_the_host_set_them_and_as_0() -> None:
@@ -196,13 +196,13 @@ def test_without_loops_there_are_the_registers_of_the_host(instruction: Instruct
         run(GoldenDevice(PRESETS["tiny"], 1 << 15), instruction)
 
 
-def test_what_loops_change_is_of_no_account_for_the_host() -> None:
+def test_loops_do_not_change_the_hosts_registers() -> None:
     device = GoldenDevice(LOOPS, 1 << 15)
     with pytest.raises(DeviceError, match="base register 8 does not exist"):
         device.set_base(8, 0)
 
 
 @pytest.mark.parametrize("pages", range(8))
-def test_pages_of_a_number_that_memory_tells(pages: int) -> None:
+def test_the_number_of_pages_comes_from_memory(pages: int) -> None:
     found, wanted = page_program.run(GoldenDevice(LOOPS, 1 << 16), pages, pages)
     assert found == wanted

@@ -223,7 +223,7 @@ def test_rules(instruction: Instruction, message: str) -> None:
 
 
 def test_one_transposed_pixel_has_any_pitch() -> None:
-    """There is no other that it could overlap."""
+    """It has no neighbour to overlap."""
     device = GoldenDevice(TINY, MEMORY)
     device.write(0, bytes(range(1, 10)))
     run(device, Load(transpose=1, length=9, run=9, pitch=1, dst_vector=4, dst_pixel=1))

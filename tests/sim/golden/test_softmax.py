@@ -1,4 +1,4 @@
-"""How far the unit's softmax and attention are from float64: all rows of two scores, and random longer ones.
+"""Distance of the unit's softmax and attention from float64: all rows of two scores, and random longer ones.
 
 The rows and errors are those of `benchmarks/accuracy.py`, which measures many more.
 """
@@ -81,7 +81,7 @@ def test_random_rows(length: int, sigma: float) -> None:
 @pytest.mark.parametrize("length", [1, 7, 64, 500])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_random_rows_on_every_configuration(name: str, length: int) -> None:
-    """As far from float64 as the roundings allow, whether N divides the length or not."""
+    """Within the error of the roundings, whether N divides the length or not."""
     config, rng = CONFIGS[name], np.random.default_rng(length)
     for nats in (0.002, 0.05, 0.3, 1.3):
         scores = rng.integers(-128, 128, (40, length)).astype(np.int8)

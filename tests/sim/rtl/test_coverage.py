@@ -43,7 +43,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[Point, int]:
     return read(folder / "found.dat", DESIGN)
 
 
-def test_what_happened_is_counted(counts: dict[Point, int]) -> None:
+def test_events_are_counted(counts: dict[Point, int]) -> None:
     assert counts[Point("toggle", "core", "count[1]:0->1")] > 1
     assert counts[Point("toggle", "core", "count[2]:0->1")] == 0
     assert counts[Point("toggle", "core", "never:0->1")] == 0
@@ -58,7 +58,7 @@ def test_results_within_expressions_are_no_points(counts: dict[Point, int]) -> N
     assert not [name for name in names if name.startswith(("$12", "$3"))]
 
 
-def test_what_is_not_covered_must_be_explained(counts: dict[Point, int]) -> None:
+def test_uncovered_points_must_be_explained(counts: dict[Point, int]) -> None:
     why = [Explanation(1, "*", "toggle", "core", "count[2:2]", "it stops at 3")]
     found = close("some", counts, {("core", "rst")}, why)
     assert Point("toggle", "core", "never:0->1") in found.unexplained

@@ -120,8 +120,8 @@ def test_trace(tmp_path: Path, expected: bytes) -> None:
         RtlDevice(CONFIG, MEMORY, waves=tmp_path / "missing" / "trace.vcd")
 
 
-def failing(program: bytes, timeout: int | None = 5000) -> str:
-    """The message of `program`; afterwards the same device must run a good one."""
+def failure_of(program: bytes, timeout: int | None = 5000) -> str:
+    """Return the message of `program`'s failure; the same device must then run a good program."""
     with RtlDevice(CONFIG, MEMORY) as device:
         device.write(PROGRAM, program)
         device.start(PROGRAM)
@@ -152,18 +152,18 @@ def failing(program: bytes, timeout: int | None = 5000) -> str:
     ],
 )
 def test_failing_programs(program: bytes, message: str) -> None:
-    assert failing(program) == message
+    assert failure_of(program) == message
 
 
 def test_hanging_program_without_timeout() -> None:
     """Not caught too early: the second MM comes long after the last beat."""
     slow = Mm(nt=4000, ox=50, b=256, c_ox=1)
-    message = failing(assemble(slow, slow, Vec(wait=4)), timeout=None)
+    message = failure_of(assemble(slow, slow, Vec(wait=4)), timeout=None)
     assert message == "the program hangs: LOAD is idle, MM is idle, VEC waits for semaphore, STORE is idle"
 
 
 def test_slow_program_times_out() -> None:
-    message = failing(assemble(Mm(nt=100, ox=50, b=256, c_ox=1)), timeout=2000)
+    message = failure_of(assemble(Mm(nt=100, ox=50, b=256, c_ox=1)), timeout=2000)
     assert (
         message
         == "the program is not done after 2000 cycles: LOAD is idle, MM is busy, VEC is idle, STORE is idle"
@@ -224,8 +224,8 @@ def test_identification(monkeypatch: pytest.MonkeyPatch) -> None:
         RtlDevice(CONFIG, MEMORY)
 
 
-def test_more_memory_than_there_is() -> None:
-    """What C++ throws does not end Python."""
+def test_too_much_memory_is_refused() -> None:
+    """A C++ exception does not end Python."""
     with pytest.raises(MemoryError, match=rf"^no room for a simulation with {1 << 62} bytes of memory$"):
         RtlDevice(CONFIG, 1 << 62)
 

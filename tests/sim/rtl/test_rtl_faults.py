@@ -40,8 +40,8 @@ def start(device: RtlDevice, *instructions: Instruction) -> None:
 
 @CORES
 @pytest.mark.parametrize("rows", [1, 3, 100])
-def test_nothing_begins_behind_an_error(rows: int, sequential: bool) -> None:
-    """What waits for a LOAD that failed, or is read by a fetch that failed, does nothing."""
+def test_nothing_begins_after_an_error(rows: int, sequential: bool) -> None:
+    """Instructions that wait for a failed LOAD, or are read by a failed fetch, do nothing."""
     waiting = Store(wait=1, offset=0x4000, pixels=50, pitch=N, length=N, src_pixel=1)
     with RtlDevice(CONFIG, MEMORY, sequential=sequential) as device:
         device.break_memory(0x1000 + N * (rows - 1), 1)
@@ -114,7 +114,7 @@ SILENT: dict[str, tuple[Instruction, ...]] = {
 @CORES
 @pytest.mark.parametrize("name", [*SILENT, "fetch"])
 def test_silent_memory(name: str, sequential: bool) -> None:
-    """The watchdog tells; as units wait for memory, only a reset helps."""
+    """The watchdog reports it; because units wait for memory, only a reset helps."""
     instructions = SILENT.get(name, (Vec(ox=5),))
     with RtlDevice(CONFIG, MEMORY, sequential=sequential) as device:
         device.set_watchdog(1)

@@ -47,7 +47,7 @@ def assemble(*instructions: Instruction) -> bytes:
 
 
 def result(device: RtlDevice | GoldenDevice) -> bytes:
-    """What a good program leaves in memory."""
+    """Return memory after a good program."""
     device.write(0, bytes(index * 7 % 251 for index in range(0x1000)))
     device.write(PROGRAM, assemble(*GOOD))
     device.start(PROGRAM)
@@ -96,7 +96,7 @@ def test_memory_that_does_not_answer(name: str, sequential: bool) -> None:
 @CORES
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_instructions_that_do_not_come(before: int, sequential: bool) -> None:
-    """The fetch hangs, at the first word or behind some; units whose instruction is not whole are not busy."""
+    """The fetch hangs at the first word or later; units with an incomplete instruction are not busy."""
     program = assemble(*(Vec(ox=5) for _ in range(before)), Vec(ox=5), Vec(ox=5))
     with deaf(sequential) as device:
         message, taken = failure(device, program, DEAF - before * 64)
@@ -134,8 +134,8 @@ def test_a_deadlock_of_semaphores(sequential: bool) -> None:
 
 @pytest.mark.parametrize("name", ["vec", "fill", "transpose", "slow", "narrow", "stalls"])
 def test_a_long_program_does_not_hang(name: str) -> None:
-    """One instruction of VEC takes several times as long as a hang is noticed in, and so do slow memories; LOAD writes
-    fill bytes to the whole scratchpad."""
+    """One instruction of VEC takes several times the watchdog's limit, and so do slow memories; LOAD writes fill bytes
+    to the whole scratchpad."""
     options: dict[str, float] = {
         "slow": {"latency": 300_000}, "narrow": {"bandwidth": 1e-5}, "stalls": {"stall_probability": 0.99}
     }.get(name, {})  # fmt: skip
@@ -162,7 +162,7 @@ def test_a_long_program_does_not_hang(name: str) -> None:
 
 @CORES
 def test_the_longest_gap_between_pixels_is_no_hang(sequential: bool) -> None:
-    """As many fill bytes as the program checker allows pass without a beat on the bus."""
+    """The largest number of fill bytes that the program checker allows passes without a beat on the bus."""
     gap = Load(pixels=3, pitch=65535, length=3, run=1, dst_pixel=1)
     check([gap, End()], CONFIG)
     golden = GoldenDevice(CONFIG, MEMORY)

@@ -39,7 +39,8 @@ OTHERS = {
 
 
 def compare(config: Config, seeds: Iterable[int], counts: tuple[int, ...] = (1, 2, 3, 7)) -> None:
-    """All of memory behind a list, twice, as the second run finds what the first left; then its programs one by one."""
+    """Compare all of memory after a list, twice, because the second run finds the first's results; then run its
+    programs one by one."""
     for seed in seeds:
         pick = random.Random(seed)
         made = ProgramList(config, seed, pick.choice(counts), made=Generator)
@@ -60,8 +61,8 @@ def compare(config: Config, seeds: Iterable[int], counts: tuple[int, ...] = (1, 
                 assert sum(item.cycles for item in made.records(device)) < device.counters()[Counter.CYCLES]
             made.place(plain)
             made.place(device)
-            made.alone(plain)
-            made.alone(device)
+            made.run_one_by_one(plain)
+            made.run_one_by_one(device)
             assert made.timeless(device) == made.timeless(plain)
 
 
@@ -121,8 +122,8 @@ def test_a_program_takes_as_long_in_a_list_as_alone() -> None:
 
 
 def errors(seeds: Iterable[int]) -> Tally[str]:
-    """Break some of memory, ten times for each list. Up to the program that meets it all is as by itself, behind it
-    nothing has happened, and the message says which it is; the run after it is right without a reset."""
+    """Break some of memory, ten times for each list. Programs before the failing one must be complete, later ones must
+    not run, and the message must name it. The next run is right without a reset."""
     found: Tally[str] = Tally()
     for seed in seeds:
         pick = random.Random(seed)
@@ -180,7 +181,7 @@ def _check_ended(
     assert all(records[:done])
     assert not any(records[done + broken :])
     made.place(golden)
-    made.alone(golden, done)
+    made.run_one_by_one(golden, done)
     for place in range(len(made.parts)):
         if place != made.order[done]:
             at = place * MEMORY
@@ -201,7 +202,7 @@ def test_many_errors_of_memory_end_a_list() -> None:
 
 
 def test_a_list_is_stopped_anywhere() -> None:
-    """By the host: what is done is told, nothing else begins, and the list after it is right."""
+    """Stopped by the host: finished programs are reported, no other begins, and the next list is right."""
     made = ProgramList(FAULTY, 5, 4, made=Filling, length=3)
     golden = GoldenDevice(FAULTY, made.memory_bytes)
     expected = made.run(golden)
@@ -232,8 +233,9 @@ def test_a_list_is_stopped_anywhere() -> None:
     assert found == {False, True}
 
 
-def test_what_is_wrong_in_a_list() -> None:
-    """A program with an unknown opcode, what is no descriptor, a list without a last one, one that leaves memory."""
+def test_faulty_lists_are_reported() -> None:
+    """A program with an unknown opcode, an invalid descriptor, a list without a last descriptor, and one that leaves
+    memory."""
     made = ProgramList(FAULTY, 8, 3, made=Filling)
     golden = GoldenDevice(FAULTY, made.memory_bytes)
     step = pitch(FAULTY)
@@ -267,7 +269,7 @@ def test_what_is_wrong_in_a_list() -> None:
 
 @pytest.mark.parametrize("kind", [GoldenDevice, CompiledDevice, TimingDevice, RtlDevice])
 def test_each_program_begins_without_semaphores(kind: Any) -> None:
-    """What one program gives and does not take, the next one does not find."""
+    """Semaphores that one program gives and does not take are gone for the next."""
     device = kind(FAULTY, 1 << 16)
     device.write(0x1000, Load(run=4, length=4, signal=1).encode() + End().encode())
     device.write(0x2000, Store(length=4, wait=1).encode() + End().encode())
@@ -308,8 +310,8 @@ def test_starts_during_a_list_are_ignored() -> None:
         assert made.timeless(device) == made.run(GoldenDevice(FAULTY, made.memory_bytes))
 
 
-def test_a_program_by_itself_behind_a_list() -> None:
-    """Registers hold what the last descriptor said; a program that the host starts does not touch the list's state."""
+def test_a_single_program_after_a_list() -> None:
+    """Registers hold the last descriptor's values; a program that the host starts leaves the list's state unchanged."""
     made = ProgramList(FAULTY, 10, 2, made=Filling)
     with RtlDevice(FAULTY, made.memory_bytes) as device:
         made.run(device)
@@ -329,7 +331,7 @@ def test_a_program_by_itself_behind_a_list() -> None:
 
 
 @pytest.mark.parametrize("kind", [GoldenDevice, CompiledDevice, TimingDevice, RtlDevice])
-def test_where_no_list_can_start(kind: Any) -> None:
+def test_invalid_list_addresses_are_refused(kind: Any) -> None:
     device = kind(FAULTY, 1 << 16)
     with pytest.raises(DeviceError, match=r"^the list's address 0x20 is no multiple of 64 bytes$"):
         device.start_list(0x20)

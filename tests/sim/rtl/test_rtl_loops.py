@@ -66,7 +66,7 @@ def compare(config: Config, seeds: range, count: int) -> None:
 
 
 def _again(made: LoopProgram, config: Config) -> bytes:
-    """What a second run leaves, which finds what the first left on the chip."""
+    """Return memory after a second run, which finds the first run's on-chip state."""
     golden = GoldenDevice(config, MEMORY)
     made.run(golden)
     return made.run(golden)
@@ -77,8 +77,8 @@ def test_loops(name: str) -> None:
     compare(CONFIGS[name], range(6), 12)
 
 
-def test_pages_of_a_number_that_memory_tells() -> None:
-    """One program for any number of pages, with two buffers; each takes its part of the time."""
+def test_the_number_of_pages_comes_from_memory() -> None:
+    """One program for any number of pages, with two buffers; time grows with the pages."""
     config, cycles = CONFIGS["tiny"], []
     with RtlDevice(config, 1 << 16, latency=20) as device:
         for pages in (*range(8), 0):

@@ -1,9 +1,9 @@
-"""Memories with parity: the same results, and bits that change are noticed before anybody takes results for right."""
+"""Memories with parity: equal results, and bit flips are noticed before results are used."""
 
 from __future__ import annotations
 
 import pytest
-from support.bit_flips import flipping
+from support.bit_flips import flip_bits
 from support.faulty_runs import CONFIG, PARITY, flips
 from support.random_programs import MEMORY, Generator
 
@@ -27,7 +27,7 @@ def test_programs(seeds: range, sequential: bool) -> None:
 
 
 @CORES
-def test_changed_bits_are_told(sequential: bool) -> None:
+def test_changed_bits_are_reported(sequential: bool) -> None:
     found, _ = flips(PARITY, range(3), sequential, 256)
     assert found["wrong"] == 0
     assert found["told"] >= 3
@@ -35,8 +35,8 @@ def test_changed_bits_are_told(sequential: bool) -> None:
 
 @pytest.mark.long
 @CORES
-def test_few_changed_bits_are_told(sequential: bool) -> None:
-    """Some of them nobody reads. All memories have some."""
+def test_few_changed_bits_are_reported(sequential: bool) -> None:
+    """Some of them are never read. All memories have some."""
     found, counted = flips(PARITY, range(100, 160), sequential, 4096)
     assert found["wrong"] == 0
     assert found["told"] >= 60
@@ -46,7 +46,7 @@ def test_few_changed_bits_are_told(sequential: bool) -> None:
 
 
 def test_without_parity_results_are_wrong() -> None:
-    """The same changes, so that the tests above can fail."""
+    """Bit flips as above, so that the tests above can fail."""
     found, counted = flips(CONFIG, range(3), sequential=False, one_in=256)
     assert found["wrong"] >= 6
     assert counted == 0
@@ -54,4 +54,4 @@ def test_without_parity_results_are_wrong() -> None:
 
 def test_nothing_to_change() -> None:
     with pytest.raises(ValueError, match="no memory was found"):
-        flipping("module other;\nendmodule\n", 256)
+        flip_bits("module other;\nendmodule\n", 256)

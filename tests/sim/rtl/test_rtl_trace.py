@@ -1,4 +1,4 @@
-"""What the RTL's units do when: as the cycle model has it where no data tells, and as the counters count it always."""
+"""Times of units in the RTL: as in the cycle model unless they depend on data, and always as the counters count."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_layers_run_as_in_the_cycle_model(config: Config) -> None:
 
 
 def test_programs_run_as_in_the_cycle_model() -> None:
-    """Twice each: nothing stays behind from the first time."""
+    """Twice each: the first run leaves nothing behind."""
     for seed in range(10):
         pick = random.Random(seed)
         memory = {"latency": pick.choice([1, 5, 40]), "bandwidth": pick.choice([None, 1.5])}
@@ -87,7 +87,7 @@ def test_programs_run_as_in_the_cycle_model() -> None:
 
 
 def test_attention_and_pauses_add_up() -> None:
-    """Where the model knows less than the RTL: sums of probabilities, and a memory that pauses at random."""
+    """Cases where the model knows less than the RTL: sums of probabilities, and a memory that pauses at random."""
     rng = np.random.default_rng(22)
     for case in range(4):
         op = random_attention(rng, TINY)

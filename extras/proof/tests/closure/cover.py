@@ -28,7 +28,7 @@ from closure import fields, sections
 from closure.cores import CORES, component
 from closure.extremes import extremes
 from support.core_cases import Benches, Core, Scenario, scenarios
-from support.core_directed import directed, wild
+from support.core_directed import directed_scenarios, wild
 from support.core_special import special
 
 from weft.extras.proof.mutants.constants import constant_bits
@@ -118,7 +118,7 @@ def _closed(device: CoveredRtl, verilog: str) -> Counts:
 
 
 def _scenarios(core: Core, benches: Benches) -> Iterator[tuple[int, Scenario]]:
-    for scenario in directed(core):
+    for scenario in directed_scenarios(core):
         yield 0, scenario
     yield 0, wild(core, 1)
     yield 0, extremes(core, benches.of({"latency": 1}))

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from closure.extremes import extremes
 from support.core_cases import Benches, Core, Scenario, scenarios
-from support.core_directed import directed, wild
+from support.core_directed import directed_scenarios, wild
 from support.core_long import long
-from support.core_observed import observed
+from support.core_observed import observed_scenarios
 from support.core_special import special
 
 from weft.extras.proof.mutants.mutated import MutatedCore, select_mutant
@@ -75,9 +75,9 @@ class KillSet:
 def kill_set(core: Core, found: MutatedCore, seeds: range, count: int) -> KillSet:
     """Scenarios of random programs of the `seeds`, with seed 0 the directed ones as well. Raises `KillError`."""
     fewer = seeds[: max(1, len(seeds) // 4)]
-    made = [*scenarios(core, seeds, count), *observed(core, fewer, OBSERVED)]
+    made = [*scenarios(core, seeds, count), *observed_scenarios(core, fewer, OBSERVED)]
     if 0 in seeds:
-        made += [*directed(core), wild(core, 1), extremes(core, Benches(core).of({"latency": 1}))]
+        made += [*directed_scenarios(core), wild(core, 1), extremes(core, Benches(core).of({"latency": 1}))]
         made += special(core)
     return _checked(KillSet(core, found.verilog, made))
 

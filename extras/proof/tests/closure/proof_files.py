@@ -16,7 +16,7 @@ from support.extras import contributions
 from support.extreme_inputs import extreme_inputs
 from support.manifests import manifest_of, write
 from support.mutated import change_bytes, change_value
-from support.qdq_models import Builder, finished
+from support.qdq_models import Builder, finish_all
 from support.state_models import Ring
 
 import weft
@@ -138,7 +138,7 @@ def several_parts(seed: int) -> bytes:
     x = builder.conv(builder.input((1, 3, 6, 6), unsigned=bool(seed % 2)), 4, (3, 3), pads=(1, 1, 1, 1))
     middle = builder.node("LogSoftmax", [builder.dequantise(x)], axis=1)
     z = builder.quantise(middle, x.shape, 0.05, 3, False)
-    made = finished(builder, builder.conv(z, 4, (1, 1)), builder.conv(z, 4, (1, 1)))
+    made = finish_all(builder, builder.conv(z, 4, (1, 1)), builder.conv(z, 4, (1, 1)))
     return bytes(made.SerializeToString())
 
 
@@ -146,7 +146,7 @@ def sums_of_several(seed: int) -> bytes:
     """Two inputs of one shape, whose order matters."""
     builder = Builder(np.random.default_rng(seed))
     a, b = builder.input((1, 4, 5, 5)), builder.input((1, 4, 5, 5))
-    made: onnx.ModelProto = finished(builder, builder.add(builder.conv(a, 4, (1, 1)), b))
+    made: onnx.ModelProto = finish_all(builder, builder.add(builder.conv(a, 4, (1, 1)), b))
     return bytes(made.SerializeToString())
 
 

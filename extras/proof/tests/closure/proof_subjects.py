@@ -15,10 +15,10 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 from support import op_cases
-from support.certified_cases import CONFIGS, KINDS, compiled, drawn
+from support.certified_cases import CONFIGS, KINDS, compile_random, draw_network
 from support.extreme_inputs import Inputs, extreme_inputs
 from support.mutated import change_bytes, change_value, change_words
-from support.op_cases import apart
+from support.op_cases import split_operators
 from support.state_models import Ring, Svdf
 
 from weft.boards.board import CoreKind
@@ -199,12 +199,12 @@ def _inputs(graph: Graph, program: DeviceProgram, rng: Rng) -> list[Inputs]:
 
 
 def _convolutions(seed: int, rng: Rng) -> SegmentSubject:
-    segment, config = drawn(seed)
+    segment, config = draw_network(seed)
     return SegmentSubject(segment, config, compile_segment(segment, config), rng)
 
 
 def _kernels(kind: str, seed: int, rng: Rng) -> SegmentSubject:
-    segment, config = compiled(kind, seed)
+    segment, config = compile_random(kind, seed)
     return SegmentSubject(segment, config, compile_segment(segment, config), rng)
 
 
@@ -229,7 +229,7 @@ def _int4(seed: int, rng: Rng) -> SegmentSubject:
 
 
 def _supported(segment: DeviceSegment, config: Config) -> bool:
-    ops = [item for op in segment.ops for item in (apart(op) if isinstance(op, Conv) else (op,))]
+    ops = [item for op in segment.ops for item in (split_operators(op) if isinstance(op, Conv) else (op,))]
     tables = config.lookup_tables or all(op.lookup is None for op in ops)
     return bool(tables) and not any(operator_of(op).unsupported(op, config) for op in ops)
 
@@ -254,7 +254,7 @@ def _sequential(seed: int, rng: Rng) -> SegmentSubject:
     """Programs for the sequential core: on boards' own configurations, and with kernels and softmax."""
     while True:
         if rng.random() < 0.5:
-            segment, config = compiled(str(rng.choice(sorted(KINDS))), int(rng.integers(1 << 30)))
+            segment, config = compile_random(str(rng.choice(sorted(KINDS))), int(rng.integers(1 << 30)))
         else:
             config = SEQUENTIAL[int(rng.integers(len(SEQUENTIAL)))]
             segment = op_cases.random_mixture(rng, 6, 16, products=bool(config.multiply))[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from support.op_cases import apart
+from support.op_cases import split_operators
 
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View
@@ -26,7 +26,7 @@ def graph_before(segment: DeviceSegment) -> Graph:
     ops = tuple(
         _own(item, index)
         for index, op in enumerate(segment.ops)
-        for item in (apart(op) if isinstance(op, Conv) else (op,))
+        for item in (split_operators(op) if isinstance(op, Conv) else (op,))
     )
     return decode(encode(graph_of(DeviceSegment(segment.name, ops, states=segment.states))))
 

@@ -10,11 +10,11 @@ from support.fallbacks import (
     Case,
     builder,
     check_fallback,
-    ended,
-    mixed,
+    finish_model,
+    mixed_axes,
     source,
     two,
-    untried,
+    untested_constraints,
     with_constant,
 )
 from support.qdq_models import Builder
@@ -27,7 +27,7 @@ def reshaped_sum() -> onnx.ModelProto:
     weight, _ = built.weight((4, 12), 1, per_channel=True, unsigned=False)
     value = built.node("MatMul", [built.dequantise(source(built, (2, 4))), weight])
     value = built.node("Reshape", [value, built.constant(np.array([2, 3, 2, 2], np.int64))])
-    return ended(built, built.node("Add", [value, built.constant(np.ones((3, 1, 1), np.float32))]))
+    return finish_model(built, built.node("Add", [value, built.constant(np.ones((3, 1, 1), np.float32))]))
 
 
 def add(built: Builder, value: str) -> str:
@@ -45,9 +45,9 @@ CASES: dict[str, Case] = {
     "both repeat": (lambda: two("Sub", (1, 4), (3, 1)), "Sub", subtractable),
     "constant for each element": (lambda: with_constant("Add", (2, 4), (2, 4)), "Add", addable),
     "constant that broadcasts the value": (lambda: with_constant("Add", (1, 4), (3, 1)), "Add", addable),
-    "sum of mixed axes": (lambda: mixed(add), "Add", addable),
+    "sum of mixed axes": (lambda: mixed_axes(add), "Add", addable),
     "constant and mixed axes": (
-        lambda: mixed(add_zero_point, (1, 2, MANY, MANY), (1, MANY, 34, 17)),
+        lambda: mixed_axes(add_zero_point, (1, 2, MANY, MANY), (1, MANY, 34, 17)),
         "Add",
         in_order,
     ),
@@ -61,4 +61,4 @@ def test_fallback(name: str) -> None:
 
 def test_every_constraint_has_a_case() -> None:
     # Mul tests the constraint on multiplication by the device.
-    assert untried(ADD_OPERATORS, CASES.values()) == {"multipliers"}
+    assert untested_constraints(ADD_OPERATORS, CASES.values()) == {"multipliers"}

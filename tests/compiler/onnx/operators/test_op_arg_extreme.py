@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 from support import qdq_models
-from support.fallbacks import MANY, Case, builder, check_fallback, source, untried
+from support.fallbacks import MANY, Case, builder, check_fallback, source, untested_constraints
 from support.graph_runs import device_ops, on_host, run_graph
 from support.ort_sessions import plain_session
 from support.qdq_models import Builder, Quantised
@@ -163,4 +163,4 @@ def test_without_a_kernel_engine() -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(ARG_EXTREME_OPERATORS, CASES.values()) == {"kernel_room"}
+    assert untested_constraints(ARG_EXTREME_OPERATORS, CASES.values()) == {"kernel_room"}

@@ -80,7 +80,7 @@ def mixed_heads() -> onnx.ModelProto:
     k, k_source = made.heads(2, 5, 4)
     v, v_source = made.heads(2, 5, 4)
     product = made.product(value, made.keys_transposed(k, k_source))
-    return models.ended(builder, made.product(made.weights(product), v), v_source)
+    return models.quantise_result(builder, made.product(made.weights(product), v), v_source)
 
 
 def decompose(
@@ -94,17 +94,17 @@ def decompose(
     scores = made.pair(made.product(q, made.keys_transposed(k, k_source)), 0.4)
     weights = made.weights(scores if after else change(made, scores), scale)
     value = made.product(change(made, weights) if after else weights, v)
-    return models.ended(made.builder, value, v_source)
+    return models.quantise_result(made.builder, value, v_source)
 
 
 def add_mask(mask: np.ndarray) -> onnx.ModelProto:
-    return decompose(lambda made, scores: made.masked(scores, mask))
+    return decompose(lambda made, scores: made.add_mask(scores, mask))
 
 
 def scale_scores(factor: np.ndarray | float, *, mask: bool = False) -> onnx.ModelProto:
     def change(made: Exploded, scores: str) -> str:
         if mask:
-            scores = made.masked(scores, models.additive(np.arange(5) < 3))
+            scores = made.add_mask(scores, models.additive(np.arange(5) < 3))
         return made.builder.node("Mul", [scores, made.builder.constant(np.asarray(factor, np.float32))])
 
     return decompose(change)
@@ -117,7 +117,7 @@ def other_axis() -> onnx.ModelProto:
     v, v_source = made.heads(2, 5, 4)
     scores = made.product(q, made.keys_transposed(k, k_source))
     value = made.product(made.builder.node("Softmax", [scores], axis=2), v)
-    return models.ended(made.builder, value, v_source)
+    return models.quantise_result(made.builder, value, v_source)
 
 
 def float_values() -> onnx.ModelProto:
@@ -127,14 +127,14 @@ def float_values() -> onnx.ModelProto:
     v, v_source = made.heads(2, 5, 4)
     scores = made.product(q, made.keys_transposed(k, k_source))
     value = made.product(made.weights(scores), made.builder.node("Erf", [v]))
-    return models.ended(made.builder, value, v_source)
+    return models.quantise_result(made.builder, value, v_source)
 
 
 def broadcast_heads() -> onnx.ModelProto:
     made = Exploded(rng(), SIZES)
     q, _ = made.heads(2, 4, 4)
     k, k_source = made.heads(1, 5, 4)
-    return models.ended(made.builder, made.product(q, made.keys_transposed(k, k_source)), k_source)
+    return models.quantise_result(made.builder, made.product(q, made.keys_transposed(k, k_source)), k_source)
 
 
 def read_twice() -> onnx.ModelProto:
@@ -169,7 +169,7 @@ def quantised_by_channel(made: Exploded, value: str) -> str:
 def masked_and(scale: float) -> onnx.ModelProto:
     """Add a mask, then a pair that raises masked scores to the lowest value of its range."""
     return decompose(
-        lambda made, value: pair(made, made.masked(value, models.additive(np.arange(5) < 3)), scale)
+        lambda made, value: pair(made, made.add_mask(value, models.additive(np.arange(5) < 3)), scale)
     )
 
 
@@ -220,19 +220,19 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
     "bias added": (lambda: add_mask(np.full(5, -3.0)), written_out.scores_mask),
     "masked row": (lambda: add_mask(LOW_ROW), written_out.scores_mask),
     "mask of other steps": (
-        lambda: key_mask_models.masked(rng(), SIZES, scale=1.0).model,
+        lambda: key_mask_models.masked_attention(rng(), SIZES, scale=1.0).model,
         written_out.scores_mask,
     ),
     "pair behind a mask from an input": (
-        lambda: key_mask_models.masked(rng(), SIZES, rounded=True).model,
+        lambda: key_mask_models.masked_attention(rng(), SIZES, rounded=True).model,
         row_forms.pairs_constant,
     ),
     "mask of tiny scores": (
-        lambda: key_mask_models.masked(rng(), SIZES, factor=1e-9).model,
+        lambda: key_mask_models.masked_attention(rng(), SIZES, factor=1e-9).model,
         attention_form.key_mask_reaches,
     ),
     "scale behind a mask from an input": (
-        lambda: key_mask_models.masked(rng(), SIZES, behind=True).model,
+        lambda: key_mask_models.masked_attention(rng(), SIZES, behind=True).model,
         written_out.scores_scale,
     ),
     "window added": (lambda: add_mask(models.additive(WINDOW)), attention_form.mask_kind),
@@ -245,7 +245,7 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
         row_forms.scores_clamped,
     ),
     "clipped in steps of 3": (
-        lambda: decompose(lambda made, value: pair(made, made.scaled(value, 1e4), 3.0), scale=100.0),
+        lambda: decompose(lambda made, value: pair(made, made.scale_by(value, 1e4), 3.0), scale=100.0),
         row_forms.scores_clamped,
     ),
     "beyond the clamp": (
@@ -270,7 +270,7 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
     "float values": (float_values, written_out.values_quantised),
     "probabilities read twice": (read_twice, written_out.private),
     "scaled probabilities": (
-        lambda: decompose(lambda made, value: made.scaled(value, 2.0), after=True),
+        lambda: decompose(lambda made, value: made.scale_by(value, 2.0), after=True),
         multipliable,
     ),
     "no attention": (

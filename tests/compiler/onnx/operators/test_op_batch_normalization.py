@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from support.fallbacks import Case, builder, check_fallback, ended, source, untried
+from support.fallbacks import Case, builder, check_fallback, finish_model, source, untested_constraints
 
 from weft.compiler.onnx.operators.norms import (
     BATCH_NORMALIZATION_OPERATORS,
@@ -22,13 +22,13 @@ def normalise(
     ones = np.ones(shape[1], np.float32)
     middle = built.constant(ones) if mean == "constant" else built.dequantise(source(built, (shape[1],)))
     constants = [built.constant(ones), built.constant(ones), middle, built.constant(variance * ones)]
-    return ended(built, built.node("BatchNormalization", [value, *constants], **attributes))
+    return finish_model(built, built.node("BatchNormalization", [value, *constants], **attributes))
 
 
 def mean(axes: list[int], shape: tuple[int, ...] = (1, 4, 6, 6)) -> onnx.ModelProto:
     built = builder()
     axis = built.constant(np.array(axes, np.int64))
-    return ended(built, built.node("ReduceMean", [built.dequantise(source(built, shape)), axis]))
+    return finish_model(built, built.node("ReduceMean", [built.dequantise(source(built, shape)), axis]))
 
 
 CASES: dict[str, Case] = {
@@ -57,4 +57,4 @@ def test_fallback(name: str) -> None:
 
 def test_every_constraint_has_a_case() -> None:
     # These are tried with another operator, or implied in any model that ONNX accepts.
-    assert untried(BATCH_NORMALIZATION_OPERATORS, CASES.values()) == {"same_order"}
+    assert untested_constraints(BATCH_NORMALIZATION_OPERATORS, CASES.values()) == {"same_order"}

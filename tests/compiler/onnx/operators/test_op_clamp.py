@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 import pytest
-from support.fallbacks import Case, builder, check_fallback, ended, source, untried
+from support.fallbacks import Case, builder, check_fallback, finish_model, source, untested_constraints
 
 from weft.compiler.onnx.conditions import input_quantisable
 from weft.compiler.onnx.operators.lookup import CLAMP_OPERATORS, bounds_constant
@@ -13,14 +13,14 @@ from weft.compiler.onnx.operators.lookup import CLAMP_OPERATORS, bounds_constant
 def clip() -> onnx.ModelProto:
     built = builder()
     bound = built.node("ReduceMin", [built.dequantise(source(built, (3,)))], keepdims=0)
-    return ended(built, built.node("Clip", [built.dequantise(source(built)), bound]))
+    return finish_model(built, built.node("Clip", [built.dequantise(source(built)), bound]))
 
 
 def float_input() -> onnx.ModelProto:
     built = builder()
     source = built.input((1, 4))
     value = built.node("LogSoftmax", [built.dequantise(source)])
-    return ended(built, built.node("Relu", [value]))
+    return finish_model(built, built.node("Relu", [value]))
 
 
 CASES: dict[str, Case] = {
@@ -35,4 +35,4 @@ def test_fallback(name: str) -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(CLAMP_OPERATORS, CASES.values()) == set()
+    assert untested_constraints(CLAMP_OPERATORS, CASES.values()) == set()

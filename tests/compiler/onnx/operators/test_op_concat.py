@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import onnx
 import pytest
-from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, untried
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    source,
+    untested_constraints,
+)
 from support.qdq_models import Builder
 
 from weft.compiler.onnx.operators.move import CONCAT_OPERATORS, concat_order, inputs_quantised
@@ -18,12 +26,12 @@ def integers_and_floats() -> onnx.ModelProto:
     """Concat integers and floats; the integers pass a host operator."""
     built = builder()
     values = [built.dequantise(source(built)) for _ in range(2)]
-    return ended(built, built.node("Concat", [values[0], built.node("Erf", [values[1]])], axis=1))
+    return finish_model(built, built.node("Concat", [values[0], built.node("Erf", [values[1]])], axis=1))
 
 
 CASES: dict[str, Case] = {
     "concatenated integers and floats": (integers_and_floats, "Concat", inputs_quantised),
-    "concatenated mixed axes": (lambda: mixed(concat), "Concat", concat_order),
+    "concatenated mixed axes": (lambda: mixed_axes(concat), "Concat", concat_order),
 }
 
 
@@ -33,4 +41,4 @@ def test_fallback(name: str) -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(CONCAT_OPERATORS, CASES.values()) == set()
+    assert untested_constraints(CONCAT_OPERATORS, CASES.values()) == set()

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from support import one_step
-from support.fallbacks import Case, builder, check_fallback, ended, source, untried
+from support.fallbacks import Case, builder, check_fallback, finish_model, source, untested_constraints
 from support.qdq_models import Builder
 
 from weft.compiler.onnx.conditions import depth_alone, image, weights_constant, weights_per_output
@@ -26,7 +26,7 @@ def convolution(
         }[weight]()
     else:
         name = built.constant(weight.astype(np.float32))
-    return ended(built, built.node("Conv", [value, name], **attributes))
+    return finish_model(built, built.node("Conv", [value, name], **attributes))
 
 
 ones = np.ones((2, 4, 1, 1))
@@ -48,7 +48,7 @@ def test_fallback(name: str) -> None:
 def test_every_constraint_has_a_case() -> None:
     # These are tried with another operator, or implied in any model that ONNX accepts.
     others = {"image_order", "input_quantised", "bias_constant", "pads_fit"}
-    assert untried(CONV_OPERATORS, CASES.values()) == others
+    assert untested_constraints(CONV_OPERATORS, CASES.values()) == others
 
 
 def hop(seed: int) -> tuple[onnx.ModelProto, np.random.Generator]:
@@ -121,4 +121,4 @@ def test_pads_that_are_too_long() -> None:
         strides=[1, 200],
         pads=[0, 4096, 0, 0],
     )
-    check_fallback((lambda: ended(built, value), "Conv", pads_fit))
+    check_fallback((lambda: finish_model(built, value), "Conv", pads_fit))

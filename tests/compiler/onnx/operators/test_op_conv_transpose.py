@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from support import one_step
-from support.fallbacks import Case, builder, check_fallback, ended, source, untried
+from support.fallbacks import Case, builder, check_fallback, finish_model, source, untested_constraints
 from support.graph_runs import device_ops
 from support.qdq_models import Builder, Quantised, Rng
 
@@ -162,12 +162,12 @@ def test_following_sums_are_fused(preset: str, count: int, first: bool) -> None:
 def cubes() -> onnx.ModelProto:
     built = builder()
     name = conv_transpose(built, source(built, (1, 2, 3, 4, 5)), {}, (2, 2, 1, 1, 1), bias=False, each=False)
-    return ended(built, name)
+    return finish_model(built, name)
 
 
 def far(stride: int) -> onnx.ModelProto:
     built = builder()
-    return ended(
+    return finish_model(
         built,
         conv_transpose(built, source(built), {"strides": [stride, 9]}, (4, 2, 2, 2), bias=False, each=False),
     )
@@ -176,7 +176,7 @@ def far(stride: int) -> onnx.ModelProto:
 def other_axis() -> onnx.ModelProto:
     built = builder()
     name, _ = built.weight((4, 2, 3, 3), 0, per_channel=True, unsigned=False)
-    return ended(built, built.node("ConvTranspose", [built.dequantise(source(built)), name]))
+    return finish_model(built, built.node("ConvTranspose", [built.dequantise(source(built)), name]))
 
 
 CASES: dict[str, Case] = {
@@ -194,4 +194,4 @@ def test_fallback(name: str) -> None:
 def test_every_constraint_has_a_case() -> None:
     # Tried with Conv, or implied in any model that ONNX accepts.
     others = {"image_order", "input_quantised", "weights_constant", "bias_constant"}
-    assert untried(CONV_TRANSPOSE_OPERATORS, CASES.values()) == others
+    assert untested_constraints(CONV_TRANSPOSE_OPERATORS, CASES.values()) == others

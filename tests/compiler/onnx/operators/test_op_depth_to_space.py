@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from support.fallbacks import Case, builder, check_fallback, ended, mixed, one, source, untried
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    one,
+    source,
+    untested_constraints,
+)
 from support.graph_runs import device_ops
 from support.qdq_models import Builder
 
@@ -22,19 +31,19 @@ from weft.compiler.onnx.operators.move import (
 def of_floats() -> onnx.ModelProto:
     built = builder()
     value = built.node("Erf", [built.dequantise(source(built))])
-    return ended(built, built.node("SpaceToDepth", [value], blocksize=2))
+    return finish_model(built, built.node("SpaceToDepth", [value], blocksize=2))
 
 
 def channels_first() -> onnx.ModelProto:
     built = Builder(np.random.default_rng(0), opset=28)
-    return ended(
+    return finish_model(
         built, built.node("SpaceToDepth", [built.dequantise(source(built))], blocksize=2, mode="CRD")
     )
 
 
 CASES: dict[str, Case] = {
     "floats": (of_floats, "SpaceToDepth", bytes_given),
-    "mixed axes": (lambda: mixed(lambda built, value: built.node(
+    "mixed axes": (lambda: mixed_axes(lambda built, value: built.node(
         "DepthToSpace", [value], blocksize=2), (1, 4, 6, 9), (1, 6, 6, 6)), "DepthToSpace", image_bytes),
     "large blocks": (lambda: one("SpaceToDepth", (1, 2, 9, 9), blocksize=9), "SpaceToDepth", blocks_small),
     "many channels": (lambda: one("DepthToSpace", (1, 2052, 1, 1), blocksize=2, mode="CRD"), "DepthToSpace",
@@ -49,7 +58,7 @@ def test_fallback(name: str) -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(DEPTH_TO_SPACE_OPERATORS, CASES.values()) == set()
+    assert untested_constraints(DEPTH_TO_SPACE_OPERATORS, CASES.values()) == set()
 
 
 @pytest.mark.parametrize(

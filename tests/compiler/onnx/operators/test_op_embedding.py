@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from support.fallbacks import Case, builder, check_fallback, source, untried
+from support.fallbacks import Case, builder, check_fallback, source, untested_constraints
 from support.graph_runs import device_ops, on_host, run_graph
 from support.ort_sessions import plain_session
 from support.qdq_models import Builder
@@ -218,7 +218,10 @@ def test_of_no_constant() -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(EMBEDDING_OPERATORS, CASES.values()) == {"softmax_unit", indices_integers.__name__}
+    assert untested_constraints(EMBEDDING_OPERATORS, CASES.values()) == {
+        "softmax_unit",
+        indices_integers.__name__,
+    }
 
 
 @pytest.mark.parametrize(

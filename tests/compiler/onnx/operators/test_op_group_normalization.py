@@ -6,7 +6,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, untried
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    source,
+    untested_constraints,
+)
 from support.graph_runs import on_host, run_graph
 from support.qdq_models import Builder
 
@@ -78,14 +86,14 @@ def normal(
     if groups:
         result = built.node("GroupNormalization", names, num_groups=groups)
         return add_shape(built.finish(built.quantise(result, shape, 0.1, 0, False)), result, shape)
-    return ended(built, built.node("InstanceNormalization", names))
+    return finish_model(built, built.node("InstanceNormalization", names))
 
 
 def leave_in_float() -> onnx.ModelProto:
     built = builder()
     value = built.node("Cos", [built.node("Softmax", [built.dequantise(source(built))], axis=2)])
     constants = [built.constant(np.ones(4, np.float32)) for _ in range(2)]
-    return ended(built, built.node("InstanceNormalization", [value, *constants]))
+    return finish_model(built, built.node("InstanceNormalization", [value, *constants]))
 
 
 def shuffle_channels() -> onnx.ModelProto:
@@ -93,7 +101,7 @@ def shuffle_channels() -> onnx.ModelProto:
         constants = [built.constant(np.ones(built.shape_of(value)[1], np.float32)) for _ in range(2)]
         return built.node("InstanceNormalization", [value, *constants])
 
-    return mixed(then)
+    return mixed_axes(then)
 
 
 OP = "InstanceNormalization"
@@ -119,4 +127,4 @@ def test_without_a_kernel_engine() -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(GROUP_NORMALIZATION_OPERATORS, CASES.values()) == {"kernel_engine"}
+    assert untested_constraints(GROUP_NORMALIZATION_OPERATORS, CASES.values()) == {"kernel_engine"}

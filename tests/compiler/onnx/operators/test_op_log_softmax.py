@@ -6,7 +6,16 @@ import numpy as np
 import onnx
 import pytest
 from support import one_step
-from support.fallbacks import Case, builder, check_fallback, ended, mixed, one, source, untried
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    one,
+    source,
+    untested_constraints,
+)
 from support.qdq_models import Builder
 
 from weft.compiler.onnx.conditions import input_quantised, kernel_room
@@ -55,13 +64,13 @@ def test_classes() -> None:
 def floats() -> onnx.ModelProto:
     built = builder()
     value = built.node("Cos", [built.node("Softmax", [built.dequantise(source(built))], axis=2)])
-    return ended(built, built.node("LogSoftmax", [value], axis=1))
+    return finish_model(built, built.node("LogSoftmax", [value], axis=1))
 
 
 CASES: dict[str, Case] = {
     "floats": (floats, "LogSoftmax", input_quantised),
     "axes that take too many copies": (
-        lambda: mixed(lambda built, value: built.node("LogSoftmax", [value], axis=3)),
+        lambda: mixed_axes(lambda built, value: built.node("LogSoftmax", [value], axis=3)),
         "LogSoftmax",
         log_axis,
     ),
@@ -84,4 +93,4 @@ def test_units() -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(LOG_SOFTMAX_OPERATORS, CASES.values()) == {"kernel_room", "log_tables"}
+    assert untested_constraints(LOG_SOFTMAX_OPERATORS, CASES.values()) == {"kernel_room", "log_tables"}

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import onnx
 import pytest
-from support.fallbacks import Case, builder, check_fallback, ended, source, two, untried
+from support.fallbacks import Case, builder, check_fallback, finish_model, source, two, untested_constraints
 from support.function_models import Chain, check, silu
 from support.graph_runs import device_ops, on_host
 
@@ -21,13 +21,13 @@ from weft.hdl.isa.config import Config
 def of_float() -> onnx.ModelProto:
     built = builder()
     value = built.node("LogSoftmax", [built.dequantise(source(built))])
-    return ended(built, built.node("Sigmoid", [value]))
+    return finish_model(built, built.node("Sigmoid", [value]))
 
 
 def logarithm(op: str = "Log") -> onnx.ModelProto:
     built = builder()
     value = built.node(op, [built.dequantise(source(built))])
-    return ended(built, built.node("Relu", [value]))
+    return finish_model(built, built.node("Relu", [value]))
 
 
 CASES: dict[str, Case] = {
@@ -45,12 +45,17 @@ def test_fallback(name: str) -> None:
 
 def test_every_constraint_has_a_case() -> None:
     # Tables and values of 16 bits have tests of their own; Q nodes without parameters are tried with those.
-    assert untried(LOOKUP_OPERATORS, CASES.values()) == {"tables", "per_tensor", "lines_near", "wide_engine"}
+    assert untested_constraints(LOOKUP_OPERATORS, CASES.values()) == {
+        "tables",
+        "per_tensor",
+        "lines_near",
+        "wide_engine",
+    }
 
 
 def test_without_tables() -> None:
     chain = Chain()
-    model = chain.ended(silu(chain, chain.value))
+    model = chain.finish_with(silu(chain, chain.value))
     assert on_host(import_model(model)) == {}
     graph = import_model(model, config=Config(lookup_tables=0))
     reasons = on_host(graph)
@@ -63,7 +68,7 @@ def test_without_tables() -> None:
 def test_inputs_without_a_result_are_named() -> None:
     """The first and the last that the value can have, as the model has them."""
     chain = Chain(0.5, 100)
-    model = chain.ended(chain.apply("Tanh", chain.apply("Sqrt", chain.value)))
+    model = chain.finish_with(chain.apply("Tanh", chain.apply("Sqrt", chain.value)))
     reasons = on_host(import_model(model))
     (cause,) = {reason for name, reason in reasons.items() if name.startswith(("sqrt", "tanh"))}
     (name,) = (name for name in reasons if name.startswith("sqrt"))
@@ -88,15 +93,17 @@ def test_the_reason_is_that_of_the_nearest_value() -> None:
 def test_unselected_values_may_be_nan() -> None:
     chain = Chain()
     positive = chain.apply("Greater", chain.value, 0.0)
-    model = chain.ended(chain.apply("Where", positive, chain.apply("Log", chain.value), chain.number(0.0)))
+    model = chain.finish_with(
+        chain.apply("Where", positive, chain.apply("Log", chain.value), chain.number(0.0))
+    )
     assert on_host(check(model, chain.feeds)) == {}
 
 
 def test_rounded_nan_stays_on_the_host() -> None:
     """Its bytes are whatever the host makes of it; the host keeps that, and the device goes on from there."""
     chain = Chain()
-    value = chain.rounded(chain.apply("Log", chain.value))
-    graph = import_model(chain.ended(chain.apply("Tanh", value)))
+    value = chain.round_trip(chain.apply("Log", chain.value))
+    graph = import_model(chain.finish_with(chain.apply("Tanh", value)))
     assert {name.split("_")[0] for name in on_host(graph)} >= {"log", "quantizelinear"}
     assert len(device_ops(graph)) == 1
 
@@ -117,5 +124,5 @@ def test_by_channel_at_the_end() -> None:
 def test_scales_too_large_to_multiply_by() -> None:
     """A requantisation that the device cannot compute is still a table."""
     chain = Chain(1e6)
-    model = chain.ended(chain.apply("Relu", chain.value), 1e-3)
+    model = chain.finish_with(chain.apply("Relu", chain.value), 1e-3)
     assert device_ops(check(model, chain.feeds))[0].lookup is not None

@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from support.fallbacks import MANY, Case, builder, check_fallback, ended, mixed, source, untried
+from support.fallbacks import (
+    MANY,
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    source,
+    untested_constraints,
+)
 from support.graph_runs import on_host, run_graph
 from support.ort_sessions import plain_session
 from support.qdq_models import Builder
@@ -134,18 +143,18 @@ def test_programs(preset: str) -> None:
 def of(shape: tuple[int, ...] = (1, 8, 3, 3), **attributes: float) -> onnx.ModelProto:
     built = builder()
     value = built.dequantise(source(built, shape))
-    return ended(built, built.node("LRN", [value], size=3, **attributes))
+    return finish_model(built, built.node("LRN", [value], size=3, **attributes))
 
 
 def floats() -> onnx.ModelProto:
     built = builder()
     value = built.node("Cos", [built.node("Softmax", [built.dequantise(source(built))], axis=2)])
-    return ended(built, built.node("LRN", [value], size=3))
+    return finish_model(built, built.node("LRN", [value], size=3))
 
 
 def exchange_axes() -> onnx.ModelProto:
     """Take a convolution's pixels as channels."""
-    return mixed(lambda built, value: built.node("LRN", [value], size=3), (MANY, MANY, 1, 1))
+    return mixed_axes(lambda built, value: built.node("LRN", [value], size=3), (MANY, MANY, 1, 1))
 
 
 CASES: dict[str, Case] = {
@@ -169,4 +178,4 @@ def test_units() -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(LRN_OPERATORS, CASES.values()) == {"kernel_room", "response_tables"}
+    assert untested_constraints(LRN_OPERATORS, CASES.values()) == {"kernel_room", "response_tables"}

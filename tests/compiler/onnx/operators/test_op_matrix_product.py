@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from support.fallbacks import MANY, Case, builder, check_fallback, dense, ended, mixed, source, untried
+from support.fallbacks import (
+    MANY,
+    Case,
+    builder,
+    check_fallback,
+    dense,
+    finish_model,
+    mixed_axes,
+    source,
+    untested_constraints,
+)
 from support.qdq_models import Builder
 
 from weft.compiler.onnx.conditions import bias_constant
@@ -26,7 +36,7 @@ def add_bias(bias: str) -> onnx.ModelProto:
         if bias == "input"
         else built.constant(np.ones({"matrix": (4, 4), "column": (4, 1)}[bias], np.float32))
     )
-    return ended(built, built.node("Gemm", [value, weight, name]))
+    return finish_model(built, built.node("Gemm", [value, weight, name]))
 
 
 def product(built: Builder, value: str) -> str:
@@ -41,7 +51,7 @@ CASES: dict[str, Case] = {
     "bias for each row": (lambda: add_bias("matrix"), "Gemm", bias_constant),
     "bias in a column": (lambda: add_bias("column"), "Gemm", bias_constant),
     "product of a vector": (lambda: dense("MatMul", (4,)), "MatMul", product_input),
-    "rows of mixed axes": (lambda: mixed(product, (MANY, MANY)), "MatMul", row_order),
+    "rows of mixed axes": (lambda: mixed_axes(product, (MANY, MANY)), "MatMul", row_order),
 }
 
 
@@ -52,7 +62,7 @@ def test_fallback(name: str) -> None:
 
 def test_every_constraint_has_a_case() -> None:
     # These are tried with another operator, or implied in any model that ONNX accepts.
-    assert untried(MATRIX_PRODUCT_OPERATORS, CASES.values()) == {
+    assert untested_constraints(MATRIX_PRODUCT_OPERATORS, CASES.values()) == {
         "input_quantised",
         "weights_constant",
         "weights_matrix",

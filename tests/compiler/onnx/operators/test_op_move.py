@@ -6,7 +6,16 @@ import numpy as np
 import onnx
 import pytest
 from support import one_step
-from support.fallbacks import MANY, Case, builder, check_fallback, ended, mixed, source, untried
+from support.fallbacks import (
+    MANY,
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    source,
+    untested_constraints,
+)
 from support.qdq_models import Builder
 
 from weft.compiler.onnx.operators.move import MOVE_OPERATORS, transposable
@@ -25,7 +34,7 @@ def convolution(
         }[weight]()
     else:
         name = built.constant(weight.astype(np.float32))
-    return ended(built, built.node("Conv", [value, name], **attributes))
+    return finish_model(built, built.node("Conv", [value, name], **attributes))
 
 
 def swap_axes() -> onnx.ModelProto:
@@ -38,7 +47,7 @@ def swap_axes() -> onnx.ModelProto:
 
 def mixed_transpose() -> onnx.ModelProto:
     shape, arguments = (1, 2, MANY * MANY), (1, MANY, 34, 17)
-    return mixed(lambda built, value: built.node("Transpose", [value], perm=[0, 2, 1]), shape, arguments)
+    return mixed_axes(lambda built, value: built.node("Transpose", [value], perm=[0, 2, 1]), shape, arguments)
 
 
 CASES: dict[str, Case] = {
@@ -64,4 +73,4 @@ def test_copies_that_only_the_host_reads() -> None:
 
 def test_every_constraint_has_a_case() -> None:
     # These are tried with another operator, or implied in any model that ONNX accepts.
-    assert untried(MOVE_OPERATORS, CASES.values()) == {"movable"}
+    assert untested_constraints(MOVE_OPERATORS, CASES.values()) == {"movable"}

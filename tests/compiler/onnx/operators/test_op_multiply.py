@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from support.fallbacks import Case, builder, check_fallback, ended, source, two, untried, with_constant
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    source,
+    two,
+    untested_constraints,
+    with_constant,
+)
 
 from weft.compiler.onnx.conditions import multipliers
 from weft.compiler.onnx.operators.multiply import MULTIPLY_OPERATORS, divisible, multipliable, pairs
@@ -18,13 +27,13 @@ def divide(divisor: str) -> onnx.ModelProto:
         "zero": lambda: built.constant(np.array([1, 0, 2, 3], np.float32).reshape(4, 1, 1)),
         "input": lambda: built.dequantise(source(built)),
     }[divisor]()
-    return ended(built, built.node("Div", [value, name]))
+    return finish_model(built, built.node("Div", [value, name]))
 
 
 def leave_in_float() -> onnx.ModelProto:
     built = builder()
     other = built.node("Cos", [built.node("Softmax", [built.dequantise(source(built))], axis=2)])
-    return ended(built, built.node("Mul", [built.dequantise(source(built)), other]))
+    return finish_model(built, built.node("Mul", [built.dequantise(source(built)), other]))
 
 
 CASES: dict[str, Case] = {
@@ -53,4 +62,4 @@ def test_fallback(name: str) -> None:
 
 def test_every_constraint_has_a_case() -> None:
     # These are tried with another operator, or implied in any model that ONNX accepts.
-    assert untried(MULTIPLY_OPERATORS, [*CASES.values(), *NEEDY.values()]) == {"same_order"}
+    assert untested_constraints(MULTIPLY_OPERATORS, [*CASES.values(), *NEEDY.values()]) == {"same_order"}

@@ -13,7 +13,15 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, untried
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    source,
+    untested_constraints,
+)
 from support.graph_runs import on_host, run_graph
 from support.qdq_models import Builder
 
@@ -318,7 +326,7 @@ def test_quantised_by_onnx_runtime(kind: str, options: str, tmp_path: Path) -> N
 def end_model(build: Callable[[Builder, str], str]) -> onnx.ModelProto:
     """Nodes behind a quantised value of (2, 3, 8), which end the model."""
     built = builder()
-    return ended(built, build(built, built.dequantise(source(built, (2, 3, 8)))))
+    return finish_model(built, build(built, built.dequantise(source(built, (2, 3, 8)))))
 
 
 def mean(built: Builder, value: str, axis: int = -1) -> str:
@@ -330,7 +338,7 @@ def other_mean() -> onnx.ModelProto:
     first, other = (built.input((2, 3, 8)) for _ in range(2))
     x = built.dequantise(first)
     same = built.like(built.dequantise(other), (2, 3, 8), first)
-    return ended(built, built.node("Sub", [x, mean(built, built.dequantise(same))]))
+    return finish_model(built, built.node("Sub", [x, mean(built, built.dequantise(same))]))
 
 
 def sum_taken_off() -> onnx.ModelProto:
@@ -379,9 +387,9 @@ def constants_by_row() -> onnx.ModelProto:
     return end_model(build)
 
 
-def mixed_axes() -> onnx.ModelProto:
+def lp_over_mixed_axes() -> onnx.ModelProto:
     """The last axis is the width of an image, which would take too many copies."""
-    return mixed(lambda built, value: built.node("LpNormalization", [value], axis=-1))
+    return mixed_axes(lambda built, value: built.node("LpNormalization", [value], axis=-1))
 
 
 def lp(shape: Shape, axis: int, *, quantised: bool = True) -> onnx.ModelProto:
@@ -389,7 +397,7 @@ def lp(shape: Shape, axis: int, *, quantised: bool = True) -> onnx.ModelProto:
     value = built.dequantise(source(built, shape))
     if not quantised:
         value = built.node("Cos", [built.node("Softmax", [value], axis=2)])
-    return ended(built, built.node("LpNormalization", [value], axis=axis))
+    return finish_model(built, built.node("LpNormalization", [value], axis=axis))
 
 
 CASES: dict[str, Case] = {
@@ -401,7 +409,7 @@ CASES: dict[str, Case] = {
     "distances times elements": (by_elements, "Mul", row_factor),
     "weights by row": (constants_by_row, "Mul", normal_affine),
     "row that is too long": (lambda: lp((1, 40000), 1), "LpNormalization", norm_length),
-    "axis that takes too many copies": (mixed_axes, "LpNormalization", norm_order),
+    "axis that takes too many copies": (lp_over_mixed_axes, "LpNormalization", norm_order),
     "input that is not quantised": (
         lambda: lp((1, 4, 6, 6), 1, quantised=False),
         "LpNormalization",
@@ -442,4 +450,4 @@ def test_norms_have_the_length_of_their_axis(axis: dict[str, int], long: int) ->
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(OPERATORS, CASES.values()) == {"kernel_room", "norm_room", "per_tensor"}
+    assert untested_constraints(OPERATORS, CASES.values()) == {"kernel_room", "norm_room", "per_tensor"}

@@ -6,7 +6,15 @@ import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
-from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, untried
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    source,
+    untested_constraints,
+)
 from support.graph_runs import on_host, run_graph
 from support.qdq_models import Builder
 
@@ -82,7 +90,7 @@ def normal(
     if outputs > 1:
         built.nodes[-1].output.append("mean")
         result = built.node("Add", [result, "mean"])
-    return ended(built, result)
+    return finish_model(built, result)
 
 
 def channels_first() -> onnx.ModelProto:
@@ -92,13 +100,13 @@ def channels_first() -> onnx.ModelProto:
         weight = built.constant(np.ones(built.shape_of(value)[-1], np.float32))
         return built.node("LayerNormalization", [value, weight], axis=-1)
 
-    return mixed(then)
+    return mixed_axes(then)
 
 
 def leave_in_float() -> onnx.ModelProto:
     built = builder()
     value = built.node("Cos", [built.node("Softmax", [built.dequantise(source(built))], axis=2)])
-    return ended(
+    return finish_model(
         built, built.node("LayerNormalization", [value, built.constant(np.ones(6, np.float32))], axis=-1)
     )
 
@@ -126,4 +134,7 @@ def test_without_a_kernel_engine(size: int) -> None:
 
 def test_every_constraint_has_a_case() -> None:
     # Values of 16 bits are tried in test_wide.py.
-    assert untried(LAYER_NORMALIZATION_OPERATORS, CASES.values()) == {"kernel_engine", "normal_room"}
+    assert untested_constraints(LAYER_NORMALIZATION_OPERATORS, CASES.values()) == {
+        "kernel_engine",
+        "normal_room",
+    }

@@ -6,7 +6,15 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, untried
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    source,
+    untested_constraints,
+)
 from support.graph_runs import device_ops
 from support.movement import integers
 from support.qdq_models import Builder
@@ -41,7 +49,8 @@ def of(pads: tuple[int, ...] = AROUND, fill: float | None = None, *, mode: str =
     value = built.dequantise(entering)
     result = pad(built, built.node(before, [value]) if before else value, pads, fill, mode)
     return (
-        built.finish(built.like(result, built.shape_of(result), entering)) if same else ended(built, result)
+        built.finish(built.like(result, built.shape_of(result), entering)) if same else finish_model(built, result)
+    )
     )
 
 
@@ -56,9 +65,9 @@ def pads_as_input(fill: bool) -> onnx.ModelProto:
     )
     value = built.dequantise(source(built))
     if fill:
-        return ended(built, built.node("Pad", [value, integers(built, *AROUND), name]))
+        return finish_model(built, built.node("Pad", [value, integers(built, *AROUND), name]))
     result = built.node("Pad", [value, name])
-    return ended(built, built.node("Reshape", [result, integers(built, 1, 4, 9, 9)]))
+    return finish_model(built, built.node("Reshape", [result, integers(built, 1, 4, 9, 9)]))
 
 
 CASES: dict[str, Case] = {
@@ -68,7 +77,7 @@ CASES: dict[str, Case] = {
     "a given value": (lambda: pads_as_input(True), "Pad", pad_value),
     "a value between two levels": (lambda: of(fill=0.1234), "Pad", pad_value),
     "not a number": (lambda: of(fill=float("nan"), same=True), "Pad", pad_value),
-    "mixed axes": (lambda: mixed(pad), "Pad", rows_order),
+    "mixed axes": (lambda: mixed_axes(pad), "Pad", rows_order),
     "rows and channels": (lambda: of((0, 1, 1, 0, 0, 0, 0, 0)), "Pad", pad_axes),
     "many channels": (lambda: of((0, 1, 0, 0, 0, 0, 0, 0), shape=(1, 1100, 2, 2)), "Pad", pad_boxes),
     "far reflections": (lambda: of((0, 0, 70, 0, 0, 0, 0, 0), mode="reflect", shape=(1, 2, 90, 2)), "Pad", pad_boxes),
@@ -81,7 +90,7 @@ def test_fallback(name: str) -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(PAD_OPERATORS, CASES.values()) == set()
+    assert untested_constraints(PAD_OPERATORS, CASES.values()) == set()
 
 
 @pytest.mark.parametrize("fill", [None, 0.1234, -1e9, 1e9, -np.inf])
@@ -107,7 +116,7 @@ def test_padding_is_fused_into_the_next_convolution() -> None:
         if quantised:
             value = built.dequantise(built.like(value, (1, 4, 7, 7), entering))
         weight, _ = built.weight((5, 4, 3, 3), 0, per_channel=True, unsigned=False)
-        graph = import_model(ended(built, built.node("Conv", [value, weight], strides=[2, 2])))
+        graph = import_model(finish_model(built, built.node("Conv", [value, weight], strides=[2, 2])))
         (segment,) = (item for item in graph.segments if isinstance(item, DeviceSegment))
         (op,) = run_passes(PIPELINE, segment, Planner(Target(PRESETS["small"]))).ops
         assert isinstance(op, Conv)

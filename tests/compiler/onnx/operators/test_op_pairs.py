@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
-from support.fallbacks import Case, check_fallback, two, untried
+from support.fallbacks import Case, check_fallback, two, untested_constraints
 from support.graph_runs import on_host, run_graph
 from support.qdq_models import Builder
 
@@ -148,4 +148,4 @@ def test_without_tables() -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(PAIRS_OPERATORS, CASES.values()) == {"kernel_room", "power_tables"}
+    assert untested_constraints(PAIRS_OPERATORS, CASES.values()) == {"kernel_room", "power_tables"}

@@ -8,7 +8,15 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, untried
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    source,
+    untested_constraints,
+)
 from support.graph_runs import device_ops, on_host
 from support.movement import integers
 from support.qdq_models import Builder
@@ -33,7 +41,7 @@ Then = Callable[[Builder, str], str]
 def of(then: Then, shape: tuple[int, ...] = (1, 4, 6, 6), before: str = "") -> onnx.ModelProto:
     built = builder()
     value = built.dequantise(source(built, shape))
-    return ended(built, then(built, built.node(before, [value]) if before else value))
+    return finish_model(built, then(built, built.node(before, [value]) if before else value))
 
 
 def rows(built: Builder, value: str) -> str:
@@ -73,7 +81,7 @@ CASES: dict[str, Case] = {
     "given": (lambda: of(indices_as_input), "Gather", places_constant),
     "cubic": (lambda: of(lambda built, value: resize(built, value, "cubic")), "Resize", resized_nearest),
     "filled": (lambda: of(crop), "Resize", resized_nearest),
-    "mixed axes": (lambda: mixed(rows), "Slice", rows_order),
+    "mixed axes": (lambda: mixed_axes(rows), "Slice", rows_order),
     "six axes": (lambda: of(corner, (2, 3, 4, 5, 6, 2)), "Slice", rows_order),
     "scattered rows": (lambda: of(scatter, (1, 4, 200, 2)), "Gather", boxes_few),
     "scattered channels": (lambda: of(lambda built, value: built.node(
@@ -87,7 +95,7 @@ def test_fallback(name: str) -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(PART_OPERATORS, CASES.values()) == set()
+    assert untested_constraints(PART_OPERATORS, CASES.values()) == set()
 
 
 def five(built: Builder, value: str) -> str:

@@ -6,7 +6,15 @@ import numpy as np
 import onnx
 import pytest
 from support import one_step
-from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, untried
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    source,
+    untested_constraints,
+)
 from support.graph_runs import device_ops
 from support.qdq_models import Builder
 
@@ -52,7 +60,7 @@ def test_random(shape: tuple[int, ...], behind: str) -> None:
 def with_slopes(slopes: np.ndarray, shape: tuple[int, ...] = (1, 4, 6, 6)) -> onnx.ModelProto:
     built = builder()
     name = built.constant(slopes.astype(np.float32))
-    return ended(built, built.node("PRelu", [built.dequantise(source(built, shape)), name]))
+    return finish_model(built, built.node("PRelu", [built.dequantise(source(built, shape)), name]))
 
 
 def test_one_slope_without_tables() -> None:
@@ -64,7 +72,7 @@ def shuffle_channels() -> onnx.ModelProto:
     def slopes(built: Builder, value: str) -> str:
         return built.node("PRelu", [value, built.constant(np.array([[[0.5]], [[0.2]]], np.float32))])
 
-    return mixed(slopes, (1, 2, 289, 289), (1, 289, 34, 17))
+    return mixed_axes(slopes, (1, 2, 289, 289), (1, 289, 34, 17))
 
 
 CASES: dict[str, Case] = {
@@ -80,4 +88,4 @@ def test_fallback(name: str) -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(PRELU_OPERATORS, CASES.values()) == set()
+    assert untested_constraints(PRELU_OPERATORS, CASES.values()) == set()

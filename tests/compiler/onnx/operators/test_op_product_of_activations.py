@@ -6,7 +6,16 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, two, untried
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    source,
+    two,
+    untested_constraints,
+)
 from support.golden_compare import compare
 from support.graph_runs import device_ops, on_host, run_graph
 from support.qdq_models import Builder, Quantised
@@ -161,7 +170,7 @@ def test_computed_weights() -> None:
 def float_matrix() -> onnx.ModelProto:
     built = builder()
     second = built.dequantise(source(built))
-    return ended(built, built.node("MatMul", [built.constant(np.ones((3, 6), np.float32)), second]))
+    return finish_model(built, built.node("MatMul", [built.constant(np.ones((3, 6), np.float32)), second]))
 
 
 def of_shapes(first: Shape, second: Shape) -> onnx.ModelProto:
@@ -183,9 +192,9 @@ def test_fallback(name: str) -> None:
 
 def test_order_that_takes_too_many_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reorder, "cheapest", lambda before, behind: None)
-    model = mixed(lambda built, value: built.node("MatMul", [value, value]))
+    model = mixed_axes(lambda built, value: built.node("MatMul", [value, value]))
     check_fallback((lambda: model, "MatMul", module.matrix_order), probability_bits=0)
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(module.PRODUCT_OF_ACTIVATIONS_OPERATORS, CASES.values()) == {"matrix_order"}
+    assert untested_constraints(module.PRODUCT_OF_ACTIVATIONS_OPERATORS, CASES.values()) == {"matrix_order"}

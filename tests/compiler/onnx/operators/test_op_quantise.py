@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
-from support.fallbacks import Case, builder, check_fallback, ended, source, untried
+from support.fallbacks import Case, builder, check_fallback, finish_model, source, untested_constraints
 from support.op_cases import convolution, whole
 
 from weft.compiler.ir.layout import row_major_layout
@@ -33,7 +33,7 @@ def sixteen() -> onnx.ModelProto:
     value = built.node(
         "Relu", [built.node("DequantizeLinear", [built.node("QuantizeLinear", [name, *pair]), *pair])]
     )
-    return ended(built, value)
+    return finish_model(built, value)
 
 
 def long_sum() -> onnx.ModelProto:
@@ -43,19 +43,19 @@ def long_sum() -> onnx.ModelProto:
     name = built.node("DequantizeLinear", [weight, *pair])
     source = dataclasses.replace(built.input((1, 70000), unsigned=False), zero=127)
     value = built.dequantise(source)
-    return ended(built, built.node("MatMul", [value, name]))
+    return finish_model(built, built.node("MatMul", [value, name]))
 
 
 def requantised_input() -> onnx.ModelProto:
     built = builder()
     value = built.node("Relu", [built.dequantise(source(built, (1, 4)))])
-    return ended(built, value, scale=1e-9)
+    return finish_model(built, value, scale=1e-9)
 
 
 def negative() -> onnx.ModelProto:
     built = builder()
     names = [source(built, (1, 4)).name, built.constant(np.float32(-0.1))]
-    return ended(built, built.node("Relu", [built.node("DequantizeLinear", names)]))
+    return finish_model(built, built.node("Relu", [built.node("DequantizeLinear", names)]))
 
 
 CASES: dict[str, Case] = {
@@ -89,4 +89,4 @@ def test_the_largest_sum_is_that_of_the_farthest_input(zero: int, most: int, sig
 
 def test_every_constraint_has_a_case() -> None:
     # Tried with another operator, or implied in any model that ONNX accepts; forms of 16 bits are in test_wide.py.
-    assert untried(QUANTISE_OPERATORS, CASES.values()) == {"input_quantisable", "wide_forms"}
+    assert untested_constraints(QUANTISE_OPERATORS, CASES.values()) == {"input_quantisable", "wide_forms"}

@@ -9,7 +9,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, untried
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    source,
+    untested_constraints,
+)
 from support.graph_runs import on_host, run_graph
 from support.qdq_models import Builder
 
@@ -131,7 +139,7 @@ def end_model(
     built = builder()
     value = built.dequantise(source(built, shape))
     names = [value] if axes is None else [value, built.constant(np.array(axes, np.int64))]
-    return ended(built, built.node(op, names, **attributes))
+    return finish_model(built, built.node(op, names, **attributes))
 
 
 def then(op: str, *constants: object, first: bool = False) -> onnx.ModelProto:
@@ -140,13 +148,13 @@ def then(op: str, *constants: object, first: bool = False) -> onnx.ModelProto:
     value = built.dequantise(source(built, (2, 3, 8)))
     value = built.node("ReduceSumSquare", [value, built.constant(np.array([-1], np.int64))])
     names = [built.constant(np.array(item)) for item in constants]
-    return ended(built, built.node(op, [*names, value] if first else [value, *names]))
+    return finish_model(built, built.node(op, [*names, value] if first else [value, *names]))
 
 
 def leave_in_float() -> onnx.ModelProto:
     built = builder()
     value = built.node("Cos", [built.node("Softmax", [built.dequantise(source(built))], axis=2)])
-    return ended(built, reduce(built, "ReduceMax", value, [1]))
+    return finish_model(built, reduce(built, "ReduceMax", value, [1]))
 
 
 def given_axes() -> onnx.ModelProto:
@@ -161,7 +169,7 @@ def root_of_mean() -> onnx.ModelProto:
     built = builder()
     value = built.dequantise(source(built, (2, 3, 8)))
     value = built.node("ReduceMean", [value, built.constant(np.array([-1], np.int64))])
-    return ended(built, built.node("Sqrt", [value]))
+    return finish_model(built, built.node("Sqrt", [value]))
 
 
 def power(exponent: float, *ahead: str) -> onnx.ModelProto:
@@ -170,7 +178,7 @@ def power(exponent: float, *ahead: str) -> onnx.ModelProto:
     value = built.node("ReduceSumSquare", [value, built.constant(np.array([-1], np.int64))])
     for op in ahead:
         value = built.node(op, [value])
-    return ended(built, built.node("Pow", [value, built.constant(np.float32(exponent))]))
+    return finish_model(built, built.node("Pow", [value, built.constant(np.float32(exponent))]))
 
 
 def whole_number() -> onnx.ModelProto:
@@ -179,7 +187,7 @@ def whole_number() -> onnx.ModelProto:
     value = built.dequantise(source(built, (2, 3, 8)))
     value = built.node("ReduceL1", [value, built.constant(np.array([-1], np.int64))])
     cut = built.node("Cast", [value], to=onnx.TensorProto.INT32)
-    return ended(built, built.node("Cast", [cut], to=onnx.TensorProto.FLOAT))
+    return finish_model(built, built.node("Cast", [cut], to=onnx.TensorProto.FLOAT))
 
 
 CASES: dict[str, Case] = {
@@ -190,7 +198,7 @@ CASES: dict[str, Case] = {
         reduction_axes,
     ),
     "axes that take too many copies": (
-        lambda: mixed(lambda built, value: reduce(built, "ReduceMax", value, [-1])),
+        lambda: mixed_axes(lambda built, value: reduce(built, "ReduceMax", value, [-1])),
         "ReduceMax",
         reduction_order,
     ),
@@ -221,7 +229,7 @@ def test_without_a_kernel_engine() -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(REDUCTIONS_OPERATORS, CASES.values()) == {"kernel_room", "per_tensor"}
+    assert untested_constraints(REDUCTIONS_OPERATORS, CASES.values()) == {"kernel_room", "per_tensor"}
 
 
 def test_count() -> None:

@@ -6,7 +6,15 @@ import numpy as np
 import onnx
 import pytest
 from support import one_step
-from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, untried
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    source,
+    untested_constraints,
+)
 from support.graph_runs import device_ops, on_host
 from support.qdq_models import Builder, Quantised, Rng
 
@@ -125,7 +133,7 @@ def test_large_factors(factor: int) -> None:
 
 def of(factors: list[float], shape: Shape = (1, 4, 6, 6), **how: object) -> onnx.ModelProto:
     built = builder()
-    return ended(built, resize(built, built.dequantise(source(built, shape)), factors, **how))
+    return finish_model(built, resize(built, built.dequantise(source(built, shape)), factors, **how))
 
 
 CASES: dict[str, Case] = {
@@ -134,7 +142,7 @@ CASES: dict[str, Case] = {
     "antialiased": (lambda: of([1, 1, 0.5, 0.5], antialias=1), "Resize", between_elements),
     "large factors": (lambda: of([1, 1, 10, 10]), "Resize", fractions_small),
     "many places": (lambda: of([1, 1, 1.7, 1.7], (1, 4, 60, 60)), "Resize", fractions_small),
-    "mixed axes": (lambda: mixed(lambda built, value: resize(built, value, [1, 1, 2, 2])), "Resize", linear_order),
+    "mixed axes": (lambda: mixed_axes(lambda built, x: resize(built, x, [1, 1, 2, 2])), "Resize", linear_order),
 }  # fmt: skip
 
 
@@ -155,7 +163,7 @@ def test_places_of_large_images_are_not_looked_for(most: int, monkeypatch: pytes
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(OPERATORS, CASES.values()) == {"input_quantised"}
+    assert untested_constraints(OPERATORS, CASES.values()) == {"input_quantised"}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,15 @@ import numpy as np
 import onnx
 import pytest
 from support import one_step
-from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, untried
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    source,
+    untested_constraints,
+)
 from support.qdq_models import Builder
 
 from weft.compiler.onnx.operators.softmax import (
@@ -53,24 +61,24 @@ def test_rows_of_several_axes(shape: tuple[int, ...]) -> None:
 
 def long_softmax() -> onnx.ModelProto:
     built = builder()
-    return ended(built, built.node("Softmax", [built.dequantise(built.input((1, 65536)))]))
+    return finish_model(built, built.node("Softmax", [built.dequantise(built.input((1, 65536)))]))
 
 
 def wide_softmax() -> onnx.ModelProto:
     built = builder()
     value = built.dequantise(built.quantise(built.dequantise(source(built)), (1, 4, 6, 6), 2.0, 0, False))
-    return ended(built, built.node("Softmax", [value], axis=1))
+    return finish_model(built, built.node("Softmax", [value], axis=1))
 
 
 def float_softmax() -> onnx.ModelProto:
     built = builder()
     value = built.node("Erf", [built.dequantise(source(built))])
-    return ended(built, built.node("Softmax", [value], axis=1))
+    return finish_model(built, built.node("Softmax", [value], axis=1))
 
 
 CASES: dict[str, Case] = {
     "softmax over rows": (
-        lambda: mixed(lambda built, value: built.node("Softmax", [value], axis=3)),
+        lambda: mixed_axes(lambda built, value: built.node("Softmax", [value], axis=3)),
         "Softmax",
         softmax_axis,
     ),
@@ -87,4 +95,4 @@ def test_fallback(name: str) -> None:
 
 def test_every_constraint_has_a_case() -> None:
     # These are tried with another operator, or implied in any model that ONNX accepts.
-    assert untried(SOFTMAX_OPERATORS, CASES.values()) == {"softmax_unit"}
+    assert untested_constraints(SOFTMAX_OPERATORS, CASES.values()) == {"softmax_unit"}

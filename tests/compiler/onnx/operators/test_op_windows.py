@@ -7,7 +7,16 @@ import onnx
 import pytest
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
-from support.fallbacks import Case, builder, check_fallback, ended, mixed, one, source, untried
+from support.fallbacks import (
+    Case,
+    builder,
+    check_fallback,
+    finish_model,
+    mixed_axes,
+    one,
+    source,
+    untested_constraints,
+)
 from support.graph_runs import on_host, run_graph
 from support.qdq_models import Builder, feeds
 
@@ -31,7 +40,7 @@ def indices() -> onnx.ModelProto:
     value = built.dequantise(source(built))
     node = onnx.helper.make_node("MaxPool", [value], ["kept", "where"], name="pool", kernel_shape=[2, 2])
     built.nodes.append(node)
-    model = ended(built, "kept")
+    model = finish_model(built, "kept")
     model.graph.output.append(onnx.helper.make_tensor_value_info("where", TensorProto.INT64, (1, 4, 5, 5)))
     return model
 
@@ -47,7 +56,7 @@ def over_image(built: Builder, value: str) -> str:
 def mean(axes: list[int], shape: tuple[int, ...] = (1, 4, 6, 6)) -> onnx.ModelProto:
     built = builder()
     axis = built.constant(np.array(axes, np.int64))
-    return ended(built, built.node("ReduceMean", [built.dequantise(source(built, shape)), axis]))
+    return finish_model(built, built.node("ReduceMean", [built.dequantise(source(built, shape)), axis]))
 
 
 @pytest.mark.parametrize("kernel", [0, 64])
@@ -98,8 +107,8 @@ CASES: dict[str, Case] = {
         "AveragePool",
         depth_counted,
     ),
-    "mean of mixed axes": (lambda: mixed(over_image), "ReduceMean", mean_order),
-    "pool of mixed axes": (lambda: mixed(pool3), "MaxPool", image_order),
+    "mean of mixed axes": (lambda: mixed_axes(over_image), "ReduceMean", mean_order),
+    "pool of mixed axes": (lambda: mixed_axes(pool3), "MaxPool", image_order),
     "indices": (lambda: indices(), "MaxPool", pool_values),
     "pool of a tall image": (
         lambda: one("MaxPool", (1, 1, 4096, 2), kernel_shape=[1, 1]),
@@ -134,7 +143,7 @@ def test_fallback(name: str) -> None:
 
 def test_every_constraint_has_a_case() -> None:
     # These are tried with another operator, or implied in any model that ONNX accepts.
-    assert untried(POOL_OPERATORS, CASES.values()) == {"input_quantised", "windows_filled"}
+    assert untested_constraints(POOL_OPERATORS, CASES.values()) == {"input_quantised", "windows_filled"}
 
 
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID"])
