@@ -76,19 +76,19 @@ def test_errors_of_all_roundings_resemble_the_device(name: str) -> None:
 
 @pytest.mark.parametrize("what", CAUSES)
 def test_each_rounding_changes_logits_slightly(what: str) -> None:
-    actual = bench().case("Q8_0").rounded(Roundings(**CAUSES[what]))  # type: ignore[arg-type]
+    actual = bench().case("Q8_0").apply(Roundings(**CAUSES[what]))  # type: ignore[arg-type]
     assert 0 < actual.error < 0.1
 
 
 def test_finer_steps_of_keys_and_values_are_nearer() -> None:
     case = bench().case("Q8_0")
     actual = [
-        case.rounded(Roundings(key=how, value=how, room=1.5)).error for how in ("free", "power", "device")
+        case.apply(Roundings(key=how, value=how, room=1.5)).error for how in ("free", "power", "device")
     ]
     assert actual == sorted(actual)
     assert (
-        case.rounded(Roundings(key="head", value="head")).error
-        < case.rounded(Roundings(key="head", value="head", room=8)).error
+        case.apply(Roundings(key="head", value="head")).error
+        < case.apply(Roundings(key="head", value="head", room=8)).error
     )
 
 
