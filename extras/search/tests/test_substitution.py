@@ -15,7 +15,7 @@ from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.errors import InputError
-from weft.extras.proof.tests.support.certified import differs, proven
+from weft.extras.proof.tests.support.certified import prove_program, unproven_outputs
 from weft.extras.search.substitute import substitute_operators
 from weft.extras.search.tests.support.substitution_cases import (
     atrous,
@@ -114,8 +114,8 @@ def check(segment: DeviceSegment, config: Config, bandwidth: float | None, seed:
     assert done.after <= done.before
     if not done.used:
         return 0
-    assert not differs(segment, made, config, seed)
-    proven(segment, config, compile_segment(made, config, bandwidth=bandwidth))
+    assert not unproven_outputs(segment, made, config, seed)
+    prove_program(segment, config, compile_segment(made, config, bandwidth=bandwidth))
     return len(done.used)
 
 
@@ -128,7 +128,7 @@ def test_equal_on_rtl_and_proven(segment: DeviceSegment) -> None:
     config = PRESETS["small"]
     (made,), done = substitute_operators([segment], config, most=40, bandwidth=2)
     assert done.used
-    proven(segment, config, compile_segment(made, config))
+    prove_program(segment, config, compile_segment(made, config))
     check_rtl(made, config, 4)
 
 

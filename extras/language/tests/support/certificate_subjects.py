@@ -26,7 +26,7 @@ from weft.extras.language.tests.support.certified_decoders import (
     with_code,
     with_contents,
 )
-from weft.extras.proof.tests.closure.proof_subjects import Result, another, judged
+from weft.extras.proof.tests.closure.proof_subjects import Result, another, judge
 from weft.hdl.isa import End
 
 Rng = np.random.Generator
@@ -54,7 +54,7 @@ class DecoderSubject:
             raw = bytes(getattr(self.memory.decoder.contents, name))
             other = with_contents(self.memory, name, another(lambda: change_bytes(rng, raw), raw))
         refusal = self._refusal(other)
-        return judged(changed, refusal, lambda: self._trial.difference(other))
+        return judge(changed, refusal, lambda: self._trial.difference(other))
 
     def _refusal(self, other: DecoderMemory) -> str:
         if other.memory_bytes != self.memory.memory_bytes:
@@ -68,8 +68,8 @@ class DecoderSubject:
         try:
             model = msgspec.msgpack.decode(msgspec.msgpack.encode(changed), type=Language)
         except (msgspec.MsgspecError, OverflowError) as error:
-            return judged("networks", str(error), str)
-        return judged("networks", self._trial.of(model), lambda: self._find_difference(rng, model))
+            return judge("networks", str(error), str)
+        return judge("networks", self._trial.of(model), lambda: self._find_difference(rng, model))
 
     def _find_difference(self, rng: Rng, model: Language) -> str:
         """Return where the model differs from the program's results at sampled tokens and positions."""
