@@ -41,12 +41,12 @@ def read_perplexity(what: str) -> float:
 
 
 def test_sizes() -> None:
-    sizes = model()
+    stored = model()
     assert len(example.model()) < 3_000_000
-    assert sizes.architecture == "llama"
-    assert sizes.tied
-    assert isinstance(sizes.token_embedding, BlockTensor)
-    sizes = sizes.sizes
+    assert stored.architecture == "llama"
+    assert stored.tied
+    assert isinstance(stored.token_embedding, BlockTensor)
+    sizes = stored.sizes
     for name in ("width", "key_length", "value_length", "feed_forward"):
         assert getattr(sizes, name) % 16 == 0, "arrays of 4, 8 and 16 columns run it"
 

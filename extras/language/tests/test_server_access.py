@@ -174,8 +174,8 @@ def test_requests_without_the_key(given: str | None, message: str) -> None:
     headers = OWN if given is None else OWN | {"authorization": given}
     actual, about, content = ask(Access(key="secret"), headers)
     assert (actual, about["www-authenticate"]) == (401, "Bearer")
-    message = json.loads(content)["error"]["message"]
-    assert message == f"{message}: send the server's API key as Authorization: Bearer KEY"
+    answer = json.loads(content)["error"]["message"]
+    assert answer == f"{message}: send the server's API key as Authorization: Bearer KEY"
     assert ask(Access(key="secret"), headers, path="/health")[0] == 200
 
 

@@ -165,13 +165,13 @@ def step() -> None:
         kinds: Counter[str] = Counter()
         for layer in report["layers"]:
             kinds[layer["kind"]] += layer["cycles"]
-        report = ", ".join(f"{kind} {cycles:,}" for kind, cycles in kinds.most_common())
+        summary = ", ".join(f"{kind} {cycles:,}" for kind, cycles in kinds.most_common())
         on_device = sum(node[2] == "device" for node in trainer.nodes)
         print(
             f"{layers or 'all'} layers: {report['cycles']:,} cycles, {report['utilisation']:.1%} of the array; ",
             end="",
         )
-        print(f"{on_device} of {len(trainer.nodes)} nodes on the device; {report}")
+        print(f"{on_device} of {len(trainer.nodes)} nodes on the device; {summary}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def device_logits(
     """Return logits after each token: per text, float64 (tokens, vocabulary)."""
     pages = -(-max(map(len, texts)) // PAGE)
     run = DecoderRun(Decoder(numbers, config, rows=ROWS, page=PAGE), device, ROWS * pages)
-    logits = []
+    texts_logits = []
     for start in range(0, len(texts), ROWS):
         some = texts[start : start + ROWS]
         parts: list[list[np.ndarray]] = [[] for _ in some]
@@ -42,8 +42,8 @@ def device_logits(
             tokens = [(some[row][at], at, range(row * pages, (row + 1) * pages)) for row in rows]
             for row, logits in zip(rows, run.step(tokens), strict=True):
                 parts[row].append(logits)
-        logits += [np.stack(part) for part in parts]
-    return logits
+        texts_logits += [np.stack(part) for part in parts]
+    return texts_logits
 
 
 def device_perplexity(numbers: Integers, tokens: Sequence[int], window: int, config: Config) -> Perplexity:
