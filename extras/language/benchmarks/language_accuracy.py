@@ -169,7 +169,6 @@ class Case:
 
     @functools.cached_property
     def numbers(self) -> tuple[Integers, Config]:
-        """Return the device's integers and its configuration."""
         with self.device() as device:
             return device.decoder.numbers, device.decoder.config
 
@@ -178,7 +177,6 @@ class Case:
         return magnitudes(*self.numbers, generate_texts(self.reference))
 
     def apply(self, which: Roundings, *, solve: bool = False) -> Measured:
-        """Measure with some roundings in float32."""
         return self.measured(Rounded(*self.numbers, which, self.magnitudes).logits, solve=solve)
 
 

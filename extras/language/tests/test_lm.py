@@ -45,7 +45,6 @@ def model(path: Path) -> Iterator[Model]:
 
 
 def replace_vocabulary(path: Path, target: Path, **changes: object) -> Path:
-    """Replace the model's vocabulary."""
     result = read(path)
     vocabulary = dataclasses.replace(result.vocabulary, **changes)  # type: ignore[arg-type]
     write(dataclasses.replace(result, vocabulary=vocabulary), target, "F32")

@@ -271,7 +271,6 @@ class Here(Workers[Check, Outcome]):
 
 @pytest.fixture
 def front_of_two(tmp_path: Path) -> Exploration:
-    """Return two points on a front."""
     search = task(tmp_path)
     items = [measure_config(search, PRESETS["tiny"].replace(lanes=lanes), tmp_path) for lanes in (1, 2)]
     return Exploration(("cycles", "lut"), items)

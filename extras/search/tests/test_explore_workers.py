@@ -30,7 +30,6 @@ SPACE = Space(VALUES | {"n": (2, 4), "kernel": (0,), "depthwise_taps": (0,)})
 
 
 def children(process: int) -> list[int]:
-    """Return child process ids of a process."""
     text = Path(f"/proc/{process}/task/{process}/children").read_text()
     return [int(number) for number in text.split()]
 

@@ -140,7 +140,6 @@ def test_many_random_segments(seed: int) -> None:
 
 
 def buffers(part: DeviceSegment, kind: str) -> set[str]:
-    """Return names of buffers of a kind."""
     views = (view for op in part.ops for view in (*op.sources, op.dst))
     return {view.buffer.name for view in views if view.buffer.kind == kind}
 

@@ -140,7 +140,6 @@ class Trial:
 
 
 def program_of(memory: DecoderMemory, prompts: bool) -> Program:
-    """Return a decoder's program for single tokens or for prompts."""
     program = memory.prompts if prompts else memory.program
     assert program is not None
     return program

@@ -75,7 +75,6 @@ class Gguf:
         return self
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor by name."""
         return next(item for item in self.tensors if item.name == name)
 
     def write(self) -> bytes:

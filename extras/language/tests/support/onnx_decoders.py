@@ -397,7 +397,6 @@ def _pack(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def write(folder: Path, model: LanguageModel, form: Form, rng: np.random.Generator, **config: object) -> Path:
-    """Write a graph with its tokenizer and configuration into a folder; return the graph's path."""
     proto = Builder(model, form, rng).model_proto()
     return put(folder, proto, model, **config)
 

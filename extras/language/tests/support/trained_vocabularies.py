@@ -60,7 +60,6 @@ def pieces(
 
 
 def of_sentencepiece(content: bytes, *, space: bool = True) -> Vocabulary:
-    """Return the vocabulary of a SentencePiece model."""
     model = sentencepiece_model_pb2.ModelProto.FromString(content)
     return Vocabulary(
         model="llama",

@@ -36,7 +36,6 @@ def _evaluate(op: Op, given: list[np.ndarray]) -> np.ndarray:
 
 
 def apply_scale(value: int, multiplier: int, shift: int, double: bool) -> int:
-    """apply_scale_32."""
     assert multiplier >= 0
     assert 2 <= shift <= 62
     assert -(1 << (shift - 1)) <= value < 1 << (shift - 1)

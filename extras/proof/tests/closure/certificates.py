@@ -52,14 +52,12 @@ class _TakesLong(Exception):
 
 
 def subject_of(kind: str, seed: int, index: int, folder: Path) -> Subject:
-    """Make a subject of a kind, with its files in `folder`."""
     rng = np.random.default_rng([seed, index, *kind.encode()])
     own = 100_000 * seed + index
     return SEGMENTS[kind](own, rng) if kind in SEGMENTS else FILES[kind](own // len(SCHEDULE), folder, rng)
 
 
 def attacks(kind: str, seed: int, index: int, count: int = MUTANTS) -> list[Result]:
-    """Attack a subject with `count` mutants."""
     with tempfile.TemporaryDirectory(prefix="weft-proof-") as folder, _bounded():
         subject = subject_of(kind, seed, index, Path(folder))
         return [_attack(subject, np.random.default_rng([seed, index, number])) for number in range(count)]

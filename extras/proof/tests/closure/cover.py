@@ -111,7 +111,6 @@ def run(core: Core, seconds: float) -> Covered:
 
 
 def _close_device(device: CoveredRtl, verilog: str) -> Counts:
-    """Close a device and return its coverage."""
     counts = _read(device, verilog)
     device.close()
     return counts

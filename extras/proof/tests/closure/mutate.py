@@ -185,7 +185,6 @@ def place(mutant: Mutant) -> Point:
 
 
 def section(results: dict[str, Result], command: str, why: list[Explanation]) -> dict[str, Any]:
-    """Return the section of the results file for `command`."""
     rows, details = [], {}
     for name, result in results.items():
         killed, same, left = result.totals()

@@ -79,7 +79,6 @@ class FaultError(ValueError):
 
 
 def faults(path: Path = TABLE) -> list[Fault]:
-    """All faults of the table."""
     return [Fault(**entry) for entry in tomllib.loads(path.read_text())["fault"]]
 
 

@@ -50,7 +50,6 @@ def place_program(program: DeviceProgram) -> Placement:
 def prove_program(
     segment: DeviceSegment, config: Config, program: DeviceProgram | None = None, seed: int = 1
 ) -> Proof:
-    """Prove a segment's program, by default the compiler's."""
     compiled = compile_segment(segment, config) if program is None else program
     return prove(graph_before(segment), config, place_program(compiled), seed)
 
