@@ -53,7 +53,7 @@ BOARD = find("ulx3s-85f-lm")
 
 
 def matrix(rng: np.random.Generator, rows: int, columns: int, *, narrow: bool) -> Matrix:
-    """A random one, or one in blocks of 4 bits."""
+    """Return a random matrix, optionally in blocks of 4 bits."""
     if not narrow:
         return rng.normal(0, columns**-0.5, (rows, columns)).astype(np.float32)
     values = rng.integers(encoding.INT4_MIN, encoding.INT4_MAX + 1, (rows, columns)).astype(np.int8)
@@ -87,17 +87,17 @@ def model(*, narrow: bool) -> LanguageModel:
 
 
 def ranges() -> Ranges:
-    """As of no text: steps do not change cycles."""
+    """Return arbitrary ranges, on which cycles do not depend."""
     each = [4.0] * SIZES.blocks
     return Ranges(
         residual=8.0, query=each, key=each, value=each, mixed=each, gate=4.0, up=4.0, inner=8.0, logits=16.0
     )
 
 
-def measured(
+def measure_step(
     decoder: Decoder, *, bandwidth: float | None = None, sdram: Sdram | None = None
 ) -> tuple[int, int]:
-    """Cycles of a token, and bytes that it moves."""
+    """Return cycles of a token, and the bytes that it moves."""
     memory = DecoderMemory(decoder, SIZES.context // decoder.places.page)
     device = TimingDevice(decoder.config, memory.memory_bytes, bandwidth=bandwidth, sdram=sdram)
     DecoderRun(memory, device).step([Row(1, POSITION, range(memory.pages))])
@@ -110,9 +110,9 @@ def configuration(preset: str) -> Config:
     return language_configuration(preset, blocks=True).config
 
 
-def together(decoder: Decoder, texts: int, bandwidth: float) -> tuple[int, float]:
-    """Cycles of a token, and how much of the array is used: of the first `PROMPT` tokens of a text, or of a step with
-    one token of each of so many texts."""
+def measure_together(decoder: Decoder, texts: int, bandwidth: float) -> tuple[int, float]:
+    """Return cycles per token and utilisation of the array: for the first `PROMPT` tokens of a text, or for a step with
+    one token of each of several texts."""
     each = SIZES.context // decoder.places.page
     memory = DecoderMemory(decoder, each * max(texts, 1))
     device = TimingDevice(decoder.config, memory.memory_bytes, bandwidth=bandwidth)
@@ -135,7 +135,7 @@ def together(decoder: Decoder, texts: int, bandwidth: float) -> tuple[int, float
 
 
 def decoder_for(numbers: Integers, config: Config, texts: int) -> Decoder:
-    """For so many texts side by side, or, without any, for one with a program for its prompt."""
+    """Compile for several texts side by side, or (without any) for one text with a prompt program."""
     rows = max(texts, 1)
     page = choose_page_size(SIZES, config, rows, numbers.form)
     prompt_rows = 0 if texts else choose_prompt_rows(Places(SIZES, config, rows, page, numbers.form))
@@ -146,8 +146,8 @@ def row(*cells: str) -> None:
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def one_by_one(every: Mapping[str, Integers]) -> None:
-    """A table of decoding, one text, one token after the other."""
+def decoding_table(every: Mapping[str, Integers]) -> None:
+    """Return a table of decoding one text token by token."""
     row(
         "weights",
         "on",
@@ -167,7 +167,7 @@ def one_by_one(every: Mapping[str, Integers]) -> None:
             own = preset == BOARD.name
             for bandwidth in (None,) if own else (config.bus_bytes, config.bus_bytes // 2, 2):
                 sdram, clock = (BOARD.sdram(BOARD.clock), BOARD.clock) if own else (None, 1e8)
-                cycles, moved = measured(decoder, bandwidth=bandwidth, sdram=sdram)
+                cycles, moved = measure_step(decoder, bandwidth=bandwidth, sdram=sdram)
                 row(
                     name,
                     on,
@@ -180,8 +180,8 @@ def one_by_one(every: Mapping[str, Integers]) -> None:
                 )
 
 
-def side_by_side(every: Mapping[str, Integers]) -> None:
-    """A table of tokens of a prompt together, and of several texts side by side."""
+def batching_table(every: Mapping[str, Integers]) -> None:
+    """Return a table of prompt tokens computed together, and of several texts side by side."""
     row("tokens", "weights", "on", "memory", "cycles a token", "array")
     row(*["---"] * 6)
     default = configuration("default")
@@ -192,12 +192,12 @@ def side_by_side(every: Mapping[str, Integers]) -> None:
         what = f"{texts} texts side by side" if texts else f"a prompt of {PROMPT}"
         decoder = decoder_for(numbers, default.replace(lanes=lanes), texts)
         for bandwidth in (default.bus_bytes, 2):
-            cycles, share = together(decoder, texts, bandwidth)
+            cycles, share = measure_together(decoder, texts, bandwidth)
             row(what, name, on, f"{bandwidth} bytes a cycle", f"{cycles:,}", f"{share:.1%}")
 
 
-def golden(every: Mapping[str, Integers]) -> None:
-    """A table of tokens a second on the golden interpreter, one text."""
+def interpreter_table(every: Mapping[str, Integers]) -> None:
+    """Return a table of the golden interpreter's tokens per second for one text."""
     row("weights", "configuration", "tokens a second on the golden interpreter")
     row(*["---"] * 3)
     for (name, numbers), preset in itertools.product(every.items(), ("default", "small")):
@@ -216,8 +216,8 @@ if __name__ == "__main__":
         name: to_integers(model(narrow=narrow), ranges(), blocks=narrow)
         for name, narrow in (("int8", False), ("Q4_0", True))
     }
-    one_by_one(both)
+    decoding_table(both)
     print()
-    side_by_side(both)
+    batching_table(both)
     print()
-    golden(both)
+    interpreter_table(both)

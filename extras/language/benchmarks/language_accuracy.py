@@ -1,4 +1,4 @@
-"""What the integers of a decoder cost in accuracy, on the example's language model and texts that were held out.
+"""Accuracy cost of a decoder's integer arithmetic, on the example's language model and held-out texts.
 
     python extras/language/benchmarks/language_accuracy.py [TABLE ...] [--tokens 4096] [--problems 100] [--write PAGE]
 
@@ -57,7 +57,7 @@ from pages import rewrite
 
 PRESET = "default"
 ROWS = 16
-"""Tokens of a window that the device computes side by side."""
+"""Tokens of a window that the device computes in a batch."""
 BEGIN, END = "<!-- accuracy: {} -->\n", "<!-- end -->\n"
 FILES: dict[str, dict[str, str] | None] = {
     "Q8_0": None,
@@ -66,7 +66,7 @@ FILES: dict[str, dict[str, str] | None] = {
 }
 """Types of matrices: those of the file as it is, or Q4_0 but for some tensors."""
 BLOCK = 2
-"""The block whose products are compared."""
+"""Index of the block whose products are compared."""
 PRODUCTS = ("query", "key", "value", "attention_output", "gate", "up", "down")
 CAUSES: dict[str, dict[str, object]] = {
     "weights: int8, a scale for each row, but one for all of queries and of keys": {"weights": "device"},
@@ -100,14 +100,14 @@ SCHEMES: dict[str, tuple[str, Sequence[float]]] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of logits: how far from float32 of the same file, and which problems are solved."""
+    """Measurements of logits: differences from float32 of one file, and solved problems."""
 
     texts: list[Difference]
     solved: Mapping[str, list[bool]]
 
     @property
     def divergence(self) -> float:
-        """The mean of all texts."""
+        """Return the mean over all texts."""
         return float(np.mean([item.divergence for item in self.texts]))
 
     @property
@@ -120,7 +120,7 @@ class Measured:
 
 
 class Case:
-    """A file of the example's model, with texts and problems that were held out.
+    """A file of the example's model, with held-out texts and problems.
 
     Parameters
     ----------
@@ -169,7 +169,6 @@ class Case:
 
     @functools.cached_property
     def numbers(self) -> tuple[Integers, Config]:
-        """The device's integers, and its configuration."""
         with self.device() as device:
             return device.decoder.numbers, device.decoder.config
 
@@ -177,8 +176,7 @@ class Case:
     def magnitudes(self) -> dict[str, np.ndarray]:
         return magnitudes(*self.numbers, generate_texts(self.reference))
 
-    def rounded(self, which: Roundings, *, solve: bool = False) -> Measured:
-        """With some roundings in float32."""
+    def apply(self, which: Roundings, *, solve: bool = False) -> Measured:
         return self.measured(Rounded(*self.numbers, which, self.magnitudes).logits, solve=solve)
 
 
@@ -193,7 +191,7 @@ def _file(kinds: dict[str, str] | None) -> tuple[bytes, LanguageModel]:
 
 
 class Bench:
-    """Makes each case once.
+    """Cache of cases.
 
     Parameters
     ----------
@@ -218,7 +216,7 @@ class Bench:
 
 
 def table(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
-    """Rows of a table, which are printed as they come."""
+    """Return a table's rows, printing each as it is computed."""
     lines = []
     for cells in itertools.chain([header, ["---"] * len(header)], rows):
         lines.append(f"| {' | '.join(cells)} |\n")
@@ -227,7 +225,7 @@ def table(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
 
 
 def budget(bench: Bench) -> str:
-    """Perplexities of each file, in float32, with products in blocks and on the device."""
+    """Measure perplexities of each file in float32, with block products, and on the device."""
     stored = bench.case("Q8_0").exact.texts
     names = [f"{text.name} ({text.tokens:,})" for text in bench.case("Q8_0").texts]
 
@@ -257,14 +255,14 @@ def _percent(part: float) -> str:
 
 
 def errors(bench: Bench) -> str:
-    """Errors of logits by quantiles, and of a block's products, as parts of the standard deviation."""
+    """Measure errors of logits by quantile, and of a block's products, relative to the standard deviation."""
 
     def logits() -> Iterator[list[str]]:
         for name in FILES:
             case = bench.case(name)
-            for arithmetic, found in (("in blocks", case.block_arithmetic), ("device", case.on_device)):
-                every = np.abs(np.concatenate([item.errors for item in found.texts]))
-                parts = [f"{part:.4f}" for part in (found.error, *np.quantile(every, QUANTILES))]
+            for arithmetic, result in (("in blocks", case.block_arithmetic), ("device", case.on_device)):
+                every = np.abs(np.concatenate([item.errors for item in result.texts]))
+                parts = [f"{part:.4f}" for part in (result.error, *np.quantile(every, QUANTILES))]
                 yield [name, arithmetic, *parts]
 
     def products() -> Iterator[list[str]]:
@@ -272,7 +270,7 @@ def errors(bench: Bench) -> str:
         for what in PRODUCTS:
             yield [
                 what.replace("_", " "),
-                *(f"{part:.4f}" for found in every.values() for part in found[what]),
+                *(f"{part:.4f}" for result in every.values() for part in result[what]),
             ]
 
     head = ["logits of", "arithmetic", "RMS", *(f"{100 * part:g} %" for part in QUANTILES)]
@@ -283,7 +281,7 @@ def errors(bench: Bench) -> str:
 
 
 class _Inputs(Reference):
-    """Remembers what goes into products."""
+    """Records the inputs of products."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__(model)
@@ -295,24 +293,24 @@ class _Inputs(Reference):
 
 
 def product_errors(case: Case) -> dict[str, tuple[float, float]]:
-    """The root of the mean square errors of a block's products, in blocks and on the device, of the same inputs."""
+    """Return RMS errors of a block's products for equal inputs, in blocks and on the device."""
     inputs = _Inputs(case.model)
     for text in case.texts:
         inputs.logits(text.windows[0])
-    found = {}
+    result = {}
     for name in PRODUCTS:
         linear = getattr(case.model.blocks[BLOCK], name)
         x = np.concatenate(inputs.given[id(linear)])
         assert isinstance(linear.weight, BlockTensor)
         exact = x @ dense(linear.weight).T
-        made = product(linear.weight, x), device_product(case.numbers[0], BLOCK, name, x)
-        first, second = (float(np.sqrt(np.mean((item - exact) ** 2)) / exact.std()) for item in made)
-        found[name] = first, second
-    return found
+        results = product(linear.weight, x), device_product(case.numbers[0], BLOCK, name, x)
+        first, second = (float(np.sqrt(np.mean((item - exact) ** 2)) / exact.std()) for item in results)
+        result[name] = first, second
+    return result
 
 
 def causes(bench: Bench) -> str:
-    """What each rounding costs alone, and what all others cost without it."""
+    """Measure the cost of each rounding alone, and of all others without it."""
     case = bench.case("Q8_0")
     none = Roundings()
 
@@ -325,32 +323,32 @@ def causes(bench: Bench) -> str:
 
     def rows() -> Iterator[list[str]]:
         yield row("the device itself", case.texts_on_device, None)
-        yield row("all of these in float32", case.rounded(DEVICE), None)
+        yield row("all of these in float32", case.apply(DEVICE), None)
         for what, change in CAUSES.items():
-            # What the device has another way is put in the place of its own.
+            # Alternatives replace the device's own rounding.
             own = all(getattr(DEVICE, name) == value for name, value in change.items())
             other = {name: getattr(none, name) for name in change} if own else change
-            yield row(what, case.rounded(replace(none, **change)), case.rounded(replace(DEVICE, **other)))  # type: ignore[arg-type]
+            yield row(what, case.apply(replace(none, **change)), case.apply(replace(DEVICE, **other)))  # type: ignore[arg-type]
 
     names = [text.name for text in case.texts]
     return table(["rounding", "error", "divergence", *names, "all but this"], rows())
 
 
 def keys(bench: Bench) -> str:
-    """Steps of keys and values, alone and with all other roundings of the device."""
+    """Measure step sizes of keys and values, alone and with all other roundings of the device."""
     case = bench.case("Q8_0")
     exact = case.exact.all_solved
 
     def rows() -> Iterator[list[str]]:
         for what, (how, rooms) in SCHEMES.items():
             for room in rooms:
-                alone = case.rounded(Roundings(key=how, value=how, room=room))
-                found = case.rounded(replace(DEVICE, key=how, value=how, room=room), solve=True)
-                changes = [f"{_percent(item.change)} ± {100 * item.deviation:.2f}" for item in found.texts]
-                changed = sum(a != b for a, b in zip(found.all_solved, exact, strict=True))
+                alone = case.apply(Roundings(key=how, value=how, room=room))
+                result = case.apply(replace(DEVICE, key=how, value=how, room=room), solve=True)
+                changes = [f"{_percent(item.change)} ± {100 * item.deviation:.2f}" for item in result.texts]
+                changed = sum(a != b for a, b in zip(result.all_solved, exact, strict=True))
                 yield [
                     what, f"{room:g}" if len(rooms) > 1 else "", f"{1e3 * alone.divergence:.2f}",
-                    f"{1e3 * found.divergence:.2f}", *changes, f"{sum(found.all_solved)}", f"{changed}",
+                    f"{1e3 * result.divergence:.2f}", *changes, f"{sum(result.all_solved)}", f"{changed}",
                 ]  # fmt: skip
 
     names = [text.name for text in case.texts]
@@ -382,9 +380,9 @@ def main() -> None:
     bench = Bench(arguments.tokens, arguments.problems)
     for name in arguments.tables or TABLES:
         print(f"\n{name}\n", flush=True)
-        made = TABLES[name](bench)
+        text = TABLES[name](bench)
         if arguments.write:
-            rewrite(arguments.write, BEGIN.format(name), END, made)
+            rewrite(arguments.write, BEGIN.format(name), END, text)
 
 
 if __name__ == "__main__":

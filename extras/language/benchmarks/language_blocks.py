@@ -1,4 +1,4 @@
-"""A language model with products of blocks in integers, as programs for processors compute them from GGUF's files.
+"""A language model with block products in integers, as CPU programs compute them from GGUF's files.
 
 A row that goes into a product is cut into blocks of 32 elements, each of which becomes int8 with a scale of half
 precision, its largest magnitude divided by 127. Of each block the products with the integers of the weights are added
@@ -14,24 +14,24 @@ from weft.extras.language.compiler.model import BlockTensor, Linear
 from weft.extras.language.compiler.reference import Reference
 
 BLOCK = 32
-"""Elements that share a scale."""
+"""Elements per scale."""
 
 
 def in_blocks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows, float32 (rows, columns), as integers and scales: float32 (rows, blocks, `BLOCK`) and (rows, blocks)."""
+    """Quantise float32 rows (rows, columns) to integers and scales: (rows, blocks, `BLOCK`) and (rows, blocks)."""
     blocks = x.reshape(len(x), -1, BLOCK)
     exact = np.abs(blocks).max(axis=2) / np.float32(127)
     with np.errstate(divide="ignore"):
         inverse = np.where(exact > 0, 1 / exact, 0)
     values = blocks * inverse[..., None]
-    # Halves away from zero.
+    # Round half away from zero.
     return np.trunc(values + np.copysign(np.float32(0.5), values)), exact.astype(np.float16).astype(
         np.float32
     )
 
 
 def product(weight: BlockTensor, x: np.ndarray) -> np.ndarray:
-    """``x @ weight.T`` in blocks: float32 (rows of `x`, rows of `weight`).
+    """Return ``x @ weight.T`` in blocks: float32 (rows of `x`, rows of `weight`).
 
     Raises
     ------
@@ -42,18 +42,18 @@ def product(weight: BlockTensor, x: np.ndarray) -> np.ndarray:
         raise ValueError(f"weights must be in blocks of {BLOCK} without minimums")
     values, scales = in_blocks(x)
     integers = weight.values.reshape(len(weight.values), -1, BLOCK).astype(np.float32)
-    found = np.zeros((len(x), len(integers)), np.float32)
+    result = np.zeros((len(x), len(integers)), np.float32)
     for block in range(values.shape[1]):  # sums of 32 products are exact in float32
         sums = values[:, block] @ integers[:, block].T
-        found += sums * scales[:, block, None] * weight.scales[:, block]
-    return found
+        result += sums * scales[:, block, None] * weight.scales[:, block]
+    return result
 
 
 class BlockArithmetic(Reference):
-    """`Reference` with all products of weights in blocks as `product` has them."""
+    """`Reference` with `product` in place of all products of weights."""
 
     def _linear(self, linear: Linear, x: np.ndarray) -> np.ndarray:
         if not isinstance(linear.weight, BlockTensor):
             return super()._linear(linear, x)
-        found = product(linear.weight, x)
-        return found if linear.bias is None else found + linear.bias
+        result = product(linear.weight, x)
+        return result if linear.bias is None else result + linear.bias

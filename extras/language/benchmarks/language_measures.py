@@ -1,4 +1,4 @@
-"""How far logits of one arithmetic are from those of another: on texts, and on problems with one right answer."""
+"""Differences between two arithmetics' logits, on texts and on problems with one right answer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from weft.extras.language.compiler.tokenizer import Tokenizer
 from weft.extras.language.example import measure
 
 Logits = Callable[[Sequence[int]], np.ndarray]
-"""The logits behind each token of a text: (tokens, vocabulary)."""
+"""Function that returns logits after each token of a text: (tokens, vocabulary)."""
 QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
 EVERY = 5
-"""Of how many logits one is kept to tell quantiles by."""
+"""Sampling interval of logit errors for quantiles."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text of several windows, whose tokens but the first of each are foretold, and the exact logits."""
+    """A text of several windows, predicted but for each window's first token, with exact logits."""
 
     name: str
     windows: list[list[int]]
@@ -28,19 +28,19 @@ class Text:
 
     @classmethod
     def of(cls, name: str, tokens: Sequence[int], exact: Logits, *, window: int = measure.WINDOW) -> Text:
-        """Tokens in windows that do not overlap; a last one of a single token is left out."""
+        """Split tokens into windows without overlap; a last window of a single token is dropped."""
         parts = [list(tokens[at : at + window]) for at in range(0, len(tokens) - 1, window)]
         return cls(name, parts, [exact(part) for part in parts])
 
     @property
     def tokens(self) -> int:
-        """Tokens that are foretold."""
+        """Number of predicted tokens."""
         return sum(len(window) - 1 for window in self.windows)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What other logits come to on a text, beside the exact ones.
+    """Difference of approximate from exact logits on a text.
 
     Attributes
     ----------
@@ -67,24 +67,24 @@ class Difference:
 
     @property
     def change(self) -> float:
-        """By what part the perplexity is larger."""
+        """Relative increase of the perplexity."""
         return self.perplexity / self.exact - 1
 
 
 def difference(text: Text, logits: Logits) -> Difference:
-    """How far logits are from the exact ones of a text."""
+    """Measure how far logits are from a text's exact ones."""
     losses: list[np.ndarray] = []
     exact_losses: list[np.ndarray] = []
     divergences, same, errors = [], [], []
     for window, exact in zip(text.windows, text.exact, strict=True):
-        found = logits(window)
-        a, b = _logarithms(exact)[:-1], _logarithms(found)[:-1]
+        result = logits(window)
+        a, b = _logarithms(exact)[:-1], _logarithms(result)[:-1]
         places, wanted = np.arange(len(a)), np.asarray(window[1:])
         exact_losses.append(-a[places, wanted])
         losses.append(-b[places, wanted])
         divergences.append((np.exp(a) * (a - b)).sum(axis=1))
         same.append(a.argmax(axis=1) == b.argmax(axis=1))
-        errors.append((found - exact).astype(np.float32).ravel())
+        errors.append((result - exact).astype(np.float32).ravel())
     loss, exact_loss = np.concatenate(losses), np.concatenate(exact_losses)
     scale = np.concatenate([item.ravel() for item in text.exact]).std()
     every = np.concatenate(errors) / scale
@@ -97,14 +97,14 @@ def difference(text: Text, logits: Logits) -> Difference:
 
 
 def _logarithms(logits: np.ndarray) -> np.ndarray:
-    """Logarithms of probabilities, float64."""
+    """Return log probabilities, float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    found: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return found
+    result: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return result
 
 
 def answers(logits: Logits, tokenizer: Tokenizer, count: int = measure.COUNT) -> Mapping[str, list[bool]]:
-    """Which problems of each kind are solved."""
+    """Return which problems of each kind are solved."""
     return {
         kind: [measure.right(logits, tokenizer, problem) for problem in measure.problems(kind, count)]
         for kind in measure.KINDS

@@ -1,4 +1,4 @@
-"""A language model in float32 with some of the decoder's roundings, each of which may be left out.
+"""A language model in float32 with a selection of the decoder's roundings.
 
 It is what `weft.extras.language.compiler.integers` and `weft.extras.language.compiler.kernels` say, in float32 and
 for whole texts at once, so that what a rounding costs can be told apart from all others, and roundings that the
@@ -41,7 +41,7 @@ any number. A result of attention has one for the heads of a token together with
 
 @dataclass(frozen=True)
 class Roundings:
-    """What is rounded.
+    """Selection of roundings.
 
     Attributes
     ----------
@@ -85,11 +85,11 @@ DEVICE = Roundings(
     weights="device", normal=True, gated=True, residual=24, inner=True, table=True, query="device", key="device",
     value="device", mixed="device", probabilities=8, logits=True,
 )  # fmt: skip
-"""All of the device's own."""
+"""All roundings of the device."""
 
 
 class Rounded(Reference):
-    """See the module.
+    """`Reference` with `Roundings`.
 
     Parameters
     ----------
@@ -105,15 +105,15 @@ class Rounded(Reference):
     def __init__(
         self, numbers: Integers, config: Config, which: Roundings, heads: dict[str, np.ndarray] | None = None
     ) -> None:
-        super().__init__(_changed(numbers, which.weights))
+        super().__init__(_round_weights(numbers, which.weights))
         self.numbers, self.which, self._heads_seen = numbers, which, heads or {}
         self._config = config.replace(probability_bits=which.probabilities or config.probability_bits)
         self._normal = normal_step(numbers)
         self.seen: dict[str, np.ndarray] = {}
 
     def logits(self, tokens: Sequence[int], cache: Cache | None = None, *, last: bool = False) -> np.ndarray:
-        found = super().logits(tokens, cache, last=last)
-        return _fixed(found, self.numbers.logit_unit, DIGITS) if self.which.logits else found
+        result = super().logits(tokens, cache, last=last)
+        return _round_fixed(result, self.numbers.logit_unit, DIGITS) if self.which.logits else result
 
     def _run_blocks(self, tokens: np.ndarray, cache: Cache) -> np.ndarray:
         positions = cache.length + np.arange(len(tokens))
@@ -129,13 +129,13 @@ class Rounded(Reference):
         if not bits:
             return x
         if bits == RESIDUAL_BITS + 1:
-            return _fixed(x, unit, 1 << RESIDUAL_BITS)
-        # As much room as other values of 16 bits have.
-        return _fixed(x, math.ldexp(unit, RESIDUAL_BITS + 1 - bits) / RESIDUAL_MARGIN, 1 << bits - 1)
+            return _round_fixed(x, unit, 1 << RESIDUAL_BITS)
+        # The headroom of other 16-bit values.
+        return _round_fixed(x, math.ldexp(unit, RESIDUAL_BITS + 1 - bits) / RESIDUAL_MARGIN, 1 << bits - 1)
 
     def _norm(self, norm: Norm, x: np.ndarray) -> np.ndarray:
-        found = super()._norm(norm, x)
-        return by_token(found, self._normal) if self.which.normal else found
+        result = super()._norm(norm, x)
+        return by_token(result, self._normal) if self.which.normal else result
 
     def _feed_forward(self, block: Block, x: np.ndarray) -> np.ndarray:
         inner = self._inner(block, x)
@@ -148,16 +148,16 @@ class Rounded(Reference):
         gate, up = self._linear(block.gate, x), self._linear(block.up, x)
         unit = self.numbers.inner_unit
         if self.which.inner:
-            up = _fixed(up, math.ldexp(unit, -self.numbers.inner_places), (1 << 17) - 1)
+            up = _round_fixed(up, math.ldexp(unit, -self.numbers.inner_places), (1 << 17) - 1)
         if self.which.table:
-            gate = _fixed(gate, 2.0**-GATE_PLACES, 1 << 30)
+            gate = _round_fixed(gate, 2.0**-GATE_PLACES, 1 << 30)
             share = np.interp(
                 gate, _ENTRIES, np.rint(2**SHARE_PLACES / (1 + np.exp(-_ENTRIES))) / 2**SHARE_PLACES
             )
         else:
             share = 1 / (1 + np.exp(-gate))
         inner = (gate * share * up).astype(np.float32)
-        return _fixed(inner, unit, DIGITS) if self.which.inner else inner
+        return _round_fixed(inner, unit, DIGITS) if self.which.inner else inner
 
     def _attention(
         self, block: Block, x: np.ndarray, positions: np.ndarray, cache: Cache, index: int
@@ -166,11 +166,11 @@ class Rounded(Reference):
         groups = sizes.key_value_heads
         assert self.model.rotary is not None
         angles = self.model.rotary.angles(positions)
-        queries = self._stepped(
+        queries = self._quantise(
             "query", index, rotate_pairs(self._heads(block.query, x, sizes.heads), angles)
         )
-        keys = self._stepped("key", index, rotate_pairs(self._heads(block.key, x, groups), angles))
-        values = self._stepped("value", index, self._heads(block.value, x, groups))
+        keys = self._quantise("key", index, rotate_pairs(self._heads(block.key, x, groups), angles))
+        values = self._quantise("value", index, self._heads(block.value, x, groups))
         cache.keys[index] = keys = np.concatenate([cache.keys[index], keys], axis=1)
         cache.values[index] = values = np.concatenate([cache.values[index], values], axis=1)
         scores = queries.reshape(groups, -1, sizes.key_length) @ keys.swapaxes(1, 2)
@@ -178,10 +178,10 @@ class Rounded(Reference):
         shares = self._shares(scores, np.arange(scores.shape[2]) <= positions[:, None])
         attended = shares.reshape(groups, -1, scores.shape[2]) @ values
         attended = attended.reshape(sizes.heads, count, -1).swapaxes(0, 1).reshape(1, count, -1)
-        return self._linear(block.attention_output, self._stepped("mixed", index, attended)[0])
+        return self._linear(block.attention_output, self._quantise("mixed", index, attended)[0])
 
     def _shares(self, scores: np.ndarray, valid: np.ndarray) -> np.ndarray:
-        """Probabilities of keys: float32 (heads, tokens, keys)."""
+        """Return probabilities of keys: float32 (heads, tokens, keys)."""
         if not self.which.probabilities:
             scores = np.where(valid, scores, -np.inf)
             shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -194,13 +194,13 @@ class Rounded(Reference):
         some = np.broadcast_to(np.pad(valid, ((0, 0), (0, more))).reshape(1, len(valid), -1, n), y.shape)
         exponents = vector.group_exponents(y, some)
         table = np.frombuffer(self._config.exp2_table, np.uint8)
-        found = vector.probabilities(y, some, exponents, table).astype(np.float32)
-        found *= np.exp2(exponents - exponents.max(axis=-1, keepdims=True)).astype(np.float32)[..., None]
-        shares = found.reshape(*scores.shape[:2], -1)[..., :keys]
+        result = vector.probabilities(y, some, exponents, table).astype(np.float32)
+        result *= np.exp2(exponents - exponents.max(axis=-1, keepdims=True)).astype(np.float32)[..., None]
+        shares = result.reshape(*scores.shape[:2], -1)[..., :keys]
         return shares / shares.sum(axis=-1, keepdims=True)
 
-    def _stepped(self, kind: str, index: int, x: np.ndarray) -> np.ndarray:
-        """Queries, keys or values (heads, tokens, length) of a block as int8 by `STEPS`."""
+    def _quantise(self, kind: str, index: int, x: np.ndarray) -> np.ndarray:
+        """Round a block's queries, keys or values (heads, tokens, length) to int8 by `STEPS`."""
         how = getattr(self.which, kind)
         most = np.abs(x).max(axis=(1, 2))
         seen = self.seen.setdefault(kind, np.zeros((len(self.model.blocks), len(x))))
@@ -220,21 +220,21 @@ class Rounded(Reference):
 
 
 _ENTRIES = np.arange(-128, 128) / 2 ** (GATE_PLACES - TABLE_PLACES)
-"""Where the sigmoid's table has its entries."""
+"""Entry points of the sigmoid's table."""
 
 
 def normal_step(numbers: Integers) -> float:
-    """The step of what norms make, before it is int8."""
-    model, found = numbers.model, normal_unit(numbers.model.sizes.width)
+    """Return the step of norms' results before int8."""
+    model, result = numbers.model, normal_unit(numbers.model.sizes.width)
     if not numbers.gains:
-        return found
+        return result
     norms = [norm for block in model.blocks for norm in (block.attention_norm, block.feed_forward_norm)]
     largest = max(float(np.abs(norm.weight).max()) for norm in (*norms, model.output_norm))
-    return found * math.ldexp(largest / DIGITS, GAIN_PLACES)
+    return result * math.ldexp(largest / DIGITS, GAIN_PLACES)
 
 
 def device_step(numbers: Integers, kind: str, index: int) -> float:
-    """The step that queries, keys, values or attention's results of a block have on the device."""
+    """Return the device's step of queries, keys, values or attention results of a block."""
     layer, normal = numbers.layers[index], normal_step(numbers)
     if kind in ("query", "key"):
         mantissa, shift = numbers.turn[kind == "key"]
@@ -245,19 +245,19 @@ def device_step(numbers: Integers, kind: str, index: int) -> float:
 
 
 def by_token(x: np.ndarray, unit: float) -> np.ndarray:
-    """Rows as int8 by powers of two of each, of steps of `unit`."""
+    """Round rows to int8 with a power of two per token, in steps of `unit`."""
     largest = np.maximum(np.abs(x).max(axis=-1, keepdims=True) / unit, 1.0)
     steps = unit * np.exp2(np.floor(np.log2(largest)) + 1 - BYTE_BITS)
     return (np.clip(np.rint(x / steps), -128, 127) * steps).astype(np.float32)
 
 
-def _fixed(x: np.ndarray, unit: float, most: int) -> np.ndarray:
-    """Values in steps of `unit`, of at most so many."""
+def _round_fixed(x: np.ndarray, unit: float, most: int) -> np.ndarray:
+    """Round values to steps of `unit`, saturating at `most` steps."""
     return (np.clip(np.rint(x.astype(np.float64) / unit), -most, most) * unit).astype(np.float32)
 
 
-def _changed(numbers: Integers, how: str) -> LanguageModel:
-    """The model with its weights rounded, and what norms multiply by in the weights behind them as on the device."""
+def _round_weights(numbers: Integers, how: str) -> LanguageModel:
+    """Return the model with rounded weights and norm gains folded into the next products, as on the device."""
     model, kept = numbers.model, bool(numbers.gains)
     ones = np.ones(model.sizes.width, np.float32)
 
@@ -266,8 +266,8 @@ def _changed(numbers: Integers, how: str) -> LanguageModel:
             return Linear(_dense(device))
         folded = dense(exact.weight) * (1.0 if norm is None or kept else norm.weight)
         if how == "row":
-            made = Weights.quantise(folded)
-            folded = made.values * made.scales[:, None]
+            quantised = Weights.quantise(folded)
+            folded = quantised.values * quantised.scales[:, None]
         return Linear(folded.astype(np.float32))
 
     blocks = []
@@ -290,7 +290,7 @@ def _changed(numbers: Integers, how: str) -> LanguageModel:
 
 
 def magnitudes(numbers: Integers, config: Config, texts: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-    """The largest queries, keys, values and results of attention on some texts: float64 (blocks, heads) of each."""
+    """Return the largest queries, keys, values and attention results on texts: float64 (blocks, heads) each."""
     plain = Rounded(numbers, config, Roundings())
     for text in texts:
         plain.logits(text)
@@ -298,17 +298,17 @@ def magnitudes(numbers: Integers, config: Config, texts: Sequence[Sequence[int]]
 
 
 def device_product(numbers: Integers, index: int, name: str, x: np.ndarray) -> np.ndarray:
-    """A product of a block by the device's numbers: of rows, float32 (rows, columns), as they go into it in float32.
+    """Compute a block's product with the device's integers from float32 rows (rows, columns).
 
     `name` is a field of `weft.extras.language.compiler.model.Block`. Nothing behind the product is rounded.
     """
     layer, block = numbers.layers[index], numbers.model.blocks[index]
     if name == "attention_output":
         step = device_step(numbers, "mixed", index)
-        return (_fixed(x, step, 127) @ _dense(layer.matrices["output"]).T).astype(np.float32)
+        return (_round_fixed(x, step, 127) @ _dense(layer.matrices["output"]).T).astype(np.float32)
     if name == "down":
         unit = numbers.inner_unit
-        return by_token(_fixed(x, unit, DIGITS), unit) @ _dense(layer.matrices["down"]).T
+        return by_token(_round_fixed(x, unit, DIGITS), unit) @ _dense(layer.matrices["down"]).T
     if not numbers.gains:
         x = (
             x

@@ -1,4 +1,4 @@
-"""Continuous batching: a text comes to the same whoever is beside it, and however pages are shared."""
+"""Continuous batching: a text is independent of its neighbours and of shared pages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Schedule:
         )
 
 
-def finished(batch: Batch, requests: list[Request], limit: int = 2000) -> None:
+def run_to_end(batch: Batch, requests: list[Request], limit: int = 2000) -> None:
     for _ in range(limit):
         if not batch.busy:
             return
@@ -65,8 +65,8 @@ def finished(batch: Batch, requests: list[Request], limit: int = 2000) -> None:
     raise AssertionError([(request.reason, len(request.tokens)) for request in requests])
 
 
-def together(schedule: Schedule, batch: Batch) -> list[Request]:
-    """All texts as they join and leave."""
+def run_together(schedule: Schedule, batch: Batch) -> list[Request]:
+    """Run all texts, joining and leaving at their steps."""
     requests = [asked.request() for asked in schedule.asked]
     last = max(max(asked.joins, asked.leaves or 0) for asked in schedule.asked)
     for step in range(last + 1):
@@ -77,14 +77,14 @@ def together(schedule: Schedule, batch: Batch) -> list[Request]:
         for asked, request in zip(schedule.asked, requests, strict=True):
             if asked.leaves == step and asked.joins <= step:
                 batch.cancel(request)
-    finished(batch, requests)
+    run_to_end(batch, requests)
     return requests
 
 
-def alone(asked: Asked, batch: Batch) -> Request:
+def run_alone(asked: Asked, batch: Batch) -> Request:
     request = asked.request()
     batch.add(request)
-    finished(batch, [request])
+    run_to_end(batch, [request])
     return request
 
 
@@ -106,7 +106,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         )
     )
 
-    def asked() -> Asked:
+    def draw_request() -> Asked:
         start = draw(st.sampled_from(starts))
         own = draw(st.lists(st.integers(0, 2), max_size=4))
         prompt = tuple([*start[: draw(st.integers(1, len(start)))], *own][:context])
@@ -116,7 +116,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         ends = tuple(draw(st.sets(st.integers(0, VOCABULARY - 1), max_size=1)))
         return Asked(prompt, most, draw(st.integers(0, 3)), draw(st.integers(0, 12)), leaves, every, ends)
 
-    texts = tuple(asked() for _ in range(draw(st.integers(1, 6))))
+    texts = tuple(draw_request() for _ in range(draw(st.integers(1, 6))))
     divisors = [0, *(count for count in range(1, page + 1) if page % count == 0)]
     return Schedule(
         draw(st.integers(1, 5)),
@@ -130,12 +130,12 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 @settings(max_examples=250, deadline=None)
 @given(schedules())
-def test_a_text_is_the_same_alone(schedule: Schedule) -> None:
+def test_a_text_is_independent_of_the_batch(schedule: Schedule) -> None:
     batch = schedule.batch(prompt_rows=schedule.prompt_rows)
-    for asked, request in zip(schedule.asked, together(schedule, batch), strict=True):
-        check_equal(request, alone(asked, schedule.batch()))
-        check_equal(request, alone(asked, schedule.batch(rows=1)))
-        check_equal(alone(asked, batch), alone(asked, schedule.batch()))  # with what others have left
+    for asked, request in zip(schedule.asked, run_together(schedule, batch), strict=True):
+        check_equal(request, run_alone(asked, schedule.batch()))
+        check_equal(request, run_alone(asked, schedule.batch(rows=1)))
+        check_equal(run_alone(asked, batch), run_alone(asked, schedule.batch()))  # with what others have left
     assert batch.pool.free == schedule.pages
 
 
@@ -148,7 +148,7 @@ def first(prompt: list[int], most: int = 1) -> Request:
     return Request(prompt, most, lambda logits: int(logits.argmax()))
 
 
-def test_prompts_take_the_rows_that_are_left() -> None:
+def test_prompts_use_free_rows() -> None:
     batch, steps = batch_of(rows=4)
     one, other = first([1] * 9, 3), first([2], 3)
     batch.add(one)
@@ -162,7 +162,7 @@ def test_prompts_take_the_rows_that_are_left() -> None:
 def test_pages_of_a_text_that_has_ended_are_used_again() -> None:
     batch, steps = batch_of(rows=4)
     prompt = list(range(10))
-    finished(batch, [])
+    run_to_end(batch, [])
     for expected in (10, 2, 2):
         before = steps.computed
         batch.add(first([*prompt]))
@@ -172,7 +172,7 @@ def test_pages_of_a_text_that_has_ended_are_used_again() -> None:
     assert steps.copied == 0
 
 
-def test_a_page_that_two_texts_write_to_is_copied_once() -> None:
+def test_a_shared_page_is_copied_once_on_write() -> None:
     batch, steps = batch_of(rows=8)
     one, other = first([1, 2, 3, 4, 5, 6], 4), first([1, 2, 3, 4, 5, 7], 4)
     batch.add(one)
@@ -181,11 +181,11 @@ def test_a_page_that_two_texts_write_to_is_copied_once() -> None:
     batch.step()
     assert (steps.copied, other.computed) == (1, 6)
     assert steps.computed == 6 + 2
-    finished(batch, [one, other])
+    run_to_end(batch, [one, other])
     assert steps.copied == 1
 
 
-def test_the_text_that_came_last_waits_for_pages() -> None:
+def test_the_latest_text_waits_for_pages() -> None:
     batch, _ = batch_of(rows=2, page=2, pages=4)
     one, other, later = first([1, 2], 5), first([3, 4], 5), first([5], 1)
     for request in (one, other, later):
@@ -200,18 +200,18 @@ def test_the_text_that_came_last_waits_for_pages() -> None:
 
 
 @pytest.mark.parametrize(("pages", "context", "reason"), [(2, 32, End.CACHE), (8, 6, End.CONTEXT)])
-def test_a_text_that_has_no_room_ends_and_others_go_on(pages: int, context: int, reason: End) -> None:
+def test_a_text_without_pages_ends_and_others_continue(pages: int, context: int, reason: End) -> None:
     batch, _ = batch_of(rows=2, page=4, pages=pages, context=context)
     long, short = first([1, 2, 3], 50), first([4], 5)
     batch.add(long)
     batch.add(short)
-    finished(batch, [long, short])
+    run_to_end(batch, [long, short])
     assert (long.reason, short.reason, len(short.generated_tokens)) == (reason, End.TOKENS, 5)
     assert len(long.tokens) == (9 if reason is End.CACHE else 7)
 
 
 def test_prompts_take_turns_with_other_texts() -> None:
-    """Tokens of a prompt are computed together up to its last one, and nobody waits for all of them."""
+    """Prompt tokens up to the last are computed together, interleaved with other texts' steps."""
     steps = RecalledTexts(2, 4, 8, 4)
     batch = Batch(steps, rows=2, page=4, pages=8, context=32, prompt_rows=4)
     one = first([1], 9)
@@ -235,31 +235,37 @@ def test_few_tokens_of_a_prompt_are_computed_with_others() -> None:
     assert (one.reason, steps.computed) == (End.TOKENS, 4)
 
 
-def test_nobody_asks_what_is_worth_it_without_such_a_prompt() -> None:
-    """The cycle model takes time: neither single tokens nor texts whose logits are all wanted come together."""
+def test_the_cycle_model_runs_only_for_long_prompts() -> None:
+    """The cycle model is slow; single tokens, and texts whose logits are all requested, do not need it."""
 
-    def asked() -> int:
+    def compare() -> int:
         raise AssertionError
 
     batch = Batch(
-        RecalledTexts(1, 4, 8, 4), rows=1, page=4, pages=8, context=32, prompt_rows=4, min_prompt_tokens=asked
+        RecalledTexts(1, 4, 8, 4),
+        rows=1,
+        page=4,
+        pages=8,
+        context=32,
+        prompt_rows=4,
+        min_prompt_tokens=compare,
     )
     for request in (first([1, 2], 3), Request([1] * 9, 0, lambda logits: 0, keep_logits=True)):
         batch.add(request)
-        finished(batch, [request])
+        run_to_end(batch, [request])
     batch.add(first([1, 2, 3, 4]))
     with pytest.raises(AssertionError):
         batch.step()
 
 
-def test_who_waits_can_be_cancelled() -> None:
+def test_waiting_texts_can_be_cancelled() -> None:
     batch, steps = batch_of(rows=1)
     one, other = first([1], 3), first([2], 3)
     batch.add(one)
     batch.add(other)
     batch.step()
     batch.cancel(other)
-    finished(batch, [one])
+    run_to_end(batch, [one])
     assert (one.reason, other.reason, steps.computed) == (End.TOKENS, End.CANCELLED, 3)
     batch.cancel(one)
     assert one.reason is End.TOKENS
@@ -289,8 +295,8 @@ def device_batch(rows: int, pages: int, prompt_rows: int = 0) -> Batch:
     return Batch(run, rows=rows, page=8, pages=pages, context=_SIZES.context, prompt_rows=prompt_rows)
 
 
-def drawn(seed: int) -> Schedule:
-    """Texts that begin alike, join and leave at random, and have too few pages."""
+def draw_schedule(seed: int) -> Schedule:
+    """Draw texts with common beginnings that join and leave at random, with too few pages."""
     rng = np.random.default_rng(seed)
     starts = [rng.integers(0, 250, 13).tolist() for _ in range(2)]
     texts = []
@@ -308,25 +314,25 @@ def drawn(seed: int) -> Schedule:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_text_is_the_same_alone_on_the_interpreter(seed: int) -> None:
-    schedule = drawn(seed)
-    requests = together(schedule, device_batch(schedule.rows, schedule.pages, (0, 4, 8)[seed]))
+def test_a_text_is_independent_of_the_batch_on_the_interpreter(seed: int) -> None:
+    schedule = draw_schedule(seed)
+    requests = run_together(schedule, device_batch(schedule.rows, schedule.pages, (0, 4, 8)[seed]))
     for asked, request in zip(schedule.asked, requests, strict=True):
-        check_equal(request, alone(asked, device_batch(1, 8)))
+        check_equal(request, run_alone(asked, device_batch(1, 8)))
 
 
 def test_rows_of_one_text_see_each_other() -> None:
-    """A prompt in one step, in steps of two, or token by token: the same bits, across pages."""
+    """A prompt in one step, in steps of two, or token by token gives identical bits across pages."""
     prompt = np.random.default_rng(4).integers(0, 250, 11).tolist()
-    found = []
+    actual = []
     for rows in (1, 2, 4, 11):
         batch = device_batch(rows, 4)
         request = Request(list(prompt), 0, lambda logits: 0, keep_logits=True)
         batch.add(request)
-        finished(batch, [request])
-        found.append(np.stack(request.logits))
-    assert all(np.array_equal(found[0], other) for other in found[1:])
-    assert len(np.unique(found[0], axis=0)) == len(prompt)
+        run_to_end(batch, [request])
+        actual.append(np.stack(request.logits))
+    assert all(np.array_equal(actual[0], other) for other in actual[1:])
+    assert len(np.unique(actual[0], axis=0)) == len(prompt)
 
 
 def test_every_page_is_taken_once() -> None:
@@ -355,7 +361,7 @@ def test_a_page_is_free_when_its_last_holder_leaves() -> None:
         pool.release(page)
 
 
-def test_full_pages_are_found_by_their_tokens_and_all_in_front_of_them() -> None:
+def test_full_pages_are_found_by_their_whole_prefix() -> None:
     pool = PagePool(4)
     first, second = pool.take(), pool.take()
     assert first is not None
@@ -373,7 +379,7 @@ def test_full_pages_are_found_by_their_tokens_and_all_in_front_of_them() -> None
     assert pool.is_exclusive(again)
 
 
-def test_full_pages_are_kept_until_there_is_need_the_oldest_goes_first() -> None:
+def test_full_pages_are_evicted_oldest_first() -> None:
     pool = PagePool(3)
     pages = [page for page in (pool.take(), pool.take(), pool.take()) if page is not None]
     for at, page in enumerate(pages):
@@ -381,11 +387,11 @@ def test_full_pages_are_kept_until_there_is_need_the_oldest_goes_first() -> None
     for at in (1, 0, 2):
         pool.release(pages[at])
     assert pool.free == 3
-    found = pool.find(ROOT, [1])
-    assert found is not None
-    pool.hold(found[1])
+    actual = pool.find(ROOT, [1])
+    assert actual is not None
+    pool.hold(actual[1])
     assert pool.free == 2
-    pool.release(found[1])  # now the youngest
+    pool.release(actual[1])  # now the youngest
     for at in (0, 2, 1):
         assert pool.find(ROOT, [at]) is not None
         assert pool.take() == pages[at]
@@ -393,7 +399,7 @@ def test_full_pages_are_kept_until_there_is_need_the_oldest_goes_first() -> None
     assert pool.take() is None
 
 
-def test_what_followed_a_page_that_is_gone_is_not_found_behind_another() -> None:
+def test_children_of_an_evicted_page_are_not_found_under_its_successor() -> None:
     pool = PagePool(2)
     first, second = pool.take(), pool.take()
     assert first is not None

@@ -1,4 +1,4 @@
-"""Messages as text, by a template, which may be hostile: it has a process of its own with limits."""
+"""Chat templates, which may be hostile: each runs in its own process with limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHATML = """\
 {%- endif %}
 """
 OTHERS = json.loads((Path(__file__).with_name("rendered_templates.json")).read_text())
-"""Texts of transformers, made once, as the package takes long to load; the file says how."""
+"""Reference texts from transformers, stored because the package loads slowly; the file says how to regenerate them."""
 HELLO = [{"role": "user", "content": "hello"}]
 ECHO = "{% for message in messages %}{{ message.content }}{% endfor %}"
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -40,7 +40,7 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
-    """Less time than by default; it is processor time, so that a busy machine changes nothing."""
+    """Shorten the limit of processor time, which does not depend on the machine's load."""
     monkeypatch.setattr(chat, "MAX_SECONDS", 0.2)
     began = resource.getrusage(resource.RUSAGE_CHILDREN)
     yield 0.2
@@ -48,7 +48,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
     assert ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime < 1
 
 
-def rendered(source: str, content: str = "hello", longest: int = chat.MAX_CHARACTERS) -> str:
+def render_chat(source: str, content: str = "hello", longest: int = chat.MAX_CHARACTERS) -> str:
     with ChatTemplate(source, pieces()) as template:
         return template.text([{"role": "user", "content": content}], longest)
 
@@ -63,7 +63,7 @@ def test_a_template_writes_messages() -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS["templates"])
-def test_texts_are_those_of_transformers(name: str) -> None:
+def test_texts_match_transformers(name: str) -> None:
     case = OTHERS["templates"][name]
     messages = OTHERS["conversations"][case["conversation"]]
 
@@ -87,7 +87,7 @@ def test_texts_are_those_of_transformers(name: str) -> None:
 )
 def test_the_date(source: str) -> None:
     before = datetime.datetime.now()
-    text = rendered(source)
+    text = render_chat(source)
     assert text in {time.strftime("%d %B %Y") for time in (before, datetime.datetime.now())}
 
 
@@ -99,8 +99,8 @@ def test_options_do_not_replace_messages() -> None:
 
 def test_any_text_comes_through() -> None:
     text = "".join(map(chr, (*range(1, 0x180), 0x2028, 0x1F98A, 0xD800))) * 3
-    assert rendered(ECHO, text) == text
-    assert rendered(ECHO, "é\n" * 500_000) == "é\n" * 500_000
+    assert render_chat(ECHO, text) == text
+    assert render_chat(ECHO, "é\n" * 500_000) == "é\n" * 500_000
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_any_text_comes_through() -> None:
 )
 def test_templates_that_refuse_or_fail(source: str, message: str) -> None:
     with pytest.raises(InputError, match=f"^the model's chat template refuses these messages: {message}"):
-        rendered(source, longest=20)
+        render_chat(source, longest=20)
 
 
 def test_no_template() -> None:
@@ -132,7 +132,7 @@ def test_no_template() -> None:
 
 @pytest.mark.parametrize("name", RENDERED)
 def test_hostile_templates(name: str, short: float) -> None:
-    """Each is refused, in a sentence, or does nothing; and messages after it are answered."""
+    """Each is refused in one sentence or has no effect, and later messages are answered."""
     source, reason = RENDERED[name]
     both = f"{{% if messages[0].content == 'attack' %}}{source}{{% else %}}{ECHO}{{% endif %}}"
     with ChatTemplate(both, pieces()) as template:
@@ -148,15 +148,15 @@ def test_hostile_templates(name: str, short: float) -> None:
 
 
 @pytest.mark.parametrize("name", OPENED)
-def test_templates_that_are_hostile_when_they_are_opened(name: str, short: float) -> None:
+def test_templates_that_are_hostile_on_loading(name: str, short: float) -> None:
     source, reason = OPENED[name]
     message = "^cannot open the model's chat template: " + reason.format(seconds=short)
     with pytest.raises(InputError, match=message):
         ChatTemplate(source, pieces())
 
 
-def test_limits_are_those_of_one_request(short: float) -> None:
-    """Time that requests take is not added up, nor is memory."""
+def test_limits_apply_to_each_request(short: float) -> None:
+    """Limits on time and memory do not accumulate over requests."""
     busy = "{% for i in range(100000) %}{% endfor %}{% set n = 10 ** 8 %}{% set text = 'a' * n %}" + ECHO
     with ChatTemplate(busy, pieces()) as template:
         process = template._worker._process.pid
@@ -168,7 +168,7 @@ def test_limits_are_those_of_one_request(short: float) -> None:
         assert template._worker._process.pid == process
 
 
-def test_a_process_that_waits_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with ChatTemplate(ECHO, pieces()) as template:
         monkeypatch.setattr(chat, "_TIMEOUT", 0.3)
         os.kill(template._worker._process.pid, signal.SIGSTOP)
@@ -178,7 +178,7 @@ def test_a_process_that_waits_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         assert template.text(HELLO) == "hello"
 
 
-def test_a_process_that_is_gone_is_started_again() -> None:
+def test_a_killed_process_is_restarted() -> None:
     with ChatTemplate(ECHO, pieces()) as template:
         for _ in range(2):
             os.kill(template._worker._process.pid, signal.SIGSEGV)
@@ -189,28 +189,28 @@ def test_a_process_that_is_gone_is_started_again() -> None:
 
 
 def test_threads_share_a_template(short: float) -> None:
-    """One of them is hostile."""
-    found = []
+    """One of the threads sends a hostile chat."""
+    actual = []
     with ChatTemplate(
         f"{{% if messages[0].content == '7' %}}{LOOP}{{% endif %}}{ECHO}", pieces()
     ) as template:
 
         def ask(number: int) -> None:
             try:
-                found.append(template.text([{"role": "user", "content": str(number)}]))
+                actual.append(template.text([{"role": "user", "content": str(number)}]))
             except InputError:
-                found.append("refused")
+                actual.append("refused")
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(12)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert sorted(found) == sorted(["refused", *(str(number) for number in range(12) if number != 7)])
+    assert sorted(actual) == sorted(["refused", *(str(number) for number in range(12) if number != 7)])
 
 
 def test_the_process_has_no_secrets_and_ends_with_its_parent() -> None:
-    """Even if that is killed."""
+    """It ends even if the parent is killed."""
     code = (
         "import time; from weft.extras.language.tests.support.language_models import pieces\n"
         "from weft.extras.language.server.chat import ChatTemplate; template = ChatTemplate('', pieces())\n"

@@ -1,4 +1,4 @@
-"""Where biases lie in the records of blocks, and of the head."""
+"""Layout of biases in records of blocks and of the head."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def numbers_of(architecture: str) -> Integers:
 
 
 def biases_of(contents: Contents, places: Places, block: int, product: str) -> np.ndarray:
-    """The biases of a product that are in a record: in rows of N columns."""
-    n, found = places.config.n, []
+    """Return a product's biases in a record, in rows of N columns."""
+    n, result = places.config.n, []
     for part, offset in zip(contents.ring.parts, contents.offsets, strict=True):
         if part.name == product:
             skipped = part.tiles * (n * places.columns[product] + MANTISSAS) * n
@@ -36,13 +36,13 @@ def biases_of(contents: Contents, places: Places, block: int, product: str) -> n
             vectors = np.frombuffer(contents.records[at : at + size], np.int8).astype(int).reshape(-1, n)
             upper = vectors[: 2 * part.tiles].reshape(part.tiles, 2, n)
             whole = upper[:, 0] * 256 + upper[:, 1]
-            found.append(whole * 256 + vectors[2 * part.tiles :] if places.biases(product) == 3 else whole)
-    return np.concatenate(found)
+            result.append(whole * 256 + vectors[2 * part.tiles :] if places.biases(product) == 3 else whole)
+    return np.concatenate(result)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
-def test_biases_are_behind_mantissas(architecture: str, preset: str) -> None:
+def test_biases_follow_mantissas(architecture: str, preset: str) -> None:
     numbers = numbers_of(architecture)
     config = config_of(preset).replace(scratchpad_depth=2048)
     places = Places(numbers.model.sizes, config, 1, 16, numbers.form)
@@ -54,7 +54,7 @@ def test_biases_are_behind_mantissas(architecture: str, preset: str) -> None:
                 for name in named
                 if name in layer.matrices
             ]
-            # Tiles of a gate and of what is beside it take turns.
+            # Tiles of the gate and of the up projection alternate.
             order = np.stack(rows, axis=1) if product == "inner" else np.concatenate(rows)
             assert np.array_equal(biases_of(contents, places, block, product), order.reshape(-1, config.n)), (
                 product
@@ -62,10 +62,10 @@ def test_biases_are_behind_mantissas(architecture: str, preset: str) -> None:
 
 
 def test_the_residual_stream_has_room_for_biases() -> None:
-    """Whatever a text shows: three digits take them as they are, in its steps."""
+    """Its three digits hold biases far above the measured range."""
     model = random_model(np.random.default_rng(6), "gpt2", _SIZES)
-    found = dataclasses.replace(measure_ranges(model, [[1, 2, 3]]), residual=1e-4)
-    numbers = to_integers(model, found)
+    ranges = dataclasses.replace(measure_ranges(model, [[1, 2, 3]]), residual=1e-4)
+    numbers = to_integers(model, ranges)
     for name, field in (("output", "attention_output"), ("down", "down")):
         assert numbers.biases[name].shift == 0
         for block, steps in zip(model.blocks, numbers.biases[name].numbers, strict=True):

@@ -1,4 +1,4 @@
-"""The text of the example's language model: the same every time, and what is held out is nowhere in the rest."""
+"""Training text of the example's language model: reproducible, with held-out text excluded from training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNT = 3000
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty standard library, and a language reference of two topics."""
+    """Provide an empty standard library and a language reference of two topics."""
     monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(corpus, "topics", {"words": "What words are is told here."})
     corpus._divided.cache_clear()
@@ -25,34 +25,34 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     corpus._divided.cache_clear()
 
 
-def drawn(seed: int, *, held: bool) -> list[Problem]:
-    made = Problems(seed, held=held)
-    return [made.any() for _ in range(COUNT)]
+def draw_problems(seed: int, *, held: bool) -> list[Problem]:
+    problems = Problems(seed, held=held)
+    return [problems.any() for _ in range(COUNT)]
 
 
 def operands(problem: Problem) -> tuple[int, int, bool]:
-    """The numbers of a question, and whether the second is taken away."""
+    """Return a question's two numbers, and whether it subtracts."""
     first, second = map(int, re.findall(r"\d+", problem.question))
     return first, second, re.search(r" - |of them", problem.question) is not None
 
 
 def key(problem: Problem) -> tuple[object, ...]:
-    """What makes problems alike: two numbers and their sum, or letters."""
+    """Return the two numbers and their sum, or the letters, by which problems count as alike."""
     if problem.question.startswith("The letters"):
         return tuple(sorted(re.findall(r"\b[a-z]\b", problem.question)))
     first, second, minus = operands(problem)
     return tuple(sorted((second, first - second if minus else first)))
 
 
-def test_problems_are_the_same_whatever_the_version_of_python() -> None:
-    text = "\n".join(problem.text for held in (False, True) for problem in drawn(1, held=held))
+def test_problems_do_not_depend_on_the_python_version() -> None:
+    text = "\n".join(problem.text for held in (False, True) for problem in draw_problems(1, held=held))
     assert zlib.crc32(text.encode()) == 289176511
-    assert drawn(1, held=True) != drawn(2, held=True)
+    assert draw_problems(1, held=True) != draw_problems(2, held=True)
 
 
 def test_answers_are_right() -> None:
     told = {"sum": 0, "letters": 0, "story": 0}
-    for problem in drawn(3, held=False) + drawn(3, held=True):
+    for problem in draw_problems(3, held=False) + draw_problems(3, held=True):
         if match := re.fullmatch(r"The letters ([a-z ]+) in order:", problem.question):
             assert problem.answer == f" {' '.join(sorted(match[1].split()))}."
             told["letters"] += 1
@@ -71,13 +71,13 @@ def test_answers_are_right() -> None:
     assert min(told.values()) > COUNT / SHARE
 
 
-def test_held_out_problems_are_nowhere_in_the_others() -> None:
-    trained, rest = ({key(problem) for problem in drawn(4, held=held)} for held in (False, True))
+def test_held_out_problems_are_not_trained_on() -> None:
+    trained, rest = ({key(problem) for problem in draw_problems(4, held=held)} for held in (False, True))
     assert len(rest) > 100
     assert not trained & rest
 
 
-def test_the_prompt_asks_for_what_was_held_out() -> None:
+def test_the_prompt_asks_a_held_out_problem() -> None:
     first, second = sorted(map(int, re.findall(r"\d+", PROMPT)))
     assert corpus.held_out(f"{first} {second}")
 

@@ -1,4 +1,4 @@
-"""The program of a decoder on the interpreters: against the reference, and whoever else is in the batch."""
+"""Decoder programs on the interpreters and the RTL, compared with the reference alone and in batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ products of each block, those of queries, keys and values (``qwen``), or none bu
 def in_blocks(
     seed: int, folder: Path, head: str, sizes: Sizes = _SIZES, kind: str = "llama"
 ) -> tuple[LanguageModel, list[int], Integers]:
-    """As `made`, of a file with matrices in blocks of 4 bits; embeddings and head are of type `head`."""
+    """Like `build_model`, with matrices in blocks of 4 bits; embeddings and head are of type `head`."""
     rng = np.random.default_rng(seed)
     model = of_kind(kind, rng, sizes)
     model = write(
@@ -55,7 +55,7 @@ def in_blocks(
 
 
 def without_biases(model: LanguageModel, rng: np.random.Generator) -> LanguageModel:
-    """The same model, of which each product has lost its bias in some blocks."""
+    """Return a model in which each product lacks a bias in some blocks."""
 
     def some(block: Block) -> Block:
         lost = [name for _, name in _PRODUCTS if rng.integers(3) == 0 and getattr(block, name) is not None]
@@ -67,7 +67,7 @@ def without_biases(model: LanguageModel, rng: np.random.Generator) -> LanguageMo
 def of_kind(
     kind: str, rng: np.random.Generator, sizes: Sizes = _SIZES, *, tied: bool = False
 ) -> LanguageModel:
-    """A random model: of `KINDS`."""
+    """Return a random model of a kind of `KINDS`."""
     gpt2 = kind.startswith("gpt2")
     if kind in ("llama", "gpt2 no biases"):
         return random_model(rng, kind.split()[0], sizes, biases=False, tied=tied)
@@ -82,7 +82,7 @@ def of_kind(
     return without_biases(model, rng) if kind.endswith("some biases") else model
 
 
-def made(
+def build_model(
     seed: int, sizes: Sizes = _SIZES, kind: str = "llama", *, tied: bool = False
 ) -> tuple[LanguageModel, list[int], Integers]:
     rng = np.random.default_rng(seed)
@@ -94,32 +94,33 @@ def made(
 @pytest.mark.parametrize("preset", mostly_long(["small", "default"], 0))
 @pytest.mark.parametrize(("heads", "groups"), [(4, 2), (4, 4), (4, 1)])
 def test_logits_are_near_the_reference(preset: str, heads: int, groups: int) -> None:
-    model, text, numbers = made(
+    model, text, numbers = build_model(
         heads + groups, dataclasses.replace(_SIZES, heads=heads, key_value_heads=groups)
     )
     run = DecoderRun(Decoder(numbers, config_of(preset), page=16), CompiledDevice, 4)
-    found = np.stack([run.step([(token, at, [2, 0, 3])])[0] for at, token in enumerate(text)])
+    actual = np.stack([run.step([(token, at, [2, 0, 3])])[0] for at, token in enumerate(text)])
     exact = Reference(model).logits(text)
-    near = [np.corrcoef(a, b)[0, 1] for a, b in zip(exact, found, strict=True)]
+    near = [np.corrcoef(a, b)[0, 1] for a, b in zip(exact, actual, strict=True)]
     assert min(near) > 0.98
-    assert np.sqrt(np.mean((found - exact) ** 2)) < 0.12 * exact.std()
+    assert np.sqrt(np.mean((actual - exact) ** 2)) < 0.12 * exact.std()
 
 
 def errors_of(model: LanguageModel, text: list[int], decoder: Decoder, pages: int = 4) -> tuple[float, float]:
-    """The least cosine of logits to the reference's, and the error as a part of their standard deviation."""
+    """Return the least cosine similarity to the reference's logits, and the RMS error relative to their standard
+    deviation."""
     run = DecoderRun(decoder, CompiledDevice, pages)
-    found = np.stack([run.step([(token, at, [2, 0, 3])])[0] for at, token in enumerate(text)])
+    result = np.stack([run.step([(token, at, [2, 0, 3])])[0] for at, token in enumerate(text)])
     exact = Reference(model).logits(text)
-    norms = np.linalg.norm(exact, axis=1) * np.linalg.norm(found, axis=1)
-    return float(((exact * found).sum(axis=1) / norms).min()), float(
-        np.sqrt(np.mean((found - exact) ** 2)) / exact.std()
+    norms = np.linalg.norm(exact, axis=1) * np.linalg.norm(result, axis=1)
+    return float(((exact * result).sum(axis=1) / norms).min()), float(
+        np.sqrt(np.mean((result - exact) ** 2)) / exact.std()
     )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("preset", "tied"), mostly_long([("small", True), ("default", False)], 0))
 def test_all_kinds_are_near_the_reference(kind: str, preset: str, tied: bool) -> None:
-    model, text, numbers = made(3, kind=kind, tied=tied)
+    model, text, numbers = build_model(3, kind=kind, tied=tied)
     near, error = errors_of(model, text, Decoder(numbers, config_of(preset), page=16))
     assert near > 0.97
     assert error < 0.08
@@ -138,8 +139,10 @@ def test_all_kinds_are_near_the_reference(kind: str, preset: str, tied: bool) ->
         0, 3, 4, 7, 8,
     ),
 )  # fmt: skip
-def test_blocks_of_4_bits_are_kept(preset: str, kind: str, head: str, tmp_path: Path) -> None:
-    """As near to the reference of the same file as int8 is to its own, for half the bytes."""
+def test_blocks_of_4_bits_are_as_near_to_their_reference(
+    preset: str, kind: str, head: str, tmp_path: Path
+) -> None:
+    """At half the bytes, as near to the file's reference as int8 is to its own."""
     sizes = dataclasses.replace(_SIZES, key_length=32, value_length=32)
     model, text, numbers = in_blocks(13, tmp_path, head, sizes, kind)
     wide = to_integers(model, measure_ranges(model, [text]))
@@ -148,8 +151,8 @@ def test_blocks_of_4_bits_are_kept(preset: str, kind: str, head: str, tmp_path: 
         config = config_of(preset)
         decoder = Decoder(each, config, page=max(8, config.n))
         run = DecoderRun(decoder, CompiledDevice, 4)
-        found = np.stack([run.step([(token, at, [2, 0, 3])])[0] for at, token in enumerate(text)])
-        errors.append(np.sqrt(np.mean((found - exact) ** 2)) / exact.std())
+        actual = np.stack([run.step([(token, at, [2, 0, 3])])[0] for at, token in enumerate(text)])
+        errors.append(np.sqrt(np.mean((actual - exact) ** 2)) / exact.std())
         bytes_.append(decoder.contents.record_bytes)
     assert decoder.contents.blocks == set()
     assert errors[0] < min(0.12, 1.3 * errors[1])
@@ -163,17 +166,17 @@ def test_blocks_of_4_bits_need_them(tmp_path: Path) -> None:
 
 
 def test_probabilities_of_seven_bits() -> None:
-    """As on FPGAs whose multipliers take signed bytes only."""
-    model, text, numbers = made(9)
+    """FPGAs whose multipliers take only signed bytes."""
+    model, text, numbers = build_model(9)
     config = config_of("default").replace(probability_bits=7)
     run = DecoderRun(Decoder(numbers, config, page=16), CompiledDevice, 4)
-    found = np.stack([run.step([(token, at, [2, 0, 3])])[0] for at, token in enumerate(text)])
+    actual = np.stack([run.step([(token, at, [2, 0, 3])])[0] for at, token in enumerate(text)])
     exact = Reference(model).logits(text)
-    assert np.sqrt(np.mean((found - exact) ** 2)) < 0.12 * exact.std()
+    assert np.sqrt(np.mean((actual - exact) ** 2)) < 0.12 * exact.std()
 
 
 def test_interpreters_agree() -> None:
-    _, text, numbers = made(5)
+    _, text, numbers = build_model(5)
     decoder = Decoder(numbers, config_of("small"), page=8)
     runs = [DecoderRun(decoder, device, 4) for device in (GoldenDevice, CompiledDevice)]
     for at, token in enumerate(text[:3]):
@@ -183,8 +186,8 @@ def test_interpreters_agree() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "llama biases"])
 def test_texts_do_not_change_each_other(kind: str) -> None:
-    """Alone or beside others, in this row or in that one, and wherever pages lie: the same bits."""
-    _, text, numbers = made(6, kind=kind)
+    """A text's bits do not depend on its row, its neighbours or the location of its pages."""
+    _, text, numbers = build_model(6, kind=kind)
     config = config_of("default")
     other = text[::-1]
     alone = DecoderRun(Decoder(numbers, config, page=16), CompiledDevice, 6)
@@ -193,22 +196,22 @@ def test_texts_do_not_change_each_other(kind: str) -> None:
     for at, token in enumerate(text):
         mine = (token, at, [5, 2])
         if at % 3 == 0:
-            found = beside.step([mine])[0]
+            actual = beside.step([mine])[0]
             beside.step([(other[at], at, [4, 3])])  # later, by itself
         else:
-            found = beside.step([(other[at], at, [4, 3]), mine])[1]
-        assert np.array_equal(found, expected[at]), at
+            actual = beside.step([(other[at], at, [4, 3]), mine])[1]
+        assert np.array_equal(actual, expected[at]), at
 
 
 def steps_of(
     run: DecoderRun, rows: int, text: Sequence[int], pages: Sequence[int], start: int = 0
 ) -> np.ndarray:
-    """The logits behind a text whose tokens but for the last come `rows` together, from the one at `start` on."""
+    """Return the logits after a text whose tokens from `start` up to the last are computed `rows` at a time."""
     last = len(text) - 1
     for first in range(start, last, rows):
         run.prompt([(text[at], at, pages) for at in range(first, min(first + rows, last))])
-    found: np.ndarray = run.step([(text[last], last, pages)])[0]
-    return found
+    result: np.ndarray = run.step([(text[last], last, pages)])[0]
+    return result
 
 
 @pytest.mark.parametrize(
@@ -219,11 +222,11 @@ def steps_of(
         ("small", 2, 8, {"accumulator_depth": 16, "scratchpad_depth": 1024}),  # and of one
     ],
 )  # fmt: skip
-def test_tokens_of_a_prompt_together_are_as_one_by_one(
+def test_prompt_tokens_together_match_one_by_one(
     preset: str, groups: int, rows: int, changes: dict[str, int]
 ) -> None:
-    """To the bit, whatever pages had before, and if some of them are computed again."""
-    _, text, numbers = made(20 + groups, dataclasses.replace(_SIZES, key_value_heads=groups))
+    """Bit-exact whatever pages held before, also if some tokens are computed again."""
+    _, text, numbers = build_model(20 + groups, dataclasses.replace(_SIZES, key_value_heads=groups))
     decoder = Decoder(numbers, config_of(preset).replace(**changes), page=16, prompt_rows=rows)
     assert decoder.prompts is not None
     if changes:
@@ -239,8 +242,8 @@ def test_tokens_of_a_prompt_together_are_as_one_by_one(
     assert np.array_equal(steps_of(run, rows, text, pages, start), expected[-1])
 
 
-def same_together(numbers: Integers, text: Sequence[int]) -> None:
-    """The program of prompts has no races, and comes to the bits of token by token."""
+def check_prompt_program(numbers: Integers, text: Sequence[int]) -> None:
+    """Check that the prompt program has no races and matches token-by-token results bit for bit."""
     decoder = Decoder(numbers, config_of("default"), page=16, prompt_rows=8)
     assert decoder.prompts is not None
     check(instructions_of(decoder.prompts), decoder.config)
@@ -251,13 +254,13 @@ def same_together(numbers: Integers, text: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_of_a_prompt_of_all_kinds(kind: str) -> None:
-    _, text, numbers = made(22, dataclasses.replace(_SIZES, key_value_heads=4), kind)
-    same_together(numbers, text)
+    _, text, numbers = build_model(22, dataclasses.replace(_SIZES, key_value_heads=4), kind)
+    check_prompt_program(numbers, text)
 
 
 def test_tokens_of_a_prompt_in_blocks_of_4_bits(tmp_path: Path) -> None:
     _, text, numbers = in_blocks(15, tmp_path, "Q8_0")
-    same_together(numbers, text)
+    check_prompt_program(numbers, text)
 
 
 def instructions_of(decoder: Decoder) -> list[Instruction]:
@@ -266,8 +269,8 @@ def instructions_of(decoder: Decoder) -> list[Instruction]:
 
 @pytest.mark.parametrize(("preset", "rows"), [("tiny", 1), ("small", 1), ("small", 3), ("default", 2)])
 def test_nothing_races(preset: str, rows: int) -> None:
-    """Whatever the number of layers, tokens, pages and parts of the head."""
-    _, _, numbers = made(11)
+    """For any number of layers, tokens, pages and parts of the head."""
+    _, _, numbers = build_model(11)
     decoder = Decoder(numbers, config_of(preset), rows=rows, page=16)
     check(instructions_of(decoder), decoder.config)
 
@@ -277,7 +280,7 @@ def test_nothing_races(preset: str, rows: int) -> None:
     mostly_long([(kind, rows) for kind in ("gpt2", "qwen", "llama biases") for rows in (1, 3)], 1, 2, 5),
 )
 def test_nothing_races_with_biases(kind: str, rows: int) -> None:
-    _, _, numbers = made(11, kind=kind)
+    _, _, numbers = build_model(11, kind=kind)
     decoder = Decoder(numbers, config_of("small"), rows=rows, page=16)
     check(instructions_of(decoder), decoder.config)
 
@@ -289,13 +292,13 @@ def test_nothing_races_in_blocks_of_4_bits(head: str, tmp_path: Path) -> None:
     check(instructions_of(decoder), decoder.config)
 
 
-def same_in_rtl(
+def check_rtl(
     decoder: Decoder,
     steps: list[list[tuple[int, int, list[int]]]],
     seed: int,
     prompts: Sequence[list[tuple[int, int, list[int]]]] = (),
 ) -> None:
-    """All of memory is the same behind each step, and behind those of prompts ahead of them, with random stalls."""
+    """Check that all of memory matches after each step and prompt step, with random stalls."""
 
     def rtl(config: Config, size: int) -> RtlDevice:
         return RtlDevice(config, size, stall_probability=0.2, stall_seed=seed)
@@ -314,51 +317,51 @@ def same_in_rtl(
 
 @pytest.mark.parametrize("rows", mostly_long([1, 3], 1))
 def test_rtl_is_golden(rows: int) -> None:
-    _, text, numbers = made(12)
+    _, text, numbers = build_model(12)
     decoder = Decoder(numbers, config_of("small"), rows=rows, page=8)
     mine = [(token, at, [2, 0, 3]) for at, token in enumerate(text)]
     steps = [mine[at : at + rows] for at in range(0, 12, rows)]
     if rows > 1:
         steps.append([(text[0], 0, [5]), mine[12]])  # another text beside it
-    same_in_rtl(decoder, steps, rows)
+    check_rtl(decoder, steps, rows)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama biases"])
 @pytest.mark.parametrize("rows", mostly_long([1, 3], 1))
 def test_rtl_is_golden_with_biases(kind: str, rows: int) -> None:
-    _, text, numbers = made(12, kind=kind)
+    _, text, numbers = build_model(12, kind=kind)
     decoder = Decoder(numbers, config_of("small"), rows=rows, page=8)
     mine = [(token, at, [2, 0, 3]) for at, token in enumerate(text)]
     steps = [mine[at : at + rows] for at in range(0, 9, rows)]
     if rows > 1:
         steps.append([(text[0], 0, [5]), mine[9]])  # another text beside it
-    same_in_rtl(decoder, steps, rows)
+    check_rtl(decoder, steps, rows)
 
 
 def test_rtl_is_golden_on_tiny() -> None:
     sizes = dataclasses.replace(_SIZES, width=32, heads=1, key_value_heads=1)
-    _, text, numbers = made(16, sizes, "gpt2 some biases")
+    _, text, numbers = build_model(16, sizes, "gpt2 some biases")
     decoder = Decoder(numbers, config_of("tiny"), page=16)
-    same_in_rtl(decoder, [[(token, at, [2, 0, 3])] for at, token in enumerate(text[:3])], 2)
+    check_rtl(decoder, [[(token, at, [2, 0, 3])] for at, token in enumerate(text[:3])], 2)
 
 
 @pytest.mark.parametrize(("head", "kind"), [("Q4_0", "llama"), ("Q8_0", "llama"), ("Q8_0", "gpt2")])
 def test_rtl_is_golden_in_blocks_of_4_bits(head: str, kind: str, tmp_path: Path) -> None:
     _, text, numbers = in_blocks(14, tmp_path, head, kind=kind)
     decoder = Decoder(numbers, config_of("small"), page=8)
-    same_in_rtl(decoder, [[(token, at, [2, 0, 3])] for at, token in enumerate(text[:4])], 3)
+    check_rtl(decoder, [[(token, at, [2, 0, 3])] for at, token in enumerate(text[:4])], 3)
 
 
 def test_rtl_is_golden_on_prompts() -> None:
-    _, text, numbers = made(16)
+    _, text, numbers = build_model(16)
     decoder = Decoder(numbers, config_of("small"), page=16, prompt_rows=8)
     mine = [(token, at, [2, 0, 3]) for at, token in enumerate(text)]
-    same_in_rtl(decoder, [[mine[19]]], 4, [mine[:8], mine[8:16], mine[16:19]])
+    check_rtl(decoder, [[mine[19]]], 4, [mine[:8], mine[8:16], mine[16:19]])
 
 
-def test_what_pages_held_before_does_not_matter() -> None:
-    """Keys behind a text's length are seen by nobody, in the first page or in a later one."""
-    _, text, numbers = made(10)
+def test_stale_page_contents_are_masked() -> None:
+    """Keys after a text's end are masked, in its first page and in later ones."""
+    _, text, numbers = build_model(10)
     decoder = Decoder(numbers, config_of("small"), page=8)
     clean, used = (DecoderRun(decoder, CompiledDevice, 4) for _ in range(2))
     rest = np.random.default_rng(0).bytes(4 * decoder.places.page_bytes)
@@ -369,7 +372,7 @@ def test_what_pages_held_before_does_not_matter() -> None:
 
 
 def test_one_program_for_all_positions_is_short() -> None:
-    _, _, numbers = made(7, dataclasses.replace(_SIZES, blocks=12))
+    _, _, numbers = build_model(7, dataclasses.replace(_SIZES, blocks=12))
     assert len(Decoder(numbers, config_of("default"), page=16).code) < 16384
 
 
@@ -386,15 +389,15 @@ def test_one_program_for_all_positions_is_short() -> None:
         ({}, 24, "pages have 24 keys, no multiple of 16"),
     ],
 )
-def test_what_does_not_fit_is_named(changes: dict[str, int], page: int, message: str) -> None:
-    _, _, numbers = made(8)
+def test_sizes_that_do_not_fit_are_reported(changes: dict[str, int], page: int, message: str) -> None:
+    _, _, numbers = build_model(8)
     with pytest.raises(CompileError, match=message):
         Decoder(numbers, config_of("default").replace(**changes), page=page)
 
 
 @st.composite
-def sizes_drawn(draw: st.DrawFn) -> Sizes:
-    """Sizes that arrays of 4 to 16 columns take."""
+def draw_sizes(draw: st.DrawFn) -> Sizes:
+    """Draw sizes that arrays of 4 to 16 columns accept."""
     groups = draw(st.sampled_from([1, 2, 3]))
     length = 16 * draw(st.integers(1, 3))
     return Sizes(
@@ -407,15 +410,15 @@ def sizes_drawn(draw: st.DrawFn) -> Sizes:
 @pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(["llama", "llama", *KINDS]), st.booleans(), sizes_drawn(),
+    st.sampled_from(["llama", "llama", *KINDS]), st.booleans(), draw_sizes(),
     st.sampled_from(["tiny", "small", "default"]), st.sampled_from([1, 1, 2, 3, 5, 9]), st.sampled_from([16, 32]),
     st.sampled_from([0, 2, 4, 8, 16]), st.integers(0, 1 << 30),
 )  # fmt: skip
-def test_drawn_models(
+def test_random_models(
     kind: str, narrow: bool, sizes: Sizes, preset: str, rows: int, page: int, together: int, seed: int
 ) -> None:
-    """The checker is content, and RTL is golden: kinds, heads, groups, sizes, pages, tokens side by side and of
-    prompts, 4 bits."""
+    """The program checker accepts, and the RTL matches, random kinds, heads, groups, sizes, pages, rows and 4-bit
+    blocks."""
     narrow = narrow and kind in ("llama", "gpt2", "qwen", "llama biases")  # files of gpt2 have all biases
     if narrow:  # blocks of 32
         lengths = {
@@ -426,7 +429,7 @@ def test_drawn_models(
         with tempfile.TemporaryDirectory() as folder:
             _, text, numbers = in_blocks(seed, Path(folder), head, sizes, kind)
     else:
-        _, text, numbers = made(seed, sizes, kind, tied=seed % 3 == 0)
+        _, text, numbers = build_model(seed, sizes, kind, tied=seed % 3 == 0)
     try:
         decoder = Decoder(numbers, config_of(preset), rows=rows, page=page, prompt_rows=together)
     except CompileError as error:
@@ -438,4 +441,4 @@ def test_drawn_models(
     mine = [(token, at, [2, 0, 3]) for at, token in enumerate(text)]
     steps = [mine[at : at + rows] for at in range(0, 20, rows)]
     prompts = [mine[at : min(at + together, 19)] for at in range(0, 19, together)] if together else []
-    same_in_rtl(decoder, steps[:1] + steps[-2:], seed, prompts)
+    check_rtl(decoder, steps[:1] + steps[-2:], seed, prompts)

@@ -1,4 +1,4 @@
-"""Programs of decoders are proven to compute their models, and programs or models with faults are not."""
+"""Decoder programs are proven to compute their models; faulty programs or models are not."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from weft.extras.language.compiler.decoder import Decoder as Compiled
 from weft.extras.language.run.decoder_run import DecoderMemory
 from weft.extras.language.tests.support.certified_decoders import (
     SIZES,
-    computed,
     config_of,
     definition,
     in_blocks,
     instructions_of,
     memory_of,
     numbers_of,
-    proven,
+    prove_program,
+    run_step,
     with_code,
 )
 from weft.extras.proof.certificate import CertificateError
@@ -41,16 +41,16 @@ def memory() -> DecoderMemory:
 
 
 def test_all_places_of_a_token(memory: DecoderMemory) -> None:
-    found = proven(memory)
-    assert (found.places, found.steps) == (SIZES.context, SIZES.context)
+    actual = prove_program(memory)
+    assert (actual.places, actual.steps) == (SIZES.context, SIZES.context)
     vocabulary = memory.decoder.places.sizes.vocabulary
-    assert found.compared == SIZES.context * (2 * vocabulary + 2 * SIZES.blocks * SIZES.key_length)
-    assert found.error < -50
-    assert found.done < found.instructions
+    assert actual.compared == SIZES.context * (2 * vocabulary + 2 * SIZES.blocks * SIZES.key_length)
+    assert actual.error < -50
+    assert actual.done < actual.instructions
 
 
 def test_biases_and_learned_places() -> None:
-    assert proven(memory_of(numbers_of("gpt2"), "tiny")).places == SIZES.context
+    assert prove_program(memory_of(numbers_of("gpt2"), "tiny")).places == SIZES.context
 
 
 def test_rows_of_several_texts() -> None:
@@ -68,15 +68,15 @@ def test_rows_of_several_texts() -> None:
 def test_tokens_of_a_prompt() -> None:
     memory = memory_of(numbers_of(), prompt_rows=4)
     assert memory.prompts is not None
-    found = proven(memory, memory.prompts)
-    assert (found.places, found.steps) == (SIZES.context, -(-SIZES.context // 4))
-    assert found.compared == SIZES.context * 2 * SIZES.blocks * SIZES.key_length
+    actual = prove_program(memory, memory.prompts)
+    assert (actual.places, actual.steps) == (SIZES.context, -(-SIZES.context // 4))
+    assert actual.compared == SIZES.context * 2 * SIZES.blocks * SIZES.key_length
 
 
 def test_blocks_of_4_bits(tmp_path: Path) -> None:
     memory = memory_of(in_blocks(tmp_path))
     assert memory.decoder.contents.blocks == {"qkv", "output", "inner", "down", "head"}
-    assert told(memory) == ""
+    assert find_refusal(memory) == ""
 
 
 @pytest.mark.long
@@ -84,23 +84,23 @@ def test_blocks_of_4_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_all_places_in_blocks_of_4_bits(architecture: str, head: str, tmp_path: Path) -> None:
     memory = memory_of(in_blocks(tmp_path, architecture, head, 4), prompt_rows=4)
-    assert proven(memory).places == proven(memory, memory.prompts).places == SIZES.context
+    assert prove_program(memory).places == prove_program(memory, memory.prompts).places == SIZES.context
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(24))
 def test_many_decoders(seed: int) -> None:
-    """Both architectures with biases and without, heads, groups, presets, rows and prompts."""
+    """Both architectures, with and without biases, over heads, groups, presets, rows and prompts."""
     rng, memory = np.random.default_rng(seed), None
     while memory is None:
         with contextlib.suppress(CompileError):  # there is no room for all that is drawn
-            memory = drawn(rng, seed)
+            memory = draw_decoder(rng, seed)
     for program in (memory.program, memory.prompts):
-        assert program is None or proven(memory, program).places == 20
+        assert program is None or prove_program(memory, program).places == 20
 
 
-def drawn(rng: np.random.Generator, seed: int) -> DecoderMemory:
-    """A decoder of random sizes, for texts of 20 tokens."""
+def draw_decoder(rng: np.random.Generator, seed: int) -> DecoderMemory:
+    """Draw a decoder of random sizes for texts of 20 tokens."""
     groups, n = int(rng.integers(1, 4)), 16
     sizes = dataclasses.replace(
         SIZES, width=n * int(rng.integers(1, 4)), blocks=int(rng.integers(1, 4)),
@@ -114,15 +114,15 @@ def drawn(rng: np.random.Generator, seed: int) -> DecoderMemory:
     return DecoderMemory(decoder, 2 * rows)
 
 
-def test_the_definition_is_what_golden_computes(memory: DecoderMemory) -> None:
-    """On constants it is numbers: logits, keys and values that the golden interpreter has."""
+def test_the_definition_matches_golden(memory: DecoderMemory) -> None:
+    """On constants it yields numbers: the golden interpreter's logits, keys and values."""
     check_definition(memory, 9, 33)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 @pytest.mark.parametrize("seed", range(4))
-def test_definitions_are_what_golden_computes(architecture: str, seed: int) -> None:
+def test_random_definitions_match_golden(architecture: str, seed: int) -> None:
     memory = memory_of(numbers_of(architecture, seed, biases=bool(seed % 2)), ("small", "tiny")[seed % 2])
     for place in (0, 4, 9):
         check_definition(memory, place, 7 * seed + place)
@@ -133,14 +133,14 @@ def check_definition(memory: DecoderMemory, place: int, token: int) -> None:
     shape = len(model.layers), 2, SIZES.context, model.key_value_heads, SIZES.key_length
     caches = rng.integers(0, 256, shape)
     meant = definition(memory, model, token, place, caches)
-    for one, other in zip(meant, computed(memory, token, place, caches), strict=True):
+    for one, other in zip(meant, run_step(memory, token, place, caches), strict=True):
         assert np.array_equal(one, other)
 
 
-def told(
+def find_refusal(
     memory: DecoderMemory, model: Language | None = None, at: StepLayout | None = None, place: int = 9
 ) -> str:
-    """Why a step of a program is not proven to be one of a model; empty if it is."""
+    """Return why a step is not proven to compute a model; empty if it is."""
     chosen = describe_model(memory.decoder.numbers) if model is None else model
     where = describe_layout(memory, memory.program) if at is None else at
     try:
@@ -205,7 +205,7 @@ MORE: dict[str, tuple[Callable[[Language], Language], str]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_another_model_is_not_proven(memory: DecoderMemory, name: str) -> None:
     change, part = (MODELS | MORE)[name]
-    assert part in told(memory, change(describe_model(memory.decoder.numbers)))
+    assert part in find_refusal(memory, change(describe_model(memory.decoder.numbers)))
 
 
 @pytest.mark.long
@@ -215,7 +215,7 @@ def test_other_models_are_not_proven(memory: DecoderMemory, name: str) -> None:
 
 
 def _with(model: Language, **formula: object) -> Language:
-    """The same with changes of the formula with which rows begin."""
+    """Return a model whose row-beginning formula has changes."""
     changed = msgspec.structs.replace(model.formulas["begin"], **formula)
     return msgspec.structs.replace(model, formulas=model.formulas | {"begin": changed})
 
@@ -250,70 +250,68 @@ def _narrow(model: Language) -> Language:
         (lambda model: _with_layer(model, products={}), "layer 1 of the decoder has no product 'query'"),
     ],
 )
-def test_a_model_that_says_nothing_is_named(
+def test_an_empty_model_is_refused(
     memory: DecoderMemory, change: Callable[[Language], Language], message: str
 ) -> None:
-    assert message in told(memory, change(describe_model(memory.decoder.numbers)))
+    assert message in find_refusal(memory, change(describe_model(memory.decoder.numbers)))
 
 
-def test_the_host_must_tell_of_the_rows_of_tokens(memory: DecoderMemory) -> None:
+def test_the_host_must_supply_the_rows_of_tokens(memory: DecoderMemory) -> None:
     at = describe_layout(memory, memory.program)
 
     def wrong(tokens: Sequence[Token], numbers: Sequence[int], pages: Sequence[Sequence[int]]) -> bytes:
         return at.encode_frame([Token(0, 8)], numbers, pages)
 
     other = dataclasses.replace(at, encode_frame=wrong)
-    assert told(memory, at=other) == "token 9: the host passes the program other rows than these tokens'"
+    assert (
+        find_refusal(memory, at=other) == "token 9: the host passes the program other rows than these tokens'"
+    )
 
 
 @pytest.mark.parametrize("name", ["context", "vocabulary", "layers", "heads", "length"])
-def test_all_that_the_host_reads_is_proven(memory: DecoderMemory, name: str) -> None:
+def test_everything_that_the_host_reads_is_proven(memory: DecoderMemory, name: str) -> None:
     at = describe_layout(memory, memory.program)
     size = getattr(at.reads, name)
     other = dataclasses.replace(at, reads=dataclasses.replace(at.reads, **{name: size + 1}))
-    assert told(memory, at=other) == (f"the host reads {name}={size + 1}, but the model has {name}={size}")
+    assert find_refusal(memory, at=other) == (
+        f"the host reads {name}={size + 1}, but the model has {name}={size}"
+    )
 
 
-def test_parts_of_memory_are_apart(memory: DecoderMemory) -> None:
-    """What a program may leave anything in, over pages: keys of other texts would be lost."""
+def test_overlapping_memory_regions_are_refused(memory: DecoderMemory) -> None:
+    """Scratch space that overlaps pages would destroy the keys of other texts."""
     at = describe_layout(memory, memory.program)
     other = dataclasses.replace(at, scratch=[(at.cache.address + 8, 16)])
-    assert told(memory, at=other).startswith("pages and scratch 0 share memory at ")
+    assert find_refusal(memory, at=other).startswith("pages and scratch 0 share memory at ")
     other = dataclasses.replace(at, frame=at.contents[0][0])
-    assert "share memory at" in told(memory, at=other)
+    assert "share memory at" in find_refusal(memory, at=other)
 
 
 def _first(memory: DecoderMemory, kind: type[Instruction], **fields: int) -> tuple[list[Instruction], int]:
     items = instructions_of(memory.decoder)
-    found = (
+    result = (
         at
         for at, item in enumerate(items)
         if isinstance(item, kind) and all(getattr(item, name) == value for name, value in fields.items())
     )
-    return items, next(found)
+    return items, next(result)
 
 
-def test_a_store_elsewhere_is_not_proven(memory: DecoderMemory) -> None:
-    """Keys in the place of values, what is written over constants, and into a page of another text."""
+def test_a_misplaced_store_is_not_proven(memory: DecoderMemory) -> None:
+    """Keys stored over values, over constants, or into another text's page."""
     items, at = _first(memory, Store)
     behind = dataclasses.replace(items[at], offset=describe_layout(memory, memory.program).cache.kind)
     over = dataclasses.replace(items[at], base=0, offset=0)
     other = Store(base=3, offset=0, length=8)
     for changed, part in (
-        (
-            [*items[:at], behind, *items[at + 1 :]],
-            "of the keys and values of token 9 differ from the model",
-        ),
+        ([*items[:at], behind, *items[at + 1 :]], "of the keys and values of token 9 differ from the model"),
         ([*items[:at], over, *items[at + 1 :]], "which holds the program or constants"),
-        (
-            [*items[:-1], other, items[-1]],
-            "token 9: 8 bytes of memory changed that are not its tokens'",
-        ),
+        ([*items[:-1], other, items[-1]], "token 9: 8 bytes of memory changed that are not its tokens'"),
     ):
-        assert part in told(with_code(memory, changed))
+        assert part in find_refusal(with_code(memory, changed))
 
 
-def test_a_program_whose_order_is_open_is_not_proven(memory: DecoderMemory) -> None:
+def test_a_program_with_races_is_not_proven(memory: DecoderMemory) -> None:
     items, at = _first(memory, Mm)
     assert items[at].wait
     other = with_code(memory, [*items[:at], dataclasses.replace(items[at], wait=0), *items[at + 1 :]])
@@ -335,9 +333,9 @@ def test_steps_have_every_row_at_every_place() -> None:
     assert any(len({token.text for token in tokens}) < len(tokens) for tokens in steps)
 
 
-def test_too_few_pages_for_all_rows_are_named() -> None:
+def test_too_few_pages_for_all_rows_are_reported() -> None:
     memory = DecoderMemory(memory_of(numbers_of(), rows=3).decoder, 4)
     with pytest.raises(
         Unproven, match="3 texts of 10 tokens take 6 pages of keys and values, and there are 4"
     ):
-        proven(memory)
+        prove_program(memory)

@@ -1,4 +1,4 @@
-"""A decoder of the size of stories15M on the RTL: 16 tokens of a prompt together, and 16 that follow, one by one."""
+"""A decoder of the size of stories15M on the RTL: a prompt of 16 tokens together, then 16 one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKENS = 16
 @pytest.mark.long
 @pytest.mark.parametrize("narrow", [False, True])
 def test_a_model_of_15_million_parameters(narrow: bool) -> None:
-    """Every byte of memory, with random weights: int8, and blocks of 4 bits."""
+    """Compares every byte of memory, with random weights in int8 and in blocks of 4 bits."""
     numbers = to_integers(language.model(narrow=narrow), language.ranges(), blocks=narrow)
     config = language.configuration("default")
     decoder = language.decoder_for(numbers, config, texts=0)

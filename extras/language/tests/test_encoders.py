@@ -1,4 +1,4 @@
-"""Tokens of text: against SentencePiece, against tiktoken, and against merging that takes no thought of time."""
+"""Tokenisers against SentencePiece, tiktoken and an unoptimised implementation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_against_sentencepiece(space: bool, symbols: tuple[str, ...], fallback: 
     assert known.kinds.count(Kind.USER_DEFINED) == len(symbols)
     tokenizer = Tokenizer(known)
     for text in NATURAL:
-        assert joined(tokenizer.encode(text), known.unknown) == model.encode(text)
+        assert join_unknown(tokenizer.encode(text), known.unknown) == model.encode(text)
 
     @settings(max_examples=200, deadline=None)
     @given(TEXTS)
@@ -73,22 +73,22 @@ def test_against_sentencepiece(space: bool, symbols: tuple[str, ...], fallback: 
     @example("<tag>all<tag><tag> éll")
     def check(text: str) -> None:
         text = text.replace("\0", "")  # at which SentencePiece ends
-        found = tokenizer.encode(text)
-        assert joined(found, known.unknown) == model.encode(text)
+        actual = tokenizer.encode(text)
+        assert join_unknown(actual, known.unknown) == model.encode(text)
         if fallback:
-            assert tokenizer.decode(found) == text == model.decode(found)
+            assert tokenizer.decode(actual) == text == model.decode(actual)
 
     check()
 
 
-def joined(tokens: list[int], unknown: int | None) -> list[int]:
-    """Unknown tokens behind each other are one, as SentencePiece has it."""
+def join_unknown(tokens: list[int], unknown: int | None) -> list[int]:
+    """Join adjacent unknown tokens as SentencePiece does."""
     before = [None, *tokens]
     return [token for token, last in zip(tokens, before, strict=False) if token != unknown or last != unknown]
 
 
 def test_pieces_that_are_not_used() -> None:
-    """They take part in merging, and are taken apart again."""
+    """Unused pieces take part in merging and are then split."""
     content = trained_vocabularies.without(
         trained_vocabularies.pieces(), lambda piece: len(piece) > 3 or sum(map(ord, piece)) % 3 == 0
     )
@@ -126,10 +126,10 @@ def test_against_tiktoken(pre: str) -> None:
     @given(ANY)
     @example("It's 12345 o'clock,  I'LL\r\n\n go \t there...<|endoftext|>")
     def check(text: str) -> None:
-        found = tokenizer.encode(text)
-        assert found == encoding.encode(text, disallowed_special=())
+        actual = tokenizer.encode(text)
+        assert actual == encoding.encode(text, disallowed_special=())
         assert tokenizer.encode(text, special=True) == encoding.encode(text, allowed_special="all")
-        assert tokenizer.decode(found) == text
+        assert tokenizer.decode(actual) == text
 
     check()
 
@@ -141,13 +141,13 @@ def test_against_plain_merging(make: Callable[[], Vocabulary], text: str) -> Non
     numbers = {token: at for at, (token, kind) in enumerate(zip(known.tokens, known.kinds, strict=True))
                if kind is Kind.NORMAL}  # fmt: skip
     if known.model == "llama":
-        found = plain_merging.merge(
+        actual = plain_merging.merge(
             text.replace(" ", SPACE),
             lambda *pair: -known.scores[numbers["".join(pair)]] if "".join(pair) in numbers else None,
         )
         wanted = [
             number
-            for piece in found
+            for piece in actual
             for number in ([numbers[piece]] if piece in numbers else [3 + byte for byte in piece.encode()])
         ]
         assert list(Pieces(known).encode(text)) == wanted
@@ -161,7 +161,7 @@ def test_against_plain_merging(make: Callable[[], Vocabulary], text: str) -> Non
 
 
 def test_a_word_that_is_a_token() -> None:
-    """It is this token whatever the merges are, where the vocabulary's kind says so."""
+    """The token wins over merges where the vocabulary's kind says so."""
     known = replace(language_models.byte_pairs(), merges=())
     word = CHARACTERS[ord(" ")] + "quick"
     for pre, wanted in {
@@ -171,8 +171,7 @@ def test_a_word_that_is_a_token() -> None:
         assert list(BytePairs(replace(known, pre=pre)).encode(" quick")) == wanted
 
 
-def test_bytes_as_characters() -> None:
-    """As GPT-2's vocabulary has them."""
+def test_bytes_as_gpt2_characters() -> None:
     assert len(set(CHARACTERS.values())) == len(CHARACTERS) == 256
     assert [CHARACTERS[byte] for byte in b" \n\0a\xad\xff"] == ["Ġ", "Ċ", "Ā", "a", "Ń", "ÿ"]
     assert all(len(character) == 1 and character.isprintable() for character in CHARACTERS.values())
@@ -192,7 +191,7 @@ def test_text_that_cannot_be_written() -> None:
 
 
 def test_control_tokens_are_never_made_of_text() -> None:
-    """Not even where merges would make one."""
+    """Even where merges would form one."""
     tokens = ("<", "s", ">", "<s", "<s>")
     kinds = (Kind.NORMAL,) * 4 + (Kind.CONTROL,)
     merges = (("<", "s"), ("<s", ">"))
@@ -220,7 +219,7 @@ def test_contents() -> None:
 
 
 @pytest.mark.parametrize("make", [language_models.pieces, language_models.byte_pairs])
-def test_many_words_are_not_all_remembered(
+def test_the_cache_of_words_is_bounded(
     make: Callable[[], Vocabulary], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.extras.language.compiler.encoders._CACHED_WORDS", 10)
@@ -231,23 +230,23 @@ def test_many_words_are_not_all_remembered(
 
 
 @pytest.mark.parametrize("make", [language_models.pieces, language_models.byte_pairs])
-def test_long_words_are_not_remembered(make: Callable[[], Vocabulary]) -> None:
+def test_long_words_are_not_cached(make: Callable[[], Vocabulary]) -> None:
     encoder = (Pieces if make is language_models.pieces else BytePairs)(make())
     assert list(encoder.encode("a" * 1000)) == list(encoder.encode("a" * 1000))
     assert encoder._cached_merge.cache_info().currsize == 0
 
 
 def test_pieces_across_words() -> None:
-    """With one of them words do not merge on their own."""
+    """Words do not merge independently if a piece spans two."""
     model = sentencepiece_model_pb2.ModelProto.FromString(trained_vocabularies.pieces())
     for text in (f"e{SPACE}", f"e{SPACE}t", f"d{SPACE}{SPACE}", f"of{SPACE}"):
         model.pieces.add(piece=text, score=-0.5)
     content = model.SerializeToString()
     oracle = sentencepiece.SentencePieceProcessor(model_proto=content)
     tokenizer = Tokenizer(trained_vocabularies.of_sentencepiece(content))
-    found = [tokenizer.encode(text) for text in NATURAL]
-    assert found == [oracle.encode(text) for text in NATURAL]
-    assert {token for tokens in found for token in tokens} & set(
+    actual = [tokenizer.encode(text) for text in NATURAL]
+    assert actual == [oracle.encode(text) for text in NATURAL]
+    assert {token for tokens in actual for token in tokens} & set(
         range(len(model.pieces) - 4, len(model.pieces))
     )
 
@@ -258,7 +257,7 @@ PAIRS = st.dictionaries(
     st.integers(-3, 3),
     max_size=30,
 )
-"""Ranks; many of them are equal."""
+"""Ranks with many ties."""
 
 
 @given(MERGED_TEXTS, PAIRS)
@@ -266,13 +265,13 @@ def test_ranks_of_pairs(text: str, ranks: dict[tuple[str, str], int]) -> None:
     def rank(*pair: str) -> float | None:
         return ranks.get(pair)  # type: ignore[call-overload, no-any-return]
 
-    found = merge(text, rank)
-    assert found == plain_merging.merge(text, rank)
-    assert "".join(found) == text
+    actual = merge(text, rank)
+    assert actual == plain_merging.merge(text, rank)
+    assert "".join(actual) == text
 
 
 @given(MERGED_TEXTS, st.dictionaries(st.text("abc", min_size=2, max_size=5), st.floats(-2, 2), max_size=30))
-def test_ranks_of_what_is_made(text: str, scores: dict[str, float]) -> None:
+def test_ranks_of_merged_pieces(text: str, scores: dict[str, float]) -> None:
     def rank(left: str, right: str) -> float | None:
         score = scores.get(left + right)
         return None if score is None else -score
@@ -300,7 +299,7 @@ LLAMA3 = (
     r"|\s+(?!\S)|\s+"
 )
 ORIGINALS = {"gpt-2": GPT2, "llama-bpe": LLAMA3, "llama3": LLAMA3, "qwen2": LLAMA3.replace("{1,3}", "")}
-"""As the models' makers published them."""
+"""Expressions published with the models."""
 WORD_TEXTS = st.text() | st.lists(
     st.sampled_from([*"aZ9é中\n\r\t .,'$<|\u3000\u0301", "'s", "'LL", "  ", "12345"])
 ).map("".join)
@@ -310,8 +309,8 @@ WORD_TEXTS = st.text() | st.lists(
 @settings(max_examples=200, deadline=None)
 @given(text=WORD_TEXTS)
 @example("It's 12345 o'clock,  I'LL\r\n\n go \t there...")
-def test_against_what_was_published(name: str, text: str) -> None:
-    """These match all of a text. Of another engine's opinion are the tests of `encoders`."""
+def test_against_published_expressions(name: str, text: str) -> None:
+    """These match whole texts; tests of `encoders` cover the differences of another engine."""
     assert list(split(text, name)) == [match[0] for match in regex.finditer(ORIGINALS[name], text)]
 
 
@@ -333,15 +332,15 @@ def test_examples_of_words(name: str, text: str, wanted: list[str]) -> None:
 
 @pytest.mark.parametrize("name", PATTERNS)
 @given(text=WORD_TEXTS)
-def test_words_are_the_text(name: str, text: str) -> None:
-    found = list(split(text, name))
-    assert "".join(found) == text
-    assert all(found)
+def test_words_join_to_the_text(name: str, text: str) -> None:
+    actual = list(split(text, name))
+    assert "".join(actual) == text
+    assert all(actual)
 
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_long_texts_of_one_kind(name: str) -> None:
-    """No expression goes back and forth."""
+    """No expression backtracks excessively."""
     for text in (" " * 100_000, "a" * 100_000, "\n" * 100_000, "1" * 100_000, "." * 100_000, " \n" * 50_000):
         assert "".join(split(text, name)) == text
 

@@ -1,4 +1,4 @@
-"""Templates of chats in files beside a model."""
+"""Chat templates in files beside a model."""
 
 from __future__ import annotations
 

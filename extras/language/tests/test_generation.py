@@ -1,4 +1,4 @@
-"""Text as it comes, up to a stop sequence."""
+"""Streamed text up to a stop sequence."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TOKENIZER = Tokenizer(pieces())
 
 
 def pieces_of(text: str, stop: tuple[str, ...]) -> tuple[list[str], bool]:
-    made = TextStream(TOKENIZER, stop)
-    found = [made.feed(token) for token in TOKENIZER.encode(text, begin=False)]
-    return [*found, made.end()], made.stopped
+    stream = TextStream(TOKENIZER, stop)
+    result = [stream.feed(token) for token in TOKENIZER.encode(text, begin=False)]
+    return [*result, stream.end()], stream.stopped
 
 
 @pytest.mark.parametrize(
@@ -32,59 +32,59 @@ def pieces_of(text: str, stop: tuple[str, ...]) -> tuple[list[str], bool]:
         ("a€b", ("€",), " a"),
     ],
 )
-def test_it_ends_in_front_of_the_first_stop_sequence(text: str, stop: tuple[str, ...], expected: str) -> None:
-    found, stopped = pieces_of(text, stop)
-    assert "".join(found) == expected
+def test_text_ends_before_the_first_stop_sequence(text: str, stop: tuple[str, ...], expected: str) -> None:
+    actual, stopped = pieces_of(text, stop)
+    assert "".join(actual) == expected
     assert stopped == (expected != f" {text}")
 
 
-def test_pieces_are_given_as_soon_as_they_are_certain() -> None:
+def test_pieces_are_emitted_as_soon_as_they_are_certain() -> None:
     assert pieces_of("the fox", ())[0] == [" the", " fox", ""]
     assert pieces_of("the foxes", ("xeno",))[0] == [" the", " fo", "", "xes", ""]
-    found, _ = pieces_of("a€", ())
-    assert [piece for piece in found if piece] == [" ", "a", "€"]
+    actual, _ = pieces_of("a€", ())
+    assert [piece for piece in actual if piece] == [" ", "a", "€"]
 
 
-def test_whatever_the_pieces_it_is_what_find_says() -> None:
+def test_stop_sequences_match_find_for_any_pieces() -> None:
     rng = random.Random(0)
     for _ in range(400):
         text = "".join(rng.choices("ab c", k=rng.randint(1, 12)))
         stop = tuple("".join(rng.choices("ab ", k=rng.randint(1, 4))) for _ in range(rng.randint(0, 3)))
         whole = f" {text}"
         ends = [at for at in map(whole.find, stop) if at >= 0]
-        found, stopped = pieces_of(text, stop)
-        given = "".join(found)
-        # Of several stop sequences the one that is complete first ends the text.
+        actual, stopped = pieces_of(text, stop)
+        emitted = "".join(actual)
+        # The stop sequence that completes first ends the text.
         assert stopped == bool(ends)
-        assert given == whole if not ends else whole.startswith(given)
-        assert not any(item in given for item in stop)
+        assert emitted == whole if not ends else whole.startswith(emitted)
+        assert not any(item in emitted for item in stop)
 
 
 @pytest.mark.parametrize("stop", [("</s>",), ("foxy", "</s>"), ("</s>", "<s>")])
 def test_a_control_token_is_a_stop_sequence_by_its_name(stop: tuple[str, ...]) -> None:
-    """Also where a stop sequence or a character has begun; other control tokens end nothing."""
+    """Even inside a partial stop sequence or character; other control tokens end nothing."""
     for text, dropped in (("the fo", 0), ("the fox", 0), ("a€", 0), ("a€", 1)):
         tokens = TOKENIZER.encode(text, begin=False)
         tokens = tokens[: len(tokens) - dropped]
-        made = TextStream(TOKENIZER, stop)
+        stream = TextStream(TOKENIZER, stop)
         expected = f" {text}" if not dropped else " a\ufffd"
-        assert ("".join(map(made.feed, [*tokens, 2])), made.stopped) == (expected, True)
-        assert made.feed(5) == made.end() == ""
-    made = TextStream(TOKENIZER, ("</s",))
-    assert ([made.feed(2), made.feed(1)], made.stopped) == (["", ""], False)
+        assert ("".join(map(stream.feed, [*tokens, 2])), stream.stopped) == (expected, True)
+        assert stream.feed(5) == stream.end() == ""
+    stream = TextStream(TOKENIZER, ("</s",))
+    assert ([stream.feed(2), stream.feed(1)], stream.stopped) == (["", ""], False)
 
 
 def test_half_a_character_at_the_end() -> None:
-    made = TextStream(TOKENIZER)
+    stream = TextStream(TOKENIZER)
     tokens = TOKENIZER.encode("€", begin=False)
-    assert [made.feed(token) for token in tokens[:-1]] == [" ", "", ""][: len(tokens) - 1]
-    assert made.end() == "\ufffd"
+    assert [stream.feed(token) for token in tokens[:-1]] == [" ", "", ""][: len(tokens) - 1]
+    assert stream.end() == "\ufffd"
 
 
 LOGITS = np.array([0.5, 2.0, -1.0, 2.0, 1.0])
 
 
-def test_the_largest_logit_and_of_equal_ones_the_lowest_token() -> None:
+def test_greedy_choice_breaks_ties_by_the_lowest_token() -> None:
     assert Sampler()(LOGITS) == 1
     assert {Sampler(5.0, 1, seed)(LOGITS) for seed in range(20)} == {1}
     assert {Sampler(5.0, 2, seed)(LOGITS) for seed in range(40)} == {1, 3}
@@ -101,7 +101,7 @@ def test_tokens_are_drawn_as_often_as_probabilities_say(temperature: float, top_
     assert not top_k or shares[[0, 2]].sum() == 0
 
 
-def test_a_seed_tells_what_is_drawn() -> None:
+def test_a_seed_determines_the_draws() -> None:
     draws = [[sampler(LOGITS) for _ in range(50)] for sampler in (Sampler(1.0, seed=3), Sampler(1.0, seed=3))]
     assert draws[0] == draws[1]
     other = Sampler(1.0, seed=4)
@@ -125,6 +125,6 @@ def test_extreme_logits_and_temperatures() -> None:
         ({"seed": -1}, "'seed' must be an integer from 0 to"),
     ],
 )
-def test_what_is_refused(options: dict[str, float], message: str) -> None:
+def test_arguments_are_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Sampler(**options)  # type: ignore[arg-type]

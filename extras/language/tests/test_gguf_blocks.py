@@ -1,4 +1,4 @@
-"""Blocks of every type against the library's own dequantisation, exactly."""
+"""Blocks of every type against the gguf library's dequantisation, bit for bit."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from weft.extras.language.tests.support.gguf_bytes import KINDS, blocks
 
 @pytest.mark.parametrize("kind", ours.READABLE_TYPES)
 @pytest.mark.parametrize("shape", [(1, 256), (3, 512), (7, 768)])
-def test_every_type_is_what_the_library_says(kind: str, shape: tuple[int, int]) -> None:
+def test_every_type_matches_the_library(kind: str, shape: tuple[int, int]) -> None:
     raw = np.frombuffer(blocks(np.random.default_rng(shape[0]), kind, shape), np.uint8)
-    found = ours.decode(raw, kind, shape)
+    actual = ours.decode(raw, kind, shape)
     rows = raw.reshape(shape[0], -1)
     wanted = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind]).reshape(shape)
-    assert found.shape == shape
-    assert dense(found).dtype == np.float32
-    assert np.array_equal(dense(found), wanted)
+    assert actual.shape == shape
+    assert dense(actual).dtype == np.float32
+    assert np.array_equal(dense(actual), wanted)
     assert np.unique(wanted).size > 50
-    if isinstance(found, BlockTensor):
-        assert found.values.dtype == np.int8
-        assert found.scales.shape == (shape[0], shape[1] // found.block)
-        assert (found.minimums is not None) == (kind.endswith("_1") or kind in ("Q2_K", "Q4_K", "Q5_K"))
+    if isinstance(actual, BlockTensor):
+        assert actual.values.dtype == np.int8
+        assert actual.scales.shape == (shape[0], shape[1] // actual.block)
+        assert (actual.minimums is not None) == (kind.endswith("_1") or kind in ("Q2_K", "Q4_K", "Q5_K"))
         limits = {"8": (128, -128), "4": (16, -8), "5": (32, -16), "6": (32, -32), "3": (4, -4), "2": (4, 0)}
         upper, lower = limits[kind[1]]
-        assert lower <= found.values.min() < found.values.max() < upper
+        assert lower <= actual.values.min() < actual.values.max() < upper
     else:
         assert not kind.startswith("Q")
 
 
-def test_blocks_of_32_also_in_rows_of_32() -> None:
+def test_blocks_in_rows_of_32() -> None:
     for kind in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):
         raw = np.frombuffer(blocks(np.random.default_rng(1), kind, (5, 32)), np.uint8)
         wanted = gguf.quants.dequantize(raw.reshape(5, -1), gguf.GGMLQuantizationType[kind])
@@ -41,7 +41,7 @@ def test_blocks_of_32_also_in_rows_of_32() -> None:
 
 
 def test_the_extremes_of_scales() -> None:
-    """Denormal, negative, and the largest half; nothing is rounded."""
+    """Denormal, negative and largest half-precision scales; nothing is rounded."""
     places = {kind: [0, 2] for kind in ("Q4_K", "Q5_K")} | {"Q2_K": [80, 82], "Q3_K": [108], "Q6_K": [208]}
     for kind, starts in places.items():
         for scale in (2.0**-24, -(2.0**-24), 65504.0, -65504.0, 0.0):
@@ -69,7 +69,7 @@ def test_numbers_that_are_not_finite(kind: str) -> None:
 
 
 def test_types_have_the_numbers_of_the_library() -> None:
-    """Of the support module."""
+    """Checks the support module."""
     for name, (code, block, size) in KINDS.items():
         kind = gguf.GGMLQuantizationType(code)
         assert kind.name == name

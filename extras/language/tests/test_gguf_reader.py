@@ -1,4 +1,4 @@
-"""Models that come out of files as they went in, and everything that is refused, with the whole message."""
+"""Round trips of models through files, and the full message of every refusal."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ from weft.extras.language.tests.support.gguf_bytes import KINDS, Gguf, Tensor, b
 NUMBERS: dict[type, str] = {bool: "bool", int: "u32", float: "f32", str: "text"}
 
 
-def parsed(path: Path) -> File:
+def parse_path(path: Path) -> File:
     return parse(np.fromfile(path, np.uint8), "it")
 
 
 def as_bytes(given: File) -> Gguf:
-    """A file to change."""
-    made = Gguf()
+    """Return a file as an editable structure."""
+    source = Gguf()
     for key, item in given.metadata.items():
         if isinstance(item, tuple):
-            made.entry(key, "[text]", list(item))
+            source.entry(key, "[text]", list(item))
         elif isinstance(item, np.ndarray):
-            made.entry(key, "[f32]" if item.dtype.kind == "f" else "[i32]", item.tolist())
+            source.entry(key, "[f32]" if item.dtype.kind == "f" else "[i32]", item.tolist())
         else:
-            made.entry(key, NUMBERS[type(item)], item)
-    made.tensors = [
+            source.entry(key, NUMBERS[type(item)], item)
+    source.tensors = [
         Tensor(name, item.kind, item.shape[::-1], item.content.tobytes())
         for name, item in given.tensors.items()
     ]
-    return made
+    return source
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Gguf]:
-    """A small file of an architecture, as often as it is wanted."""
+    """Return a fresh editable file of an architecture."""
     folder = tmp_path_factory.mktemp("models")
     for name in ("llama", "gpt2"):
         language_models.write_random(folder / name, np.random.default_rng(1), name)
-    return lambda name: as_bytes(parsed(folder / name))
+    return lambda name: as_bytes(parse_path(folder / name))
 
 
-def fails(made: Gguf) -> str:
+def refusal(source: Gguf) -> str:
     with pytest.raises(CompileError) as caught:
-        read(made.write())
+        read(source.write())
     assert str(caught.value).isprintable()
     return str(caught.value)
 
 
 def arrays(item: Any) -> list[np.ndarray]:
-    """All weights of a model or a part of one, in order."""
+    """Return all weights of a model or of a part, in order."""
     if item is None:
         return []
     if isinstance(item, np.ndarray | BlockTensor):
@@ -76,7 +76,7 @@ def arrays(item: Any) -> list[np.ndarray]:
     return [array for part in parts if isinstance(part, kinds) for array in arrays(part)]
 
 
-def same(found: LanguageModel, wanted: LanguageModel) -> bool:
+def check_equal(found: LanguageModel, wanted: LanguageModel) -> bool:
     pairs = list(zip(arrays(replace(found, notes=())), arrays(wanted), strict=True))
     assert len(pairs) > 20
     scalars = all(
@@ -88,19 +88,17 @@ def same(found: LanguageModel, wanted: LanguageModel) -> bool:
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 @pytest.mark.parametrize(("tied", "biases"), [(False, None), (True, None), (True, True)])
-def test_float_weights_come_back_as_they_were(
-    architecture: str, tied: bool, biases: bool | None, tmp_path: Path
-) -> None:
+def test_float_weights_round_trip(architecture: str, tied: bool, biases: bool | None, tmp_path: Path) -> None:
     model = language_models.random_model(np.random.default_rng(2), architecture, tied=tied, biases=biases)
     write(model, tmp_path / "x.gguf", "F32")
-    found = read(tmp_path / "x.gguf")
-    assert same(found, model)
-    assert found.notes == ()
-    assert found.tied == tied
-    assert found.epsilon == np.float32(1e-5)
-    assert (found.rotary is None) == (architecture == "gpt2") == (found.positions is not None)
-    assert (found.blocks[0].gate is None) == (architecture == "gpt2")
-    assert same(read((tmp_path / "x.gguf").read_bytes()), model)
+    actual = read(tmp_path / "x.gguf")
+    assert check_equal(actual, model)
+    assert actual.notes == ()
+    assert actual.tied == tied
+    assert actual.epsilon == np.float32(1e-5)
+    assert (actual.rotary is None) == (architecture == "gpt2") == (actual.positions is not None)
+    assert (actual.blocks[0].gate is None) == (architecture == "gpt2")
+    assert check_equal(read((tmp_path / "x.gguf").read_bytes()), model)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
@@ -124,14 +122,14 @@ def test_blocks_stay_blocks(architecture: str, kind: str, tmp_path: Path) -> Non
 
 
 def test_all_types_in_one_file(files: Callable[[str], Gguf]) -> None:
-    """Also those that the library cannot write, with sizes that they need."""
+    """Includes types that the gguf library cannot write."""
     sizes = replace(language_models.SIZES, width=256, feed_forward=512, blocks=2)
     rng = np.random.default_rng(4)
     model = language_models.random_model(rng, sizes=sizes)
-    made = files("llama")
+    source = files("llama")
     for field, suffix in (("width", "embedding_length"), ("feed_forward", "feed_forward_length")):
-        made.entry(f"llama.{suffix}", "u32", getattr(sizes, field))
-    made.tensors, wanted = [], {}
+        source.entry(f"llama.{suffix}", "u32", getattr(sizes, field))
+    source.tensors, wanted = [], {}
     kinds = iter([kind for kind in KINDS if kind not in ("IQ4_NL", "I32")] * 9)
     shapes = {"token_embd": model.token_embedding.shape, "output": model.output.weight.shape}
     for at, block in enumerate(model.blocks):
@@ -140,15 +138,15 @@ def test_all_types_in_one_file(files: Callable[[str], Gguf]) -> None:
         shapes |= {f"blk.{at}.{name}": getattr(block, field).weight.shape for name, field in names.items()}
     for name, shape in shapes.items():
         kind = next(kinds) if shape[1] % 256 == 0 else "Q8_0"
-        made.tensors.append(Tensor(f"{name}.weight", kind, shape[::-1], blocks(rng, kind, shape)))
-        raw = np.frombuffer(made.tensors[-1].content, np.uint8).reshape(shape[0], -1)
+        source.tensors.append(Tensor(f"{name}.weight", kind, shape[::-1], blocks(rng, kind, shape)))
+        raw = np.frombuffer(source.tensors[-1].content, np.uint8).reshape(shape[0], -1)
         wanted[name] = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind]).reshape(shape)
     norms = ["output_norm", *(f"blk.{at}.{name}" for at in range(2) for name in ("attn_norm", "ffn_norm"))]
-    made.tensors += [Tensor(f"{name}.weight", "F16", (256,), blocks(rng, "F16", (256,))) for name in norms]
-    found = read(made.write())
-    assert np.array_equal(dense(found.token_embedding), wanted["token_embd"])
-    assert np.array_equal(dense(found.output.weight), wanted["output"])
-    for at, block in enumerate(found.blocks):
+    source.tensors += [Tensor(f"{name}.weight", "F16", (256,), blocks(rng, "F16", (256,))) for name in norms]
+    actual = read(source.write())
+    assert np.array_equal(dense(actual.token_embedding), wanted["token_embd"])
+    assert np.array_equal(dense(actual.output.weight), wanted["output"])
+    for at, block in enumerate(actual.blocks):
         assert block.gate is not None
         for name, linear in {
             "attn_q": block.query,
@@ -168,39 +166,39 @@ def test_rotation(tmp_path: Path, files: Callable[[str], Gguf]) -> None:
     assert rotary is not None
     assert (rotary.dimensions, rotary.base, rotary.scale) == (6, 5e5, 4.0)
     assert np.array_equal(rotary.factors, factors)  # type: ignore[arg-type]
-    made = files("llama").without("llama.rope.dimension_count").without("llama.rope.freq_base")
-    assert _rotary(made) == (8, 10000.0, 1.0)
-    assert _rotary(made.entry("llama.rope.scale_linear", "f32", 2.0)) == (8, 10000.0, 2.0)
-    assert _rotary(made.entry("llama.rope.scaling.factor", "f32", 8.0)) == (8, 10000.0, 8.0)
-    assert _rotary(made.entry("llama.rope.scaling.factor", "f32", 0.0)) == (8, 10000.0, 2.0)
-    assert _rotary(made.entry("llama.rope.scaling.type", "text", "none")) == (8, 10000.0, 1.0)
+    source = files("llama").without("llama.rope.dimension_count").without("llama.rope.freq_base")
+    assert _rotary(source) == (8, 10000.0, 1.0)
+    assert _rotary(source.entry("llama.rope.scale_linear", "f32", 2.0)) == (8, 10000.0, 2.0)
+    assert _rotary(source.entry("llama.rope.scaling.factor", "f32", 8.0)) == (8, 10000.0, 8.0)
+    assert _rotary(source.entry("llama.rope.scaling.factor", "f32", 0.0)) == (8, 10000.0, 2.0)
+    assert _rotary(source.entry("llama.rope.scaling.type", "text", "none")) == (8, 10000.0, 1.0)
 
 
-def _rotary(made: Gguf) -> tuple[int, float, float]:
-    rotary = read(made.write()).rotary
+def _rotary(source: Gguf) -> tuple[int, float, float]:
+    rotary = read(source.write()).rotary
     assert rotary is not None
     return rotary.dimensions, rotary.base, rotary.scale
 
 
 def test_defaults_of_sizes(files: Callable[[str], Gguf]) -> None:
-    made = files("llama")
+    source = files("llama")
     for name in ("vocab_size", "attention.key_length", "attention.value_length"):
-        made.without(f"llama.{name}")
-    sizes = read(made.write()).sizes
+        source.without(f"llama.{name}")
+    sizes = read(source.write()).sizes
     assert (sizes.key_length, sizes.value_length, sizes.vocabulary) == (
         8,
         8,
         len(language_models.pieces().tokens),
     )
-    made.entry("llama.attention.head_count", "[i32]", [4, 4]).entry(
+    source.entry("llama.attention.head_count", "[i32]", [4, 4]).entry(
         "llama.feed_forward_length", "[u64]", [64] * 2
     )
-    assert read(made.write()).sizes == sizes
-    assert fails(made.entry("llama.attention.head_count", "[i32]", [4, 2])) == (
+    assert read(source.write()).sizes == sizes
+    assert refusal(source.entry("llama.attention.head_count", "[i32]", [4, 2])) == (
         "llama.attention.head_count is 4 for some layers and 2 for others; weft reads models whose layers are alike"
     )
-    made.entry("llama.attention.head_count", "u32", 4).without("llama.attention.head_count_kv")
-    assert fails(made) == (
+    source.entry("llama.attention.head_count", "u32", 4).without("llama.attention.head_count_kv")
+    assert refusal(source) == (
         "tensor 'blk.0.attn_k.weight' has shape 16x32; it must have 32 rows (llama.attention.head_count_kv 4 x "
         "llama.attention.key_length 8) and 32 columns (llama.embedding_length 32)"
     )
@@ -263,14 +261,16 @@ def test_defaults_of_sizes(files: Callable[[str], Gguf]) -> None:
     ],
 )  # fmt: skip
 def test_metadata(files: Callable[[str], Gguf], key: str, kind: str, given: object, why: str) -> None:
-    assert fails(files("llama").entry(key, kind, given)) == why
+    assert refusal(files("llama").entry(key, kind, given)) == why
 
 
 def test_harmless_metadata(files: Callable[[str], Gguf]) -> None:
-    made = files("llama").entry("llama.expert_count", "u32", 0).entry("llama.attention.causal", "bool", True)
-    made.entry("llama.logit_scale", "f32", 1.0).entry("tokenizer.chat_template", "text", "{{ x }}")
-    assert read(made.write()).notes == ()
-    assert read(made.write()).chat_template == "{{ x }}"
+    source = (
+        files("llama").entry("llama.expert_count", "u32", 0).entry("llama.attention.causal", "bool", True)
+    )
+    source.entry("llama.logit_scale", "f32", 1.0).entry("tokenizer.chat_template", "text", "{{ x }}")
+    assert read(source.write()).notes == ()
+    assert read(source.write()).chat_template == "{{ x }}"
 
 
 @pytest.mark.parametrize(
@@ -280,19 +280,21 @@ def test_harmless_metadata(files: Callable[[str], Gguf]) -> None:
 )  # fmt: skip
 def test_missing_metadata(files: Callable[[str], Gguf], key: str) -> None:
     assert (
-        fails(files("llama").without(key))
+        refusal(files("llama").without(key))
         == f"the file has no metadata {key!r}, which a language model must have"
     )
 
 
 def test_heads_that_do_not_fit(files: Callable[[str], Gguf]) -> None:
-    made = files("llama").without("llama.attention.key_length").entry("llama.attention.head_count", "u32", 6)
-    assert fails(made) == "llama.embedding_length 32 is no multiple of llama.attention.head_count 6"
-    assert fails(files("gpt2").entry("gpt2.attention.head_count_kv", "u32", 2)) == (
+    source = (
+        files("llama").without("llama.attention.key_length").entry("llama.attention.head_count", "u32", 6)
+    )
+    assert refusal(source) == "llama.embedding_length 32 is no multiple of llama.attention.head_count 6"
+    assert refusal(files("gpt2").entry("gpt2.attention.head_count_kv", "u32", 2)) == (
         "gpt2.attention.head_count_kv 2 does not fit gpt2.attention.head_count 4: gpt2 needs one head of keys and "
         "values for each"
     )
-    assert fails(files("gpt2").entry("gpt2.attention.key_length", "u32", 12)) == (
+    assert refusal(files("gpt2").entry("gpt2.attention.key_length", "u32", 12)) == (
         "tensor 'blk.0.attn_qkv.weight' has shape 96x32; it must have 128 rows (gpt2.attention.head_count 4 x "
         "gpt2.attention.key_length 12 + gpt2.attention.head_count_kv 4 x gpt2.attention.key_length 12 + "
         "gpt2.attention.head_count_kv 4 x gpt2.attention.value_length 8) and 32 columns "
@@ -305,44 +307,48 @@ def test_every_missing_tensor_is_named(files: Callable[[str], Gguf], architectur
     names = [tensor.name for tensor in files(architecture).tensors]
     assert len(names) > 20
     for name in names:
-        made = files(architecture)
-        made.tensors.remove(made.tensor(str(name)))
+        source = files(architecture)
+        source.tensors.remove(source.tensor(str(name)))
         if name == "output.weight":
-            assert read(made.write()).tied
+            assert read(source.write()).tied
             continue
-        assert fails(made) == f"the file has no tensor {name!r}, which a model of its architecture must have"
+        assert (
+            refusal(source) == f"the file has no tensor {name!r}, which a model of its architecture must have"
+        )
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_every_tensor_of_another_shape_is_named(files: Callable[[str], Gguf], architecture: str) -> None:
     for tensor in files(architecture).tensors:
-        made = files(architecture)
-        changed = made.tensor(str(tensor.name))
+        source = files(architecture)
+        changed = source.tensor(str(tensor.name))
         changed.dimensions = (*changed.dimensions[:-1], changed.dimensions[-1] - 1)
         if tensor.kind != "F32" and len(tensor.dimensions) == 1:
             continue
-        assert fails(made).startswith(f"tensor {tensor.name!r} has shape "), tensor.name
+        assert refusal(source).startswith(f"tensor {tensor.name!r} has shape "), tensor.name
         changed.dimensions = (*tensor.dimensions, 1)
-        assert fails(made).startswith(f"tensor {tensor.name!r} has shape "), tensor.name
+        assert refusal(source).startswith(f"tensor {tensor.name!r} has shape "), tensor.name
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_every_tensor_with_numbers_that_are_none_is_named(
+def test_every_tensor_with_non_finite_numbers_is_named(
     files: Callable[[str], Gguf], architecture: str
 ) -> None:
     for tensor in files(architecture).tensors:
-        made = files(architecture)
-        changed = made.tensor(str(tensor.name))
+        source = files(architecture)
+        changed = source.tensor(str(tensor.name))
         changed.content = b"\xff" * 4 + changed.content[4:]
-        assert fails(made) == f"tensor {tensor.name!r} has elements that are infinite or not a number (NaN)"
+        assert (
+            refusal(source) == f"tensor {tensor.name!r} has elements that are infinite or not a number (NaN)"
+        )
 
 
-def test_types_that_are_not_read(files: Callable[[str], Gguf]) -> None:
-    made = files("llama")
-    changed = made.tensor("blk.1.attn_norm.weight")
+def test_unsupported_types(files: Callable[[str], Gguf]) -> None:
+    source = files("llama")
+    changed = source.tensor("blk.1.attn_norm.weight")
     for kind in ("I32", "IQ4_NL"):
         changed.kind = kind
-        assert fails(made) == (
+        assert refusal(source) == (
             f"tensor 'blk.1.attn_norm.weight' has type {kind}; weft reads F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, "
             "Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K: convert the file to one of these, as 'llama-quantize "
             "--allow-requantize IN OUT Q8_0' of llama.cpp does"
@@ -350,19 +356,19 @@ def test_types_that_are_not_read(files: Callable[[str], Gguf]) -> None:
 
 
 def test_rotary_factors_must_be_above_zero(files: Callable[[str], Gguf]) -> None:
-    made = files("llama")
-    made.tensors.append(Tensor("rope_freqs.weight", "F32", (4,), np.array([1, 0, 1, 1], "<f4").tobytes()))
-    assert fails(made) == "tensor 'rope_freqs.weight' has the element 0; all must be above zero"
-    made.tensors[-1].dimensions = (2,)
-    assert fails(made) == (
+    source = files("llama")
+    source.tensors.append(Tensor("rope_freqs.weight", "F32", (4,), np.array([1, 0, 1, 1], "<f4").tobytes()))
+    assert refusal(source) == "tensor 'rope_freqs.weight' has the element 0; all must be above zero"
+    source.tensors[-1].dimensions = (2,)
+    assert refusal(source) == (
         "tensor 'rope_freqs.weight' has shape 2; it must have 4 elements (half of llama.rope.dimension_count 8)"
     )
 
 
-def test_what_is_not_used_is_noted(files: Callable[[str], Gguf]) -> None:
-    made = files("llama").entry("llama.own_thing", "u32", 1)
-    made.tensors.append(Tensor("blk.0.attn_rot_embd.weight", "F32", (4,), bytes(16)))
-    assert read(made.write()).notes == (
+def test_unused_entries_are_reported(files: Callable[[str], Gguf]) -> None:
+    source = files("llama").entry("llama.own_thing", "u32", 1)
+    source.tensors.append(Tensor("blk.0.attn_rot_embd.weight", "F32", (4,), bytes(16)))
+    assert read(source.write()).notes == (
         "the file has tensors that weft does not use: blk.0.attn_rot_embd.weight",
         "the file has metadata that weft does not use: llama.own_thing",
     )
@@ -381,20 +387,18 @@ def test_what_is_not_used_is_noted(files: Callable[[str], Gguf]) -> None:
         ("gpt2", "rope_freqs.weight"),
     ],
 )
-def test_tensors_that_nobody_knows_are_refused(
-    files: Callable[[str], Gguf], architecture: str, name: str
-) -> None:
-    made = files(architecture)
-    made.tensors.append(Tensor(name, "F32", (4,), bytes(16)))
-    assert fails(made) == (
+def test_unknown_tensors_are_refused(files: Callable[[str], Gguf], architecture: str, name: str) -> None:
+    source = files(architecture)
+    source.tensors.append(Tensor(name, "F32", (4,), bytes(16)))
+    assert refusal(source) == (
         f"the file has tensors that weft does not know; without them results would be wrong: {name}"
     )
 
 
-def test_many_tensors_that_nobody_knows(files: Callable[[str], Gguf]) -> None:
-    made = files("llama")
-    made.tensors += [Tensor(f"more.{at}", "F32", (1,), bytes(4)) for at in range(7)]
-    assert fails(made).endswith(": more.0, more.1, more.2, more.3, more.4 and 2 more")
+def test_many_unknown_tensors(files: Callable[[str], Gguf]) -> None:
+    source = files("llama")
+    source.tensors += [Tensor(f"more.{at}", "F32", (1,), bytes(4)) for at in range(7)]
+    assert refusal(source).endswith(": more.0, more.1, more.2, more.3, more.4 and 2 more")
 
 
 def test_without_the_library(files: Callable[[str], Gguf], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,7 +413,7 @@ def test_without_the_library(files: Callable[[str], Gguf], monkeypatch: pytest.M
     )
 
 
-def test_other_commands_say_what_such_a_file_is(files: Callable[[str], Gguf], tmp_path: Path) -> None:
+def test_other_commands_name_the_right_command(files: Callable[[str], Gguf], tmp_path: Path) -> None:
     content = files("llama").write()
     (tmp_path / "x.onnx").write_bytes(content)
     for source, what in (

@@ -1,4 +1,4 @@
-"""Vocabularies of metadata, and everything that is refused, with the whole message."""
+"""Vocabularies from metadata, and the full message of every refusal."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ GPT2: dict[str, Any] = {
 
 
 def read(entries: dict[str, Any], **changes: Any) -> Vocabulary:
-    """The vocabulary of entries, of which those that are None are left out."""
-    given = {
+    """Read the vocabulary of entries, leaving out None."""
+    entries = {
         f"tokenizer.ggml.{key}": value for key, value in (entries | changes).items() if value is not None
     }
-    return read_vocabulary(Metadata(given))
+    return read_vocabulary(Metadata(entries))
 
 
-def fails(entries: dict[str, Any], **changes: Any) -> str:
+def refusal(entries: dict[str, Any], **changes: Any) -> str:
     with pytest.raises(CompileError) as caught:
         read(entries, **changes)
     return str(caught.value)
 
 
-def test_what_is_read_of_pieces() -> None:
-    found = read(LLAMA)
-    assert found == Vocabulary(
+def test_vocabularies_of_pieces() -> None:
+    actual = read(LLAMA)
+    assert actual == Vocabulary(
         model="llama",
         pre="",
         tokens=LLAMA["tokens"],
@@ -63,12 +63,17 @@ def test_what_is_read_of_pieces() -> None:
     assert (others.add_begin, others.add_end, others.add_space) == (False, True, False)
 
 
-def test_what_is_read_of_byte_pairs() -> None:
-    found = read(GPT2)
-    assert found.merges == (("a", "b"), ("ab", "b"))
-    assert found.kinds == (Kind.NORMAL,) * 5
-    assert (found.pre, found.begin, found.end, found.unknown) == ("default", None, None, None)
-    assert (found.add_begin, found.add_end, found.add_space, found.ends) == (False, False, False, frozenset())
+def test_vocabularies_of_byte_pairs() -> None:
+    actual = read(GPT2)
+    assert actual.merges == (("a", "b"), ("ab", "b"))
+    assert actual.kinds == (Kind.NORMAL,) * 5
+    assert (actual.pre, actual.begin, actual.end, actual.unknown) == ("default", None, None, None)
+    assert (actual.add_begin, actual.add_end, actual.add_space, actual.ends) == (
+        False,
+        False,
+        False,
+        frozenset(),
+    )
     assert read(GPT2, merges=None).merges == ()
     for pre, pattern in PATTERNS.items():
         named = read(GPT2, pre=pre, bos_token_id=4)
@@ -86,14 +91,14 @@ END_TEXTS = (
 
 @pytest.mark.parametrize("kind", Kind)
 def test_control_tokens_that_end_turns_are_found_by_their_texts(kind: Kind) -> None:
-    """The tokens of llama.cpp's list; `eos` is the end of a text, and nothing names that of a turn."""
+    """Tokens of llama.cpp's list; `eos` ends a text, and no entry names the end of a turn."""
     tokens = ("a", "<|begin|>", "<|start_header_id|>", "<0x0A>", *END_TEXTS)
     kinds = [Kind.NORMAL, Kind.CONTROL, Kind.CONTROL, Kind.BYTE, *[kind] * len(END_TEXTS)]
     if kind is Kind.BYTE:
         kinds[4:] = [Kind.NORMAL] * len(END_TEXTS)
-    found = read(GPT2, tokens=tokens, merges=None, token_type=np.array(kinds, np.int32), eos_token_id=1)
+    actual = read(GPT2, tokens=tokens, merges=None, token_type=np.array(kinds, np.int32), eos_token_id=1)
     by_text = set(range(4, len(tokens))) if kind is Kind.CONTROL else set()
-    assert (found.end, found.ends) == (1, {1, *by_text})
+    assert (actual.end, actual.ends) == (1, {1, *by_text})
 
 
 @pytest.mark.parametrize(
@@ -106,13 +111,13 @@ def test_control_tokens_that_end_turns_are_found_by_their_texts(kind: Kind) -> N
     ],
 )
 def test_ends_of_parts_of_turns(texts: tuple[str, ...], inner: str | None) -> None:
-    found = read(GPT2, tokens=texts, merges=None, token_type=np.full(len(texts), Kind.CONTROL, np.int32))
-    assert {texts[at] for at in found.ends} == set(texts) - {inner}
+    actual = read(GPT2, tokens=texts, merges=None, token_type=np.full(len(texts), Kind.CONTROL, np.int32))
+    assert {texts[at] for at in actual.ends} == set(texts) - {inner}
 
 
 def test_a_vocabulary_too_small_for_the_usual_tokens() -> None:
-    found = read(LLAMA, tokens=("x",), scores=np.zeros(1, np.float32), token_type=None)
-    assert (found.begin, found.end, found.unknown, found.add_begin) == (None, None, 0, False)
+    actual = read(LLAMA, tokens=("x",), scores=np.zeros(1, np.float32), token_type=None)
+    assert (actual.begin, actual.end, actual.unknown, actual.add_begin) == (None, None, 0, False)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +149,7 @@ def test_a_vocabulary_too_small_for_the_usual_tokens() -> None:
     ],
 )  # fmt: skip
 def test_pieces_that_do_not_fit(changes: dict[str, Any], why: str) -> None:
-    assert fails(LLAMA, **changes) == why
+    assert refusal(LLAMA, **changes) == why
 
 
 @pytest.mark.parametrize(
@@ -164,4 +169,4 @@ def test_pieces_that_do_not_fit(changes: dict[str, Any], why: str) -> None:
     ],
 )  # fmt: skip
 def test_byte_pairs_that_do_not_fit(changes: dict[str, Any], why: str) -> None:
-    assert fails(GPT2, **changes) == why
+    assert refusal(GPT2, **changes) == why

@@ -1,4 +1,4 @@
-"""Files that are written: what other readers find in them, and what is refused."""
+"""Written files: read by other readers, and refused models."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def model() -> LanguageModel:
     return language_models.random_model(np.random.default_rng(1))
 
 
-def fails(model: LanguageModel, folder: Path, *arguments: object) -> str:
-    """Why a model is refused; the file that was there before is untouched, and none is left."""
+def refusal(model: LanguageModel, folder: Path, *arguments: object) -> str:
+    """Return why a model is refused, and check that an existing file stays and no new one appears."""
     path = folder / "x.gguf"
     path.write_bytes(b"before")
     with pytest.raises(CompileError) as caught:
@@ -34,8 +34,8 @@ def fails(model: LanguageModel, folder: Path, *arguments: object) -> str:
 
 
 @pytest.mark.parametrize("kind", WRITABLE_TYPES)
-def test_the_library_reads_what_is_written(kind: str, model: LanguageModel, tmp_path: Path) -> None:
-    found = write(model, tmp_path / "x.gguf", kind)
+def test_the_library_reads_written_files(kind: str, model: LanguageModel, tmp_path: Path) -> None:
+    actual = write(model, tmp_path / "x.gguf", kind)
     reader = gguf.GGUFReader(tmp_path / "x.gguf")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     key = reader.get_field("llama.attention.head_count_kv")
@@ -44,14 +44,14 @@ def test_the_library_reads_what_is_written(kind: str, model: LanguageModel, tmp_
     down = tensors["blk.1.ffn_down.weight"]
     wanted = gguf.quants.dequantize(down.data, down.tensor_type)
     assert down.tensor_type.name == kind
-    assert np.array_equal(dense(found.blocks[1].down.weight), wanted)
+    assert np.array_equal(dense(actual.blocks[1].down.weight), wanted)
     step = {"F32": 0, "F16": 1e-3, "BF16": 1e-2, "Q8_0": 0.01, "Q5_0": 0.05, "Q5_1": 0.05}.get(kind, 0.13)
     assert np.abs(wanted - model.blocks[1].down.weight).max() <= step * np.abs(wanted).max()
     assert [path.name for path in tmp_path.iterdir()] == ["x.gguf"]
 
 
-def test_what_is_read_can_be_written_again(model: LanguageModel, tmp_path: Path) -> None:
-    """Blocks of Q8_0 are the same after another quantisation, whose largest element is 127."""
+def test_models_can_be_written_again(model: LanguageModel, tmp_path: Path) -> None:
+    """Blocks of Q8_0 whose largest element is 127 survive quantisation unchanged."""
     first = write(model, tmp_path / "x.gguf", "Q8_0")
     write(read(tmp_path / "x.gguf"), tmp_path / "y.gguf", "Q8_0")
     second = read(tmp_path / "y.gguf")
@@ -64,9 +64,9 @@ def test_other_types_for_single_tensors(architecture: str, tmp_path: Path) -> No
     kinds = {"token_embd.weight": "F16", "blk.0.ffn_up.weight": "Q4_0"}
     model = language_models.random_model(np.random.default_rng(2), architecture)
     write(model, tmp_path / "x", kinds=kinds)
-    found = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "x").tensors}
-    assert {name: found[name] for name in kinds} == kinds
-    assert found["blk.1.ffn_up.weight"] == "Q8_0"
+    actual = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "x").tensors}
+    assert {name: actual[name] for name in kinds} == kinds
+    assert actual["blk.1.ffn_up.weight"] == "Q8_0"
 
 
 def test_vocabularies(tmp_path: Path) -> None:
@@ -74,35 +74,37 @@ def test_vocabularies(tmp_path: Path) -> None:
     last = len(known.tokens) - 1
     ends = frozenset({last, last - 1, 3})
     known = replace(known, begin=last, end=last, ends=ends, add_begin=True, add_end=True, unknown=5)
-    found = write(language_models.random_model(np.random.default_rng(3), vocabulary=known), tmp_path / "x")
-    assert found.vocabulary == known
+    actual = write(language_models.random_model(np.random.default_rng(3), vocabulary=known), tmp_path / "x")
+    assert actual.vocabulary == known
     own = replace(language_models.pieces(), begin=None, add_begin=False, add_space=False, unknown=None)
-    found = write(language_models.random_model(np.random.default_rng(3), vocabulary=own), tmp_path / "x")
-    assert found.vocabulary == replace(
+    actual = write(language_models.random_model(np.random.default_rng(3), vocabulary=own), tmp_path / "x")
+    assert actual.vocabulary == replace(
         own, begin=1, unknown=0
     )  # which the format has unless a file says otherwise
 
 
-def test_what_is_refused(model: LanguageModel, tmp_path: Path) -> None:
-    assert fails(model, tmp_path, "Q6_K") == (
+def test_models_are_refused(model: LanguageModel, tmp_path: Path) -> None:
+    assert refusal(model, tmp_path, "Q6_K") == (
         "matrices cannot be written as 'Q6_K'; choose one of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1"
     )
-    assert fails(model, tmp_path, "Q8_0", {"output.weight": "x"}).startswith(
+    assert refusal(model, tmp_path, "Q8_0", {"output.weight": "x"}).startswith(
         "matrices cannot be written as 'x'; "
     )
-    assert fails(model, tmp_path, "Q8_0", {"blk.7.attn_q.weight": "F16"}) == (
+    assert refusal(model, tmp_path, "Q8_0", {"blk.7.attn_q.weight": "F16"}) == (
         "the model has no matrix 'blk.7.attn_q.weight' that could have another type"
     )
     narrow = language_models.random_model(np.random.default_rng(4), sizes=replace(SIZES, feed_forward=40))
-    assert fails(narrow, tmp_path) == (
+    assert refusal(narrow, tmp_path) == (
         "tensor 'blk.0.ffn_down.weight' has rows of 40 elements, and Q8_0 has blocks of 32: give it another type"
     )
     write(narrow, tmp_path / "x.gguf", "Q8_0", {f"blk.{at}.ffn_down.weight": "F16" for at in range(2)})
-    assert fails(replace(model, sizes=replace(model.sizes, heads=8)), tmp_path).startswith(
+    assert refusal(replace(model, sizes=replace(model.sizes, heads=8)), tmp_path).startswith(
         "tensor 'blk.0.attn_q.weight' has shape 32x32; it must have 64 rows (llama.attention.head_count 8 x "
     )
     vocabulary = replace(model.vocabulary, tokens=model.vocabulary.tokens[:-1])
-    assert fails(replace(model, vocabulary=vocabulary), tmp_path).startswith("tokenizer.ggml.token_type has ")
+    assert refusal(replace(model, vocabulary=vocabulary), tmp_path).startswith(
+        "tokenizer.ggml.token_type has "
+    )
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e38])
@@ -112,10 +114,10 @@ def test_weights_that_are_no_numbers_or_too_large(
 ) -> None:
     weight = np.array(model.output.weight)
     weight[1, 2] = wrong
-    assert fails(replace(model, output=Linear(weight)), tmp_path, kind) == (
+    assert refusal(replace(model, output=Linear(weight)), tmp_path, kind) == (
         "tensor 'output.weight' has elements that are infinite or not a number (NaN)"
     )
     norm = Norm(np.full(32, np.nan, np.float32))
-    assert fails(replace(model, output_norm=norm), tmp_path, kind) == (
+    assert refusal(replace(model, output_norm=norm), tmp_path, kind) == (
         "tensor 'output_norm.weight' has elements that are infinite or not a number (NaN)"
     )

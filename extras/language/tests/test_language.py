@@ -1,4 +1,4 @@
-"""The language model that comes with weft: it is what extras/language/README.md says of it."""
+"""The language model shipped with weft matches extras/language/README.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weft.extras.language.tests.support.language_device import decoder_config, d
 
 PAGE = Path(__file__).parents[1] / "README.md"
 LEAST_SOLVED = {"sums": 0.9, "stories": 0.8, "letters": 0.7}
-"""Shares of 30 problems; extras/language/README.md has those of more."""
+"""Fraction solved of 30 problems; extras/language/README.md reports larger samples."""
 
 
 @functools.cache
@@ -34,56 +34,56 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(model().vocabulary)
 
 
-def documented(what: str) -> float:
-    """A perplexity of the page's table, that of the stored model."""
-    (found,) = re.findall(rf"^\| {re.escape(what)} \|.* ([0-9.]+) \|$", PAGE.read_text(), re.MULTILINE)
-    return float(found)
+def read_perplexity(what: str) -> float:
+    """Return the stored model's perplexity in a table of the page."""
+    (result,) = re.findall(rf"^\| {re.escape(what)} \|.* ([0-9.]+) \|$", PAGE.read_text(), re.MULTILINE)
+    return float(result)
 
 
 def test_sizes() -> None:
-    made = model()
+    stored = model()
     assert len(example.model()) < 3_000_000
-    assert made.architecture == "llama"
-    assert made.tied
-    assert isinstance(made.token_embedding, BlockTensor)
-    sizes = made.sizes
+    assert stored.architecture == "llama"
+    assert stored.tied
+    assert isinstance(stored.token_embedding, BlockTensor)
+    sizes = stored.sizes
     for name in ("width", "key_length", "value_length", "feed_forward"):
         assert getattr(sizes, name) % 16 == 0, "arrays of 4, 8 and 16 columns run it"
 
 
-def test_prose_of_others() -> None:
+def test_perplexity_of_foreign_prose() -> None:
     tokens = measure.joined(tokenizer(), example.held_out())
     assert len(tokens) > 2000
-    found = perplexity(Reference(model()).logits, tokens, window=measure.WINDOW)
-    assert found.value == pytest.approx(documented("prose of weft"), rel=1e-3)
-    assert found.value < model().sizes.vocabulary / 10
+    actual = perplexity(Reference(model()).logits, tokens, window=measure.WINDOW)
+    assert actual.value == pytest.approx(read_perplexity("prose of weft"), rel=1e-3)
+    assert actual.value < model().sizes.vocabulary / 10
 
 
 def test_problems() -> None:
-    made = Problems(measure.SEED, held=True)
-    texts = [made.any().text for _ in range(measure.COUNT)]
-    found = perplexity(Reference(model()).logits, measure.joined(tokenizer(), texts), window=measure.WINDOW)
-    assert found.value == pytest.approx(documented("problems"), rel=1e-3)
+    problems = Problems(measure.SEED, held=True)
+    texts = [problems.any().text for _ in range(measure.COUNT)]
+    actual = perplexity(Reference(model()).logits, measure.joined(tokenizer(), texts), window=measure.WINDOW)
+    assert actual.value == pytest.approx(read_perplexity("problems"), rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", measure.KINDS)
-def test_what_it_solves(kind: str) -> None:
+def test_share_of_solved_problems(kind: str) -> None:
     logits = Reference(model()).logits
     solved = [measure.right(logits, tokenizer(), problem) for problem in measure.problems(kind, 30)]
     assert sum(solved) >= LEAST_SOLVED[kind] * len(solved)
 
 
-def test_it_goes_on_with_the_prompt() -> None:
+def test_it_continues_the_prompt() -> None:
     reference = Reference(model())
-    cache, found = reference.start(), []
+    cache, actual = reference.start(), []
     tokens = tokenizer().encode(example.PROMPT)
-    while not model().vocabulary.ends.intersection(found) and len(found) < 60:
-        found.append(int(reference.logits(tokens, cache, last=True)[0].argmax()))
-        tokens = found[-1:]
-    assert tokenizer().decode(found) == "3 + 5 = 8, 2 + 4 = 6, so 68 apples."
+    while not model().vocabulary.ends.intersection(actual) and len(actual) < 60:
+        actual.append(int(reference.logits(tokens, cache, last=True)[0].argmax()))
+        tokens = actual[-1:]
+    assert tokenizer().decode(actual) == "3 + 5 = 8, 2 + 4 = 6, so 68 apples."
 
 
-def test_texts_come_back() -> None:
+def test_texts_round_trip() -> None:
     texts = [
         *example.held_out(),
         example.PROMPT,
@@ -104,10 +104,10 @@ def test_digits_are_single_tokens() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("preset", ["default", "small"])
 def test_perplexity_on_the_device(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of int8 numbers, whose ranges are those of text that was trained on."""
-    made = Problems(measure.SEED + 1, held=False)
-    seen = [*prose(held=False)[::100], *(made.any().text for _ in range(100))]
-    joined = measure.joined(tokenizer(), seen)
+    """Of int8 numbers with ranges measured on training text."""
+    problems = Problems(measure.SEED + 1, held=False)
+    samples = [*prose(held=False)[::100], *(problems.any().text for _ in range(100))]
+    joined = measure.joined(tokenizer(), samples)
     window = measure.WINDOW
     numbers = to_integers(
         model(), measure_ranges(model(), [joined[at : at + window] for at in range(0, 20 * window, window)])
@@ -115,9 +115,9 @@ def test_perplexity_on_the_device(preset: str, capsys: pytest.CaptureFixture[str
     for what, texts in measure.texts().items():
         tokens = measure.joined(tokenizer(), texts)[:4000]
         exact = perplexity(Reference(model()).logits, tokens, window=window)
-        found = device_perplexity(numbers, tokens, window, decoder_config(preset))
+        actual = device_perplexity(numbers, tokens, window, decoder_config(preset))
         with capsys.disabled():
             print(
-                f"\n{preset}, {what}, {exact.tokens} tokens: float32 {exact.value:.3f}, device {found.value:.3f}"
+                f"\n{preset}, {what}, {exact.tokens} tokens: float32 {exact.value:.3f}, device {actual.value:.3f}"
             )
-        assert math.log(found.value / exact.value) < 0.01
+        assert math.log(actual.value / exact.value) < 0.01

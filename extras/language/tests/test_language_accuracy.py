@@ -1,4 +1,4 @@
-"""`language_accuracy.py` on a few tokens: its arithmetic is what it says, and every table is made."""
+"""`language_accuracy.py` on a few tokens: its arithmetic, and the tables it writes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bench() -> Bench:
 
 @pytest.mark.parametrize("columns", [BLOCK, 3 * BLOCK])
 @pytest.mark.parametrize("rows", [1, 5])
-def test_products_in_blocks_are_those_of_rows_that_are_quantised_so(rows: int, columns: int) -> None:
+def test_products_in_blocks_match_quantised_rows(rows: int, columns: int) -> None:
     rng = np.random.default_rng(rows)
     x = rng.normal(0, 2, (rows, columns)).astype(np.float32)
     x[0, :BLOCK] = 0
@@ -58,9 +58,9 @@ def test_without_roundings_it_is_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_errors_of_all_roundings_are_like_those_of_the_device(name: str) -> None:
-    """Errors of both against float32 have the same size, and many of them are the same ones: those of one window or
-    another, for a rounding that falls the other way in the first block changes all that follow."""
+def test_errors_of_all_roundings_resemble_the_device(name: str) -> None:
+    """Both errors against float32 have equal size and correlate; windows differ where an early rounding falls the other
+    way."""
     case = bench().case(name)
     ours, theirs = [], []
     with case.device() as device:
@@ -69,30 +69,30 @@ def test_errors_of_all_roundings_are_like_those_of_the_device(name: str) -> None
             exact = case.reference.logits(tokens)
             ours.append((Rounded(*case.numbers, DEVICE).logits(tokens) - exact).ravel())
             theirs.append((device.logits(tokens) - exact).ravel())
-    made, found = np.concatenate(ours), np.concatenate(theirs)
-    assert np.corrcoef(made, found)[0, 1] > 0.2
-    assert 0.5 < made.std() / found.std() < 2
+    simulated, measured = np.concatenate(ours), np.concatenate(theirs)
+    assert np.corrcoef(simulated, measured)[0, 1] > 0.2
+    assert 0.5 < simulated.std() / measured.std() < 2
 
 
 @pytest.mark.parametrize("what", CAUSES)
-def test_each_rounding_changes_something_and_little(what: str) -> None:
-    found = bench().case("Q8_0").rounded(Roundings(**CAUSES[what]))  # type: ignore[arg-type]
-    assert 0 < found.error < 0.1
+def test_each_rounding_changes_logits_slightly(what: str) -> None:
+    actual = bench().case("Q8_0").apply(Roundings(**CAUSES[what]))  # type: ignore[arg-type]
+    assert 0 < actual.error < 0.1
 
 
 def test_finer_steps_of_keys_and_values_are_nearer() -> None:
     case = bench().case("Q8_0")
-    found = [
-        case.rounded(Roundings(key=how, value=how, room=1.5)).error for how in ("free", "power", "device")
+    actual = [
+        case.apply(Roundings(key=how, value=how, room=1.5)).error for how in ("free", "power", "device")
     ]
-    assert found == sorted(found)
+    assert actual == sorted(actual)
     assert (
-        case.rounded(Roundings(key="head", value="head")).error
-        < case.rounded(Roundings(key="head", value="head", room=8)).error
+        case.apply(Roundings(key="head", value="head")).error
+        < case.apply(Roundings(key="head", value="head", room=8)).error
     )
 
 
-def test_products_of_the_device_are_near() -> None:
+def test_products_are_near_the_device() -> None:
     for name in ("Q8_0", "Q4_0"):
         for blocks, device in product_errors(bench().case(name)).values():
             assert 0 < blocks < 0.02
@@ -102,12 +102,12 @@ def test_products_of_the_device_are_near() -> None:
 def test_a_difference_by_hand() -> None:
     exact = np.log([[0.5, 0.25, 0.25], [1 / 3] * 3])
     text = Text.of("", [0, 1], lambda tokens: exact)
-    found = difference(text, lambda tokens: np.log([[0.25, 0.5, 0.25], [1 / 3] * 3]) + 5)
-    assert found.exact == pytest.approx(4)
-    assert found.perplexity == pytest.approx(2)
-    assert found.change == pytest.approx(-0.5)
-    assert found.divergence == pytest.approx(0.25 * np.log(2))
-    assert found.same == 0
+    actual = difference(text, lambda tokens: np.log([[0.25, 0.5, 0.25], [1 / 3] * 3]) + 5)
+    assert actual.exact == pytest.approx(4)
+    assert actual.perplexity == pytest.approx(2)
+    assert actual.change == pytest.approx(-0.5)
+    assert actual.divergence == pytest.approx(0.25 * np.log(2))
+    assert actual.same == 0
 
 
 @pytest.mark.parametrize("name", language_accuracy.TABLES)

@@ -1,4 +1,4 @@
-"""`weft generate` and `weft perplexity`: text on stdout, all else on stderr, and wrong input is one sentence."""
+"""`weft generate` and `weft perplexity`: text on stdout, all else on stderr, and one sentence for wrong input."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PROMPT = "the quick fox"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write(random_model(np.random.default_rng(5), biases=False), folder / "model.gguf", "Q8_0")
     write(random_model(np.random.default_rng(5), "gpt2"), folder / "gpt2.gguf", "F32")
@@ -45,9 +45,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for file in made.iterdir():
+    for file in models.iterdir():
         shutil.copy(file, tmp_path)
     Path("text.txt").write_text("the quick brown fox jumps over the lazy dogs")
     return tmp_path
@@ -63,13 +63,13 @@ def generate(*options: str, model: str = "model.gguf", config: str = "small") ->
     return call("generate", model, "--config", config, *options)
 
 
-def expected(tokens: int = 5, **options: float) -> weft.extras.language.run.lm.Completion:
+def generate_text(tokens: int = 5, **options: float) -> weft.extras.language.run.lm.Completion:
     with weft.extras.language.run.lm.load("model.gguf", "small") as model:
         return model.generate(PROMPT, tokens=tokens, **options).result  # type: ignore[arg-type]
 
 
 def test_text_goes_to_stdout_and_all_else_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    result = expected()
+    result = generate_text()
     assert generate("--prompt", PROMPT, "--tokens", "5") == 0
     out, err = capsys.readouterr()
     assert out == result.text + "\n"
@@ -82,15 +82,15 @@ def test_text_goes_to_stdout_and_all_else_to_stderr(capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == (result.text + "\n", "")
 
 
-def test_options_are_those_of_the_interface(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_match_the_interface(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--temperature", "2", "--top-k", "9", "--seed", "4", "--quiet")
     assert generate("--prompt", PROMPT, "--tokens", "5", *options) == 0
-    drawn = expected(temperature=2.0, top_k=9, seed=4)
+    drawn = generate_text(temperature=2.0, top_k=9, seed=4)
     assert capsys.readouterr().out == drawn.text + "\n"
-    assert drawn.text != expected().text
-    stop = expected().text[1]
+    assert drawn.text != generate_text().text
+    stop = generate_text().text[1]
     assert generate("--prompt", PROMPT, "--stop", stop, "--quiet") == 0
-    assert capsys.readouterr().out == expected().text.split(stop)[0] + "\n"
+    assert capsys.readouterr().out == generate_text().text.split(stop)[0] + "\n"
     assert generate("--prompt", PROMPT, "--context", "5") == 0
     assert "context full" in capsys.readouterr().err
     assert generate("--prompt", PROMPT, "--calibration", "text.txt", "--tokens", "5", "--json") == 0
@@ -120,29 +120,29 @@ def test_programs_are_proven_first(
 
 
 def test_json_has_tokens_and_cycles(capsys: pytest.CaptureFixture[str]) -> None:
-    result = expected(3)
+    result = generate_text(3)
     assert generate("--prompt", PROMPT, "--tokens", "3", "--on", "timing", "--clock", "50", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["format"], found["on"], found["text"]) == ("weft generate 1", "timing", result.text)
-    assert (found["prompt_tokens"], found["tokens"]) == (list(result.prompt), list(result.tokens))
-    timing = found["timing"]
+    actual = json.loads(capsys.readouterr().out)
+    assert (actual["format"], actual["on"], actual["text"]) == ("weft generate 1", "timing", result.text)
+    assert (actual["prompt_tokens"], actual["tokens"]) == (list(result.prompt), list(result.tokens))
+    timing = actual["timing"]
     assert (timing["clock"], timing["peak"]) == (50e6, 8)
     assert (timing["prompt"]["tokens"], timing["following"]["tokens"]) == (len(result.prompt), 2)
     assert timing["prompt"]["cycles"] > timing["following"]["cycles"] > 0
-    assert found["mismatching_bytes"] is None
-    assert found["config"]["loops"] == 1
+    assert actual["mismatching_bytes"] is None
+    assert actual["config"]["loops"] == 1
 
 
-def test_cycles_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cycles_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--prompt", PROMPT, "--tokens", "3", "--on", "timing")
     assert generate(*options, "--clock", "50", "--bandwidth", "2") == 0
-    told = capsys.readouterr().err.splitlines()[-2:]
+    lines = capsys.readouterr().err.splitlines()[-2:]
     pattern = (
         r"{}: {} tokens in {} steps, [\d,]+ cycles a token.*, [\d,]+ bytes a token, [\d.]+% of the memory's 2 bytes "
         r"a cycle; at 50 MHz [\d,.]+ tokens a second"
     )
-    assert re.fullmatch(pattern.format("prompt", 4, 4), told[0])
-    assert re.fullmatch(pattern.format("following", 2, 2), told[1])
+    assert re.fullmatch(pattern.format("prompt", 4, 4), lines[0])
+    assert re.fullmatch(pattern.format("following", 2, 2), lines[1])
     assert generate(*options) == 0
     assert "MHz" not in capsys.readouterr().err
 
@@ -162,7 +162,7 @@ def test_sums_of_steps() -> None:
 
 
 class TwoAlike(Machine):
-    """Compares with a second golden interpreter in place of the RTL, which `WRONG` makes differ."""
+    """Runs a second golden interpreter in place of the RTL and injects the differences of `WRONG`."""
 
     WRONG = 0
 
@@ -198,24 +198,28 @@ def test_perplexity_beside_float_and_chance(capsys: pytest.CaptureFixture[str]) 
         f"device:  {device.value:,.4g} ({device.tokens} tokens)", f"float32: {exact.value:,.4g}", f"chance:  {chance}"
     ]  # fmt: skip
     assert call(*command_, "--json", "--on", "timing", "--context", "8", "--stride", "4") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["format"], found["tokens"], found["chance"]) == ("weft perplexity 1", device.tokens, chance)
-    assert found["device"] != device.value
-    assert found["timing"]["prompt"]["tokens"] > device.tokens
-    assert found["timing"]["following"]["tokens"] == 0
+    actual = json.loads(capsys.readouterr().out)
+    assert (actual["format"], actual["tokens"], actual["chance"]) == (
+        "weft perplexity 1",
+        device.tokens,
+        chance,
+    )
+    assert actual["device"] != device.value
+    assert actual["timing"]["prompt"]["tokens"] > device.tokens
+    assert actual["timing"]["following"]["tokens"] == 0
 
 
-def test_text_comes_as_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not when all of it is there."""
+def test_text_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text is flushed token by token."""
     shown: list[int] = []
     counted = []
 
-    def noted(self: Machine, rows: Sequence[Row]) -> None:
+    def record(self: Machine, rows: Sequence[Row]) -> None:
         before(self, rows)
         counted.append(len(rows))
 
     before = Machine.step
-    monkeypatch.setattr(Machine, "step", noted)
+    monkeypatch.setattr(Machine, "step", record)
     monkeypatch.setattr(
         language_commands, "without_controls", lambda text: shown.append(len(counted)) or text
     )
@@ -236,10 +240,7 @@ REFUSED = [
         ["--prompt", "a", "--prompt-file", "text.txt"],
         "--prompt and --prompt-file exclude each other: give one of",
     ),
-    (
-        ["--prompt", "a", "--clock", "5"],
-        "--clock and --on golden do not go together: it is for --on timing",
-    ),
+    (["--prompt", "a", "--clock", "5"], "--clock and --on golden do not go together: it is for --on timing"),
     (["--prompt", "a", "--port", "x"], "--port and --on golden do not go together: it is for --on board"),
     (["--prompt", "a", "--baud", "9600"], "--baud and --on golden do not go together: it is for --on board"),
     (["--prompt", "a", "--compare"], "--compare and --on golden do not go together: it is for --on board"),
@@ -281,7 +282,7 @@ def test_wrong_input(options: list[str], message: str, capsys: pytest.CaptureFix
     assert message in last
 
 
-def test_a_port_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_port(capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("--prompt", "a", "--on", "board", "--port", "none") == 1
     assert "error: there is no serial port none" in capsys.readouterr().err
 
@@ -316,19 +317,19 @@ def test_texts_that_are_too_short_for_a_perplexity(capsys: pytest.CaptureFixture
     assert "a perplexity needs two tokens at least; the text has 1" in capsys.readouterr().err
 
 
-def test_the_summary_is_behind_the_text(made: Path) -> None:
-    """Both to one file, and in the order in which they are printed, though stdout is no terminal."""
+def test_the_summary_follows_the_text(models: Path) -> None:
+    """Both streams in one file keep their order, although stdout is no terminal."""
     arguments = ["generate", "model.gguf", "--prompt", PROMPT, "--tokens", "3", "--config", "small"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.run(
-        [sys.executable, "-m", "weft", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=made,
+        [sys.executable, "-m", "weft", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=models,
         check=True, env=environment,
     )  # fmt: skip
     assert b" prompt tokens, 3 generated: " in process.stdout
 
 
 def test_without_the_extra() -> None:
-    """In a process of its own, as the libraries are loaded once."""
+    """Runs in its own process because libraries are loaded only once."""
     code = (
         "import sys; sys.modules['gguf'] = None\n"
         "from weft.__main__ import main\n"
@@ -343,20 +344,22 @@ def test_without_the_extra() -> None:
     )
 
 
-def test_on_a_board_that_can(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A board's clock and memory are those that cycles are counted with; its memory is all that there is."""
+def test_boards_set_clock_and_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cycles use the board's clock and memory timing, and its memory limits the model."""
     board = BOARDS["ulx3s-85f"]
     config = PRESETS["small"].replace(loops=1, kernel=256, lookup_tables=4)
     changed = dataclasses.replace(board, config=config)
     monkeypatch.setitem(BOARDS, "ulx3s-85f", changed)
     options = ("--prompt", PROMPT, "--tokens", "2", "--on", "timing", "--quiet", "--json")
     assert generate(*options, config="ulx3s-85f") == 0
-    found = json.loads(capsys.readouterr().out)["timing"]
-    assert (found["clock"], found["peak"]) == (board.clock, 2)
+    actual = json.loads(capsys.readouterr().out)["timing"]
+    assert (actual["clock"], actual["peak"]) == (board.clock, 2)
     assert generate(*options, config="small") == 0
     small = json.loads(capsys.readouterr().out)["timing"]
     assert (small["clock"], small["peak"]) == (None, 8)
-    assert found["prompt"]["cycles"] > small["prompt"]["cycles"]
+    assert actual["prompt"]["cycles"] > small["prompt"]["cycles"]
     memory = dataclasses.replace(board.memory, size=1 << 16)
     monkeypatch.setitem(BOARDS, "ulx3s-85f", dataclasses.replace(changed, memory=memory))
     assert generate(*options, config="ulx3s-85f") == 2

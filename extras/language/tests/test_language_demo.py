@@ -1,4 +1,4 @@
-"""The demonstration of a language model, with a small random one."""
+"""The demonstration of a language model, with a small random model."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def call(*arguments: str) -> int:
 
 @pytest.fixture
 def small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In blocks of 4 bits, with heads and widths that an array of 8 x 8 takes."""
+    """Write a model in blocks of 4 bits whose heads and widths fit an 8 x 8 array."""
     sizes = dataclasses.replace(SIZES, context=32, key_length=16, value_length=16)
-    made = random_model(np.random.default_rng(4), "llama", sizes, biases=False)
-    write(made, str(tmp_path / "model.gguf"), "Q4_0")
+    model = random_model(np.random.default_rng(4), "llama", sizes, biases=False)
+    write(model, str(tmp_path / "model.gguf"), "Q4_0")
     monkeypatch.setattr(example, "model", (tmp_path / "model.gguf").read_bytes)
     monkeypatch.setattr(example, "PROMPT", "the quick")
     monkeypatch.chdir(tmp_path)
@@ -50,12 +50,12 @@ def test_text_on_the_rtl(small_model: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_byte_that_differs_is_counted(
     small_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of the last byte of memory, which is behind all that is compared in steps."""
+    """Flips the last byte of memory, which the comparison after each step does not cover."""
     read = RtlDevice.read
 
     def wrong(self: RtlDevice, address: int, size: int) -> bytes:
-        found = read(self, address, size)
-        return found if address else found[:-1] + bytes([found[-1] ^ 1])
+        actual = read(self, address, size)
+        return actual if address else actual[:-1] + bytes([actual[-1] ^ 1])
 
     monkeypatch.setattr(RtlDevice, "read", wrong)
     assert call("demo", "llm", "--config", "small", "--tokens", "1", "--keep", "kept") == 1
@@ -67,10 +67,7 @@ def test_a_byte_that_differs_is_counted(
     [
         (("llm", "--images", "2"), "--images and the example llm do not go together"),
         (("digits", "--tokens", "2"), "--tokens and the example digits do not go together"),
-        (
-            ("llm", "--config", "icebreaker"),
-            "do not run on configuration icebreaker: they need loops=1",
-        ),
+        (("llm", "--config", "icebreaker"), "do not run on configuration icebreaker: they need loops=1"),
     ],
 )
 def test_wrong_input(

@@ -1,4 +1,4 @@
-"""Where the tensors of a decoder lie on the chip: small ones counted by hand."""
+"""On-chip layout of a decoder's tensors: small ones checked by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = Sizes(
     context=64, width=32, blocks=2, heads=4, key_value_heads=2, key_length=16, value_length=16, feed_forward=64,
     vocabulary=99,
 )  # fmt: skip
-"""Of N = 16: vectors of 2, a head in each; 4 in the feed-forward network."""
+"""With N = 16: rows of 2 vectors, one head each; 4 vectors in the feed-forward network."""
 BIASED = Form(biased=frozenset({"qkv", "inner"}))
 LEARNED = Form(centred=True, rotary=False, gated=False, gains=True)
 
@@ -28,28 +28,28 @@ LEARNED = Form(centred=True, rotary=False, gated=False, gains=True)
     [(Form(), 4, 0, 0, 0), (BIASED, 4, 8, 8, 0), (LEARNED, 4, 0, 0, 8)],
 )
 def test_one_token(form: Form, positions: int, unturned: int, gates: int, gains: int) -> None:
-    """All follow each other, those of attention and of the feed-forward network at the same place: first what the array
-    works on, then what the vector unit does, and weights behind the larger of the two."""
+    """Tensors are adjacent; attention and feed-forward share space: array operands, then vector results, then weights
+    after the larger of the two."""
     places = Places(SIZES, DEFAULT, 1, 16, form)
     assert places.groups == 2
     panel = 16 * 2  # keys of a page, of two heads
     begin = 4 + 4 + 2 * panel  # inputs of a product, probabilities of 4 heads, keys and values
     rest = begin + 4 + 4 + 1 + 1 + positions + 8 + gains + 11
-    found = places.at
-    assert {name: found[name] for name in ("a", "p", "keys", "values", "b")} == {
+    places_at = places.at
+    assert {name: places_at[name] for name in ("a", "p", "keys", "values", "b")} == {
         "a": 0, "p": 4, "keys": 8, "values": 8 + panel, "b": 4,
     }  # fmt: skip
-    assert {name: found[name] for name in ("x", "low", "row", "even", "positions", "scores", "gains", "idle")} == {
+    assert {name: places_at[name] for name in ("x", "low", "row", "even", "positions", "scores", "gains", "idle")} == {
         "x": begin, "low": begin + 4, "row": begin + 8, "even": begin + 9, "positions": begin + 10,
         "scores": begin + 10 + positions, "gains": begin + 18 + positions, "idle": begin + 18 + positions + gains,
     }  # fmt: skip
-    assert {name: found[name] for name in ("q", "k", "v", "unturned", "inner", "gates")} == {
+    assert {name: places_at[name] for name in ("q", "k", "v", "unturned", "inner", "gates")} == {
         "q": rest, "k": rest + 4, "v": rest + 6, "unturned": rest + 8, "inner": rest, "gates": rest + 8,
     }  # fmt: skip
-    assert found["weights"] == rest + 8 + max(unturned, gates)
-    assert found["out"] == found["a"]
-    assert [found[f"own {name}"] for name in "qkv"] == [found[name] for name in "qkv"]
-    assert places.free == range(found["weights"], DEFAULT.scratchpad_size)
+    assert places_at["weights"] == rest + 8 + max(unturned, gates)
+    assert places_at["out"] == places_at["a"]
+    assert [places_at[f"own {name}"] for name in "qkv"] == [places_at[name] for name in "qkv"]
+    assert places.free == range(places_at["weights"], DEFAULT.scratchpad_size)
 
 
 def test_bytes_in_memory() -> None:
@@ -60,19 +60,19 @@ def test_bytes_in_memory() -> None:
 
 @pytest.mark.parametrize(("rows", "bank"), [(8, 256), (20, 256), (20, 512), (40, 1024)])
 def test_several_texts_have_a_bank_for_each_unit(rows: int, bank: int) -> None:
-    """What is one text's in attention has a place of its own beside the rows of all of them."""
+    """Per-text attention data has its own bank beside the rows of all texts."""
     places = Places(SIZES, DEFAULT.replace(scratchpad_depth=bank), rows, 16)
-    found = places.at
-    assert found["x"] == bank
-    assert found["one"] == rows * 4
-    assert [found[f"own {name}"] - found["one"] for name in "qkv"] == [0, 4, 6]
-    assert found["values"] + 32 <= bank
-    assert found["b"] == rows * 4
-    assert found["out"] == found["v"] + rows * 2
+    at = places.at
+    assert at["x"] == bank
+    assert at["one"] == rows * 4
+    assert [at[f"own {name}"] - at["one"] for name in "qkv"] == [0, 4, 6]
+    assert at["values"] + 32 <= bank
+    assert at["b"] == rows * 4
+    assert at["out"] == at["v"] + rows * 2
 
 
-def test_no_bank_of_its_own_where_that_takes_one_more() -> None:
-    """Both parts fit one bank together, and two if each has its own."""
+def test_parts_share_a_bank_if_that_saves_one() -> None:
+    """Both parts fit one bank together and would need two separately."""
     small = DEFAULT.replace(scratchpad_depth=1024)
     together = {}
     for rows in range(2, 60):
@@ -117,8 +117,8 @@ def test_pages_that_do_not_fit() -> None:
         ({"alignments": 32}, 1),
     ],
 )
-def test_heads_together(change: dict[str, int], groups: int) -> None:
-    """16 tokens of a text, 4 heads of queries: 64 rows, or 32 with one head of keys."""
+def test_rows_of_all_heads_of_a_text(change: dict[str, int], groups: int) -> None:
+    """16 tokens of a text with 4 query heads make 64 rows, or 32 per key head."""
     places = Places(SIZES, DEFAULT.replace(**change), 16, 16, consecutive=True)
     assert places.groups == groups
     with pytest.raises(CompileError, match=r"^attention of 16 tokens with heads of 16 elements does not fit"):
@@ -129,10 +129,10 @@ def model(architecture: str = "llama", *, biases: bool | None = None) -> Languag
     return random_model(np.random.default_rng(0), architecture, biases=biases)
 
 
-def with_first(found: LanguageModel, **changes: object) -> LanguageModel:
-    """The model with a changed first block."""
-    first = dataclasses.replace(found.blocks[0], **changes)  # type: ignore[arg-type]
-    return dataclasses.replace(found, blocks=(first, *found.blocks[1:]))
+def with_first(base: LanguageModel, **changes: object) -> LanguageModel:
+    """Return the model with a changed first block."""
+    first = dataclasses.replace(base.blocks[0], **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(base, blocks=(first, *base.blocks[1:]))
 
 
 def test_architectures() -> None:
@@ -158,19 +158,19 @@ def test_a_bias_in_one_block_is_enough(field: str, product: str) -> None:
     assert form.gates_sums == (product != "inner")
 
 
-def test_matrices_are_those_of_blocks() -> None:
-    def found(block: Block) -> list[tuple[str, Linear, Norm | None]]:
+def test_all_blocks_have_their_matrices() -> None:
+    def all_of(block: Block) -> list[tuple[str, Linear, Norm | None]]:
         return [each for product in PRODUCTS for each in matrices(block, product)]
 
     llama, gpt2 = (model(name).blocks[0] for name in ("llama", "gpt2"))
-    assert [name for name, _, _ in found(llama)] == ["query", "key", "value", "output", "gate", "up", "down"]
-    assert [name for name, _, _ in found(gpt2)] == ["query", "key", "value", "output", "up", "down"]
-    assert [norm for _, _, norm in found(llama)] == [
+    assert [name for name, _, _ in all_of(llama)] == ["query", "key", "value", "output", "gate", "up", "down"]
+    assert [name for name, _, _ in all_of(gpt2)] == ["query", "key", "value", "output", "up", "down"]
+    assert [norm for _, _, norm in all_of(llama)] == [
         *[llama.attention_norm] * 3, None, *[llama.feed_forward_norm] * 2, None,
     ]  # fmt: skip
 
 
-def test_what_has_no_program_is_named() -> None:
+def test_unsupported_models_are_reported() -> None:
     llama, gpt2 = model(biases=False), model("gpt2")
     width = llama.sizes.width
     centred = Norm(np.ones(width, np.float32), np.zeros(width, np.float32))

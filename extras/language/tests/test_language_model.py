@@ -1,4 +1,4 @@
-"""Parts of a language model: blocks of integers, the order of rows, and angles."""
+"""Parts of a language model: quantised blocks, row order and rotation angles."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def test_blocks(block: int, with_minimums: bool) -> None:
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_rows_for_a_rotation_of_neighbours(heads: int) -> None:
-    """Scores are those that a rotation of halves makes of the rows in their old order."""
+    """Scores match those of rotated halves with rows in the old order."""
     rng = np.random.default_rng(2)
     weights = [rng.normal(size=(heads * 8, 5)).astype(np.float32) for _ in range(2)]
     x, rotary = rng.normal(size=(7, 5)).astype(np.float32), Rotary(8, 100.0)
     angles = rotary.angles(np.arange(7))
 
     def halves(weight: np.ndarray) -> np.ndarray:
-        found = (x @ weight.T).reshape(7, heads, 8).swapaxes(0, 1)
-        first, second, cosine, sine = found[..., :4], found[..., 4:], np.cos(angles), np.sin(angles)
+        actual = (x @ weight.T).reshape(7, heads, 8).swapaxes(0, 1)
+        first, second, cosine, sine = actual[..., :4], actual[..., 4:], np.cos(angles), np.sin(angles)
         return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
 
     def neighbours(weight: np.ndarray) -> np.ndarray:

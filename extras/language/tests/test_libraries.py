@@ -1,4 +1,4 @@
-"""Libraries that are imported when they are needed."""
+"""Optional libraries are imported on first use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_library() -> None:
     assert import_library("json") is json
 
 
-def test_one_that_is_missing() -> None:
+def test_a_missing_library() -> None:
     with pytest.raises(CompileError) as caught:
         import_library("no_such_package")
     assert str(caught.value) == (
@@ -24,8 +24,8 @@ def test_one_that_is_missing() -> None:
     )
 
 
-def test_nothing_is_imported_before() -> None:
-    """weft starts without them, and reads other models."""
+def test_nothing_is_imported_early() -> None:
+    """weft starts without them and reads other models."""
     modules = (
         "weft.compiler.frontend, weft.extras.language.gguf.writer, weft.extras.language.compiler.tokenizer"
     )

@@ -44,21 +44,20 @@ def model(path: Path) -> Iterator[Model]:
         yield loaded
 
 
-def changed(path: Path, target: Path, **changes: object) -> Path:
-    """The model with another vocabulary."""
-    found = read(path)
-    vocabulary = dataclasses.replace(found.vocabulary, **changes)  # type: ignore[arg-type]
-    write(dataclasses.replace(found, vocabulary=vocabulary), target, "F32")
+def replace_vocabulary(path: Path, target: Path, **changes: object) -> Path:
+    result = read(path)
+    vocabulary = dataclasses.replace(result.vocabulary, **changes)  # type: ignore[arg-type]
+    write(dataclasses.replace(result, vocabulary=vocabulary), target, "F32")
     return target
 
 
 def test_tokens_follow_their_logits(model: Model) -> None:
     going = model.generate(PROMPT, tokens=6)
-    found = list(going)
+    steps = list(going)
     result = going.result
     assert (result.reason, len(result.tokens)) == (End.TOKENS, 6)
     assert result.prompt == tuple(model.tokenizer.encode(PROMPT))
-    assert "".join(found) == result.text
+    assert "".join(steps) == result.text
     logits = model.logits([*result.prompt, *result.tokens])
     assert logits.shape == (len(result.prompt) + 6, model.reference.model.sizes.vocabulary)
     behind = len(result.prompt) - 1
@@ -76,7 +75,7 @@ def test_drawn_tokens_follow_their_seed(model: Model) -> None:
     assert draw(1, top_k=1) == model.generate(PROMPT, tokens=5).result.tokens
 
 
-def test_texts_that_are_asked_for_in_any_order_are_as_alone(model: Model, path: Path) -> None:
+def test_texts_do_not_depend_on_the_order_of_reading(model: Model, path: Path) -> None:
     asked = [
         {"prompt": PROMPT, "tokens": 9},
         {"prompt": PROMPT, "tokens": 7, "temperature": 2.0, "seed": 3},
@@ -85,16 +84,16 @@ def test_texts_that_are_asked_for_in_any_order_are_as_alone(model: Model, path: 
         {"prompt": [5, 6, 7], "tokens": 6},
     ]
     going = [model.generate(**options) for options in asked]  # type: ignore[arg-type]
-    found, rng = [""] * len(going), random.Random(1)
+    actual, rng = [""] * len(going), random.Random(1)
     left = list(range(len(going)))
     while left:
         index = rng.choice(left)
         piece = next(going[index], None)
         if piece is None:
             left.remove(index)
-        found[index] += piece or ""
+        actual[index] += piece or ""
     with weft.extras.language.run.lm.load(path, "small", rows=1) as other:
-        for options, text, generation in zip(asked, found, going, strict=True):
+        for options, text, generation in zip(asked, actual, going, strict=True):
             alone = other.generate(**options).result  # type: ignore[arg-type]
             assert (text, generation.result) == (alone.text, alone)
 
@@ -104,7 +103,7 @@ def test_texts_that_are_asked_for_in_any_order_are_as_alone(model: Model, path: 
     [("gpt2", True, "Q8_0"), ("gpt2", True, "F16"), ("gpt2", True, "Q4_0"), ("llama", True, "Q8_0")],
 )
 def test_models_with_biases(architecture: str, biases: bool, kind: str, tmp_path: Path) -> None:
-    """Prompts cut in any way, beside each other, and with pages that they share: as alone, and near the reference."""
+    """Split prompts, neighbours and shared pages give identical texts, near the reference."""
     file = tmp_path / "x.gguf"
     write(random_model(np.random.default_rng(8), architecture, biases=biases), file, kind)
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [5, 6, 7, 8, 9, 10, 11, 12, 13, 99], [200, 3]]
@@ -118,15 +117,15 @@ def test_models_with_biases(architecture: str, biases: bool, kind: str, tmp_path
             pass
         assert [each.result for each in going] == expected
         tokens = [*prompts[0], *expected[0].tokens]
-        exact, found = alone.reference.logits(tokens), alone.logits(tokens)
-    assert np.sqrt(np.mean((found - exact) ** 2)) < 0.15 * exact.std()
+        exact, actual = alone.reference.logits(tokens), alone.logits(tokens)
+    assert np.sqrt(np.mean((actual - exact) ** 2)) < 0.15 * exact.std()
 
 
 def test_the_model_ends_a_text(path: Path, tmp_path: Path) -> None:
     with weft.extras.language.run.lm.load(path, "small", calibration="the") as loaded:
         tokens = loaded.generate(PROMPT, tokens=4).result.tokens
     last = next(at for at in range(1, 4) if tokens[at] not in tokens[:at])
-    ending = changed(path, tmp_path / "x.gguf", end=tokens[last], ends=frozenset({tokens[last]}))
+    ending = replace_vocabulary(path, tmp_path / "x.gguf", end=tokens[last], ends=frozenset({tokens[last]}))
     with weft.extras.language.run.lm.load(ending, "small", calibration="the") as loaded:
         result = loaded.generate(PROMPT, tokens=4).result
         assert (result.reason, result.tokens) == (End.MODEL, loaded.generate(PROMPT).result.tokens)
@@ -146,7 +145,7 @@ def test_the_model_ends_a_text(path: Path, tmp_path: Path) -> None:
 def test_control_tokens_that_end_a_turn(
     name: str, stop: str | tuple[str, ...], reason: End, path: Path, tmp_path: Path
 ) -> None:
-    """The file names none of them as an end; their texts do, or the caller."""
+    """The file names no end; the tokens' texts or the caller do."""
     with weft.extras.language.run.lm.load(path, "small", calibration="the") as loaded:
         whole = loaded.generate(PROMPT, tokens=4).result
     token = whole.tokens[1]
@@ -154,7 +153,7 @@ def test_control_tokens_that_end_a_turn(
     known = read(path).vocabulary
     tokens, kinds = list(known.tokens), list(known.kinds)
     tokens[token], kinds[token] = name, Kind.CONTROL
-    ending = changed(path, tmp_path / "x.gguf", tokens=tuple(tokens), kinds=tuple(kinds))
+    ending = replace_vocabulary(path, tmp_path / "x.gguf", tokens=tuple(tokens), kinds=tuple(kinds))
     with weft.extras.language.run.lm.load(ending, "small", calibration="the") as loaded:
         result = loaded.generate(whole.prompt, tokens=4, stop=stop).result
         assert result.reason is reason
@@ -186,9 +185,7 @@ def test_the_context_ends_a_text(path: Path) -> None:
         assert len(loaded.generate([1] * 6, tokens=1).result.tokens) == 1
 
 
-def test_texts_that_are_too_long_are_not_encoded_as_a_whole(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_texts_are_not_encoded_completely(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.extras.language.run.lm._MAX_EXCESS_COUNTED", 2)
     with weft.extras.language.run.lm.load(path, "small", context=6) as loaded:
         encoded: list[str] = []
@@ -223,7 +220,7 @@ def test_pages_end_a_text(tmp_path: Path) -> None:
             loaded.logits([7] * 70)
 
 
-def test_a_text_that_nobody_wants_leaves(model: Model) -> None:
+def test_an_abandoned_text_leaves_the_batch(model: Model) -> None:
     going = model.generate(PROMPT, tokens=50)
     next(going)
     going.close()
@@ -233,7 +230,7 @@ def test_a_text_that_nobody_wants_leaves(model: Model) -> None:
 
 def test_empty_prompts(path: Path, tmp_path: Path, model: Model) -> None:
     assert model.encode("") == [1]
-    ends = changed(path, tmp_path / "ends.gguf", add_begin=False, add_end=True)
+    ends = replace_vocabulary(path, tmp_path / "ends.gguf", add_begin=False, add_end=True)
     with weft.extras.language.run.lm.load(ends, "small", calibration="the") as loaded:
         assert loaded.encode("") == [1]  # there is a token for the begin, even if texts do not get it
         assert loaded.encode("fox") == loaded.tokenizer.encode("fox")[:-1]  # without the end
@@ -313,7 +310,7 @@ def test_a_device_with_too_little_memory(path: Path) -> None:
 
 
 class Spoiled(CompiledDevice):
-    """A device one of whose bits is wrong in what is read of logits."""
+    """A device with one wrong bit in the logits that it reads back."""
 
     def read(self, address: int, size: int) -> bytes:
         content = super().read(address, size)
@@ -331,7 +328,7 @@ def test_devices_are_compared(path: Path, model: Model) -> None:
             assert result.tokens == model.generate([3, 4, 5], tokens=3).result.tokens
 
 
-def test_cycles_are_counted_beside_what_is_computed(path: Path, model: Model) -> None:
+def test_cycles_are_counted_without_changing_results(path: Path, model: Model) -> None:
     with weft.extras.language.run.lm.load(path, "small", rows=3, on="timing") as loaded:
         result = loaded.generate(PROMPT, tokens=4).result
         assert result == model.generate(PROMPT, tokens=4).result
@@ -346,8 +343,8 @@ def test_cycles_are_counted_beside_what_is_computed(path: Path, model: Model) ->
     assert all(step.cycles is None for step in model.step_costs)
 
 
-def test_prompts_come_together_where_memory_sets_the_pace(path: Path, model: Model) -> None:
-    """Many tokens take as long as one then, and else as long as their products and kernels."""
+def test_prompts_run_together_where_memory_is_the_bottleneck(path: Path, model: Model) -> None:
+    """Many tokens then take as long as one; otherwise time grows with products and kernels."""
     slow = RunOptions("timing", bandwidth=0.25)
     with weft.extras.language.run.lm.load(path, "small", on=slow) as loaded:
         prompts = loaded.decoder.prompts
@@ -364,7 +361,7 @@ def test_prompts_come_together_where_memory_sets_the_pace(path: Path, model: Mod
 
 
 @pytest.mark.long
-def test_the_rtl_is_the_interpreter(path: Path, model: Model) -> None:
+def test_the_rtl_matches_the_interpreter(path: Path, model: Model) -> None:
     with weft.extras.language.run.lm.load(path, "small", rows=3, on="rtl", compare=True) as loaded:
         assert loaded.generate(PROMPT, tokens=3).result == model.generate(PROMPT, tokens=3).result
         assert (loaded.mismatches, len(loaded.step_costs)) == (0, 4)
@@ -373,7 +370,7 @@ def test_the_rtl_is_the_interpreter(path: Path, model: Model) -> None:
 # --- perplexity and ranges
 
 
-def test_perplexity_is_near_that_of_the_reference(model: Model) -> None:
+def test_perplexity_is_near_the_reference(model: Model) -> None:
     text = "the quick brown fox jumps over the lazy dogs " * 4
     device, exact = model.perplexity(text), model.perplexity(text, exact=True)
     assert device.tokens == exact.tokens > 10
@@ -387,7 +384,7 @@ def rms(found: np.ndarray, exact: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_texts_of_its_own_do_for_others(seed: int, tmp_path: Path) -> None:
+def test_generated_texts_calibrate_other_texts(seed: int, tmp_path: Path) -> None:
     rng, file = np.random.default_rng(seed), tmp_path / "x.gguf"
     write(random_model(rng, biases=False), file, "F32")
     with weft.extras.language.run.lm.load(file, "small", rows=8) as loaded:
@@ -399,7 +396,7 @@ def lengths(model: LanguageModel, count: int) -> list[int]:
     return [len(text) for text in lm_ranges.generate_texts(Reference(model), count)]
 
 
-def test_texts_of_its_own() -> None:
+def test_generated_texts() -> None:
     model = random_model(np.random.default_rng(1), biases=False)
     texts = lm_ranges.generate_texts(Reference(model), 60)
     assert sum(map(len, texts)) == 60
@@ -411,31 +408,31 @@ def test_texts_of_its_own() -> None:
     )
     assert lengths(without, 60) == [24, 24, 12]
     assert len({text[0] for text in lm_ranges.generate_texts(Reference(without), 60)}) > 1
-    # GPT-2's end is its begin as well.
+    # GPT-2 uses one token for begin and end.
     both = random_model(np.random.default_rng(1), biases=False, vocabulary=byte_pairs())
     assert sum(lengths(both, 30)) == 30
     assert max(lengths(both, 30)) > 1
 
 
-def test_ranges_are_kept(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_are_cached(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm_ranges, "entry", _entry_in(tmp_path))
     made: list[int] = []
-    found = lm_ranges.generate_texts
+    actual = lm_ranges.generate_texts
 
-    def noted(reference: Reference, count: int = 30) -> list[list[int]]:
+    def record(reference: Reference, count: int = 30) -> list[list[int]]:
         made.append(count)
-        return found(reference, 30)
+        return actual(reference, 30)
 
-    monkeypatch.setattr(lm_ranges, "generate_texts", noted)
+    monkeypatch.setattr(lm_ranges, "generate_texts", record)
     reference = Reference(read(path))
     first = lm_ranges.model_ranges(reference, "one", None)
     assert lm_ranges.model_ranges(reference, "one", None) == first
     assert len(made) == 1
     lm_ranges.model_ranges(reference, "other", None)
     assert len(made) == 2
-    given = lm_ranges.model_ranges(reference, "one", [1, 5, 6])
-    assert given != first
-    assert given == lm_ranges.model_ranges(reference, "one", [1, 5, 6])
+    cached = lm_ranges.model_ranges(reference, "one", [1, 5, 6])
+    assert cached != first
+    assert cached == lm_ranges.model_ranges(reference, "one", [1, 5, 6])
     assert len(made) == 2
 
 
@@ -445,14 +442,14 @@ def _entry_in(root: Path) -> object:
     return lambda name, make: entry(name, make, root)
 
 
-def test_texts_that_are_given_come_in_parts() -> None:
+def test_texts_are_split_into_windows() -> None:
     tokens: Sequence[int] = list(range(5000))
-    found = lm_ranges.split_text(tokens, 600)
-    assert [len(part) for part in found] == [600, 600, 600, 248]
-    assert [token for part in found for token in part] == list(range(2048))
+    actual = lm_ranges.split_text(tokens, 600)
+    assert [len(part) for part in actual] == [600, 600, 600, 248]
+    assert [token for part in actual for token in part] == list(range(2048))
 
 
-def test_memory_has_all_parts_apart(model: Model) -> None:
+def test_memory_regions_do_not_overlap(model: Model) -> None:
     memory = DecoderMemory(model.decoder, 5)
     program, prompts = memory.program, memory.prompts
     assert prompts is not None

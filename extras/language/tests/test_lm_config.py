@@ -1,4 +1,4 @@
-"""Configurations that language models run on."""
+"""Configurations for language models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.hdl.isa.config import PRESETS, Config
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_get_what_they_have_not(preset: str) -> None:
+def test_presets_gain_missing_features(preset: str) -> None:
     chosen = language_configuration(preset)
     assert not any(feature.missing(chosen.config) for feature in FEATURES)
     changes = dict(text.split("=") for text in chosen.added)
@@ -30,7 +30,7 @@ def test_presets_get_what_they_have_not(preset: str) -> None:
 
 
 @pytest.mark.parametrize("board", BOARDS)
-def test_boards_are_what_they_are(board: str) -> None:
+def test_boards_are_not_changed(board: str) -> None:
     config = BOARDS[board].config
     if config.loops and config.kernel >= 256 and config.lookup_tables >= 4 and config.softmax:
         assert language_configuration(board).config == config
@@ -39,7 +39,7 @@ def test_boards_are_what_they_are(board: str) -> None:
         language_configuration(board)
 
 
-def test_all_that_a_file_lacks_is_named(tmp_path: Path) -> None:
+def test_all_missing_features_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "own.json"
     path.write_text(json.dumps({"preset": "small", "kernel": 64, "lookup_tables": 2, "probability_bits": 0}))
     with pytest.raises(ConfigError) as caught:
@@ -84,16 +84,14 @@ _STORIES = replace(
 
 
 def test_pages_leave_half_of_the_scratchpad_to_weights() -> None:
-    """Keys and values of a page of a model as wide as this are on the chip: 1,152 vectors of each for 32 keys."""
+    """A page's keys and values of this width take 1,152 vectors each for 32 keys."""
     assert [choose_page_size(_STORIES, PRESETS[preset]) for preset in ("small", "default")] == [16, 32]
     assert choose_page_size(_STORIES, PRESETS["small"], rows=4) == 8
 
 
 @pytest.mark.parametrize(("heads", "key_length", "page"), [(4, 64, 16), (6, 64, 8), (12, 16, 24)])
-def test_pages_leave_room_for_what_a_form_of_model_takes_beside_them(
-    heads: int, key_length: int, page: int
-) -> None:
-    """Biases are on the chip, too: with pages as models without them have, such models would be refused."""
+def test_pages_leave_room_for_biases(heads: int, key_length: int, page: int) -> None:
+    """Biases are on chip too; models would be refused with the pages of models without biases."""
     biased = Form(centred=True, rotary=False, gated=False, biased=frozenset({*PRODUCTS, "head"}))
     sizes = replace(
         _STORIES, width=256, heads=heads, key_value_heads=heads, key_length=key_length, value_length=key_length,
@@ -109,8 +107,8 @@ def test_pages_leave_room_for_what_a_form_of_model_takes_beside_them(
 @pytest.mark.parametrize(
     ("preset", "blocks", "rows"), [("default", False, 32), ("small", False, 2), ("default", True, 32)]
 )
-def test_prompts_take_what_room_there_is(preset: str, blocks: bool, rows: int) -> None:
-    """As many tokens as a page has, unless weights would come in more parts for their sake."""
+def test_prompts_use_available_room(preset: str, blocks: bool, rows: int) -> None:
+    """Up to a page of tokens, unless weights would need more parts."""
     config = PRESETS[preset]
     places = Places(_STORIES, config, 1, choose_page_size(_STORIES, config), Form(gains=blocks))
     assert choose_prompt_rows(places) == rows
@@ -126,7 +124,7 @@ def test_prompts_take_less_than_a_page_where_room_is_short() -> None:
 
 
 def test_prompts_leave_weights_in_large_parts() -> None:
-    """There would be room for a page's 32 tokens, if weights came in more parts."""
+    """A page's 32 tokens would fit if weights came in more parts."""
     config = PRESETS["small"].replace(scratchpad_depth=4096, accumulator_depth=128)
     places = Places(_STORIES, config, 1, 32)
     assert choose_prompt_rows(places) == 16

@@ -1,4 +1,4 @@
-"""Language models from ONNX files on the device, and from the command line."""
+"""Language models from ONNX files on the device and the command line."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ def test_the_same_model_from_both_formats(tmp_path: Path) -> None:
     assert digests[0] != digests[1] == digests[2]  # two graphs, in which the same was found, bit for bit
 
 
-def test_blocks_of_4_bits_stay_in_them(tmp_path: Path) -> None:
+def test_blocks_of_4_bits_are_kept(tmp_path: Path) -> None:
     path = put(tmp_path, Form(weights="bits", block=32))
     with weft.extras.language.run.lm.load(path, "small", rows=2) as device:
         assert "int4=2" in device.added
         tokens = device.encode(PROMPT)
-        found, wanted = device.logits(tokens), device.reference.logits(tokens)
-        assert np.abs(found - wanted).mean() < 0.1 * wanted.std()
+        actual, wanted = device.logits(tokens), device.reference.logits(tokens)
+        assert np.abs(actual - wanted).mean() < 0.1 * wanted.std()
 
 
-def test_the_digest_is_of_all_that_a_model_is(tmp_path: Path) -> None:
+def test_the_digest_covers_the_whole_model(tmp_path: Path) -> None:
     path = put(tmp_path, Form())
     whole = read(path)
-    seen = {digest(path, whole)}
-    assert digest(path, read(path)) in seen
+    digests = {digest(path, whole)}
+    assert digest(path, read(path)) in digests
     other = whole.blocks[1].down.weight.copy()  # type: ignore[union-attr]
     other[3, 5] += 1
     block = dataclasses.replace(whole.blocks[1], down=Linear(other))
@@ -69,8 +69,8 @@ def test_the_digest_is_of_all_that_a_model_is(tmp_path: Path) -> None:
         dataclasses.replace(whole, epsilon=0.5),
         dataclasses.replace(whole, vocabulary=dataclasses.replace(whole.vocabulary, ends=frozenset({3}))),
     ):
-        seen.add(digest(path, changed))
-    assert len(seen) == 4
+        digests.add(digest(path, changed))
+    assert len(digests) == 4
 
 
 def test_bytes_of_an_onnx_file(tmp_path: Path) -> None:
@@ -85,14 +85,14 @@ def test_a_gguf_file_may_have_any_name(tmp_path: Path) -> None:
     assert read(path).architecture == "llama"
 
 
-def test_biases_run_nowhere_but_are_read(tmp_path: Path) -> None:
+def test_unsupported_biases_are_read(tmp_path: Path) -> None:
     sizes = dataclasses.replace(SIZES, key_length=16, value_length=16)
     biased = random_model(np.random.default_rng(1), sizes=sizes, biases=True)
     path = write(tmp_path, biased, Form(packed=True), np.random.default_rng(0))
-    found = read(path).blocks[1]
+    actual = read(path).blocks[1]
     for name in ("query", "value", "attention_output", "up"):
-        assert np.array_equal(getattr(found, name).bias is None, False)
-    assert np.array_equal(found.value.bias, biased.blocks[1].value.bias)  # type: ignore[arg-type]
+        assert np.array_equal(getattr(actual, name).bias is None, False)
+    assert np.array_equal(actual.value.bias, biased.blocks[1].value.bias)  # type: ignore[arg-type]
 
 
 def call(*arguments: str) -> int:
@@ -105,12 +105,12 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = put(tmp_path, Form(packed=True, neighbours=True))
     options = ["--prompt", PROMPT, "--tokens", "4", "--config", "small", "--on", "golden", "--json"]
     assert call("generate", str(path), *options) == 0
-    made = json.loads(capsys.readouterr().out)
-    assert len(made["tokens"]) == 4
+    generated = json.loads(capsys.readouterr().out)
+    assert len(generated["tokens"]) == 4
     (tmp_path / "text.txt").write_text("the quick brown fox jumps")
     assert call("perplexity", str(path), str(tmp_path / "text.txt"), "--config", "small", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["device"] == pytest.approx(told["float32"], rel=0.5)
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["device"] == pytest.approx(measured["float32"], rel=0.5)
     (tmp_path / "tokenizer.json").unlink()
     assert call("generate", str(path), *options) == 2
     err = capsys.readouterr().err

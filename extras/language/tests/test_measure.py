@@ -1,4 +1,4 @@
-"""Measures of a language model: against models whose results are known."""
+"""Measures of a language model, against models with known results."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(random_model(np.random.default_rng(0), "llama").vocabulary)
 
 
-def test_unigram_is_the_number_of_tokens_where_all_are_as_frequent() -> None:
+def test_unigram_of_a_uniform_text_is_the_vocabulary_size() -> None:
     assert measure.unigram(list(range(8)), [3, 3, 5], 8) == pytest.approx(8)
     assert measure.unigram([], [1, 2], 8) == pytest.approx(8)
 
 
 def test_unigram_by_hand() -> None:
-    # Counts and one more: 3 of 6, 2 of 6, 1 of 6.
+    # Laplace smoothing: 3 of 6, 2 of 6, 1 of 6.
     assert measure.unigram([0, 0, 1], [0, 2], 3) == pytest.approx((2 * 6) ** 0.5)
 
 
 @pytest.mark.parametrize("wrong", [None, 0, 1, -2, -1])
 def test_right_is_a_whole_answer(tokenizer: Tokenizer, wrong: int | None) -> None:
-    """One wrong token of an answer is one too many; what a model foretells of the question does not matter."""
-    given, whole = tokenizer.encode(PROBLEM.question), tokenizer.encode(PROBLEM.text)
-    best = [0] * (len(given) - 1) + whole[len(given) :]
+    """One wrong token makes an answer wrong; predictions of the question do not count."""
+    question, whole = tokenizer.encode(PROBLEM.question), tokenizer.encode(PROBLEM.text)
+    best = [0] * (len(question) - 1) + whole[len(question) :]
     if wrong is not None:
-        best[wrong if wrong < 0 else len(given) - 1 + wrong] = 0
+        best[wrong if wrong < 0 else len(question) - 1 + wrong] = 0
 
     def logits(tokens: Sequence[int]) -> np.ndarray:
         assert list(tokens) == whole[:-1]

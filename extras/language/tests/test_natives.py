@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime in numpy, against ONNX Runtime."""
+"""numpy versions of ONNX Runtime's operators, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.extras.language.onnx.natives import find_native
 MICROSOFT = "com.microsoft"
 Rng = np.random.Generator
 Given = tuple[dict[str, np.ndarray], dict[str, Any]]
-"""Inputs by name, "" for none, and attributes."""
+"""Inputs by name ("" for none) and attributes."""
 
 
 def floats(rng: Rng, *shape: int) -> np.ndarray:
@@ -34,8 +34,8 @@ def rotation(rng: Rng, shape: tuple[int, ...], tokens: int, **attributes: Any) -
     }, attributes
 
 
-def gathered(rng: Rng, dtype: str, *, zeros: bool, **attributes: Any) -> Given:
-    """Rows of 64 numbers of 4 bits, in blocks of 16."""
+def block_case(rng: Rng, dtype: str, *, zeros: bool, **attributes: Any) -> Given:
+    """Return rows of 64 4-bit numbers in blocks of 16."""
     low, high = (-8, 8) if dtype == "int4" else (0, 16)
     inputs = {"d": rng.integers(low, high, (3, 64)), "i": rng.integers(0, 3, (2, 5)), "s": floats(rng, 3, 4)}
     if zeros:
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[str, Callable[[Rng], Given]]] = {
 }
 
 
-def made(op: str, inputs: dict[str, np.ndarray], attributes: dict[str, Any]) -> onnx.ModelProto:
+def build_model(op: str, inputs: dict[str, np.ndarray], attributes: dict[str, Any]) -> onnx.ModelProto:
     node = helper.make_node(op, list(inputs), ["y"], name="n", domain=MICROSOFT, **attributes)
     values = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
@@ -71,51 +71,51 @@ def made(op: str, inputs: dict[str, np.ndarray], attributes: dict[str, Any]) -> 
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def computed(op: str, inputs: dict[str, np.ndarray], attributes: dict[str, Any]) -> np.ndarray:
+def run_native(op: str, inputs: dict[str, np.ndarray], attributes: dict[str, Any]) -> np.ndarray:
     node = Node(op, tuple(inputs), ("y",), attributes, MICROSOFT, "n", 0)
     function = find_native(node)
     assert function is not None
-    (found,) = function(node, list(inputs.values()))
-    return found
+    (result,) = function(node, list(inputs.values()))
+    return result
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_onnx_runtime(name: str) -> None:
+def test_matches_onnx_runtime(name: str) -> None:
     op, build = CASES[name]
     inputs, attributes = build(np.random.default_rng(0))
-    (wanted,) = plain_session(made(op, inputs, attributes)).run(None, inputs)
-    np.testing.assert_allclose(computed(op, inputs, attributes), wanted, rtol=2e-4, atol=2e-5)
+    (wanted,) = plain_session(build_model(op, inputs, attributes)).run(None, inputs)
+    np.testing.assert_allclose(run_native(op, inputs, attributes), wanted, rtol=2e-4, atol=2e-5)
 
 
 def test_norms_without_an_epsilon_have_that_of_onnx_runtime() -> None:
-    """1e-5, which is most of the sum where squares are small."""
+    """1e-5, which dominates where squares are small."""
     rng = np.random.default_rng(0)
     x, weight = (1e-3 * floats(rng, 3, 8)), floats(rng, 8)
     node = Node("SimplifiedLayerNormalization", ("x", "w"), ("y",), {}, MICROSOFT, "n", 0)
     function = find_native(node)
     assert function is not None
-    (found,) = function(node, [x, weight])
+    (actual,) = function(node, [x, weight])
     wanted = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True) + 1e-5) * weight
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    np.testing.assert_allclose(actual, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("dtype", ["int4", "uint4"])
 def test_rows_in_blocks(dtype: str, zeros: bool) -> None:
-    """Each block of a row has a scale, and a zero point: 0 if there is none, or the middle of what is not signed."""
-    inputs, attributes = gathered(np.random.default_rng(0), dtype, zeros=zeros)
+    """Each block of a row has a scale and a zero point; the default is 0, or the middle of an unsigned type."""
+    inputs, attributes = block_case(np.random.default_rng(0), dtype, zeros=zeros)
     middle = inputs["z"].repeat(16, axis=1) if zeros else (8 if dtype == "uint4" else 0)
     wanted = ((inputs["d"] - middle) * inputs["s"].repeat(16, axis=1))[inputs["i"]]
     kinds = {"d": dtype, "z": dtype}
-    given = {
+    typed = {
         name: value.astype(onnx_type(kinds[name])) if name in kinds else value
         for name, value in inputs.items()
     }
-    np.testing.assert_allclose(computed("GatherBlockQuantized", given, attributes), wanted, rtol=1e-6)
+    np.testing.assert_allclose(run_native("GatherBlockQuantized", typed, attributes), wanted, rtol=1e-6)
     if dtype == "uint4":  # two in a byte, the first of them in its lower half
-        for name in kinds.keys() & given.keys():
-            given[name] = (inputs[name][:, ::2] | inputs[name][:, 1::2] << 4).astype(np.uint8)
-        np.testing.assert_allclose(computed("GatherBlockQuantized", given, attributes), wanted, rtol=1e-6)
+        for name in kinds.keys() & typed.keys():
+            typed[name] = (inputs[name][:, ::2] | inputs[name][:, 1::2] << 4).astype(np.uint8)
+        np.testing.assert_allclose(run_native("GatherBlockQuantized", typed, attributes), wanted, rtol=1e-6)
 
 
 def onnx_type(name: str) -> np.dtype:
@@ -124,23 +124,23 @@ def onnx_type(name: str) -> np.dtype:
 
 @pytest.mark.parametrize(("attribute", "value"), [("gather_axis", 1), ("quantize_axis", 0)])
 def test_blocks_along_other_axes(attribute: str, value: int) -> None:
-    inputs, attributes = gathered(np.random.default_rng(0), "uint4", zeros=False, **{attribute: value})
+    inputs, attributes = block_case(np.random.default_rng(0), "uint4", zeros=False, **{attribute: value})
     with pytest.raises(
         CompileError, match=r"^node 'n' .* has blocks along another axis than rows of its last one$"
     ):
-        computed("GatherBlockQuantized", inputs, attributes)
+        run_native("GatherBlockQuantized", inputs, attributes)
 
 
 @pytest.mark.parametrize(
     ("attribute", "value", "words"),
     [("is_packed_batching", 1, "packs texts of a batch"), ("scale", 0.5, "has scale 0.5")],
 )
-def test_rotations_that_are_not_read(attribute: str, value: float, words: str) -> None:
+def test_unsupported_rotations(attribute: str, value: float, words: str) -> None:
     inputs, attributes = rotation(np.random.default_rng(0), (1, 5, 48), 5, **{attribute: value})
     with pytest.raises(CompileError, match=words):
-        computed("RotaryEmbedding", inputs, attributes)
+        run_native("RotaryEmbedding", inputs, attributes)
 
 
-def test_operators_of_onnx_are_none() -> None:
+def test_standard_operators_are_not_natives() -> None:
     assert find_native(Node("FastGelu", ("x",), ("y",), {}, "", "n", 0)) is None
     assert find_native(Node("Relu", ("x",), ("y",), {}, MICROSOFT, "n", 0)) is None

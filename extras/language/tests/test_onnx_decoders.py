@@ -1,4 +1,4 @@
-"""Decoders in ONNX graphs: what is read of them computes what ONNX Runtime makes of the graphs."""
+"""Decoders read from ONNX graphs match ONNX Runtime on the graphs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from weft.extras.language.compiler.reference import Reference
 from weft.extras.language.compiler.weights import is_in_blocks
 from weft.extras.language.onnx.reader import read
 from weft.extras.language.tests.support.language_models import SIZES, byte_pairs, pieces, random_model
-from weft.extras.language.tests.support.onnx_decoders import Form, outside, write
+from weft.extras.language.tests.support.onnx_decoders import Form, run_onnxruntime, write
 
 SIXTEEN = dataclasses.replace(SIZES, key_length=16, value_length=16)
-"""Lengths of heads that ONNX Runtime's operators take."""
+"""Sizes with head lengths that ONNX Runtime's operators accept."""
 LOOSE = {"half": 0.03, "dynamic": 0.4}
-"""How far logits may be off, relative to their deviation, where the graph itself rounds."""
+"""Tolerance of logits relative to their standard deviation, where the graph itself rounds."""
 
 
-def drawn(rng: np.random.Generator, style: str) -> tuple[Sizes, Rotary]:
+def draw_sizes(rng: np.random.Generator, style: str) -> tuple[Sizes, Rotary]:
     groups, shared = (int(rng.integers(1, 4)) for _ in range(2))
     length = int(rng.choice([8, 16, 32]))
-    multiple = 16 if style == "grouped" else 1  # of which ONNX Runtime's rotation wants lengths
+    multiple = 16 if style == "grouped" else 1  # required by ONNX Runtime's rotation
     length = max(length, multiple)
     sizes = Sizes(
         context=int(rng.integers(12, 80)),
@@ -42,20 +42,22 @@ def drawn(rng: np.random.Generator, style: str) -> tuple[Sizes, Rotary]:
     return sizes, Rotary(length, base)
 
 
-def compared(path: Path, model: LanguageModel, rng: np.random.Generator, tolerance: float) -> LanguageModel:
-    """What is read, held to ONNX Runtime: a prompt, and then a token and more with what is kept."""
-    found = read(path)
-    reference = Reference(found)
+def check_logits(
+    path: Path, model: LanguageModel, rng: np.random.Generator, tolerance: float
+) -> LanguageModel:
+    """Read the graph and compare it with ONNX Runtime: a prompt, then single tokens with the cache."""
+    actual = read(path)
+    reference = Reference(actual)
     cache, past = reference.start(), None
     left = model.sizes.context
     for count in (5, 1, 3):
         count = min(count, left - 1)
         tokens = [int(token) for token in rng.integers(0, model.sizes.vocabulary, count)]
-        wanted, past = outside(path, tokens, past)
+        wanted, past = run_onnxruntime(path, tokens, past)
         logits = reference.logits(tokens, cache)
         assert np.abs(logits - wanted).max() <= tolerance * wanted.std()
         left -= count
-    return found
+    return actual
 
 
 FORMS = [
@@ -83,9 +85,9 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("seed", range(2))
-def test_logits_are_those_of_onnx_runtime(form: Form, seed: int, tmp_path: Path) -> None:
+def test_logits_match_onnx_runtime(form: Form, seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng([seed, FORMS.index(form)])
-    sizes, rotary = drawn(rng, form.style)
+    sizes, rotary = draw_sizes(rng, form.style)
     known = pieces() if rng.integers(2) else byte_pairs()
     model = random_model(
         rng,
@@ -96,15 +98,15 @@ def test_logits_are_those_of_onnx_runtime(form: Form, seed: int, tmp_path: Path)
         vocabulary=known,
     )
     path = write(tmp_path, model, form, rng)
-    found = compared(path, model, rng, LOOSE.get(form.weights, 2e-4))
-    assert found.sizes == model.sizes
-    assert found.architecture == "llama"
-    assert found.epsilon == pytest.approx(model.epsilon, rel=2e-3 if form.weights == "half" else 1e-5)
-    assert found.rotary is not None
-    assert found.rotary.dimensions == rotary.dimensions
+    actual = check_logits(path, model, rng, LOOSE.get(form.weights, 2e-4))
+    assert actual.sizes == model.sizes
+    assert actual.architecture == "llama"
+    assert actual.epsilon == pytest.approx(model.epsilon, rel=2e-3 if form.weights == "half" else 1e-5)
+    assert actual.rotary is not None
+    assert actual.rotary.dimensions == rotary.dimensions
     if form.weights not in ("half",):
-        assert (found.rotary.base, found.rotary.scale, found.rotary.factors) == (rotary.base, 1.0, None)
-    assert found.notes == ()
+        assert (actual.rotary.base, actual.rotary.scale, actual.rotary.factors) == (rotary.base, 1.0, None)
+    assert actual.notes == ()
 
 
 @pytest.mark.parametrize("weights", ["float", "channels", "bits"])
@@ -113,12 +115,12 @@ def test_gpt2(weights: str, tmp_path: Path) -> None:
     model = random_model(rng, "gpt2", tied=True)
     form = Form(style="plain", weights=weights, packed=True)
     path = write(tmp_path, model, form, rng)
-    found = compared(path, model, rng, 2e-4)
-    assert (found.architecture, found.sizes, found.rotary) == ("gpt2", model.sizes, None)
-    assert found.positions is not None
+    actual = check_logits(path, model, rng, 2e-4)
+    assert (actual.architecture, actual.sizes, actual.rotary) == ("gpt2", model.sizes, None)
+    assert actual.positions is not None
     assert model.positions is not None
-    assert np.array_equal(dense(found.positions), dense(model.positions))
-    assert found.tied == (weights == "float")
+    assert np.array_equal(dense(actual.positions), dense(model.positions))
+    assert actual.tied == (weights == "float")
 
 
 @pytest.mark.parametrize(
@@ -135,11 +137,11 @@ def test_gpt2(weights: str, tmp_path: Path) -> None:
 def test_rotations(form: Form, rotary: Rotary, tmp_path: Path) -> None:
     rng = np.random.default_rng(8)
     model = random_model(rng, rotary=rotary)
-    found = compared(write(tmp_path, model, form, rng), model, rng, 2e-4).rotary
-    assert found is not None
-    assert (found.dimensions, found.base, found.scale) == (rotary.dimensions, rotary.base, rotary.scale)
+    actual = check_logits(write(tmp_path, model, form, rng), model, rng, 2e-4).rotary
+    assert actual is not None
+    assert (actual.dimensions, actual.base, actual.scale) == (rotary.dimensions, rotary.base, rotary.scale)
     factors = np.ones(rotary.dimensions // 2) if rotary.factors is None else rotary.factors
-    assert np.allclose(1.0 if found.factors is None else found.factors, factors, rtol=1e-3)
+    assert np.allclose(1.0 if actual.factors is None else actual.factors, factors, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +161,9 @@ def test_onnx_runtime_is_not_needed(form: Form, tmp_path: Path, monkeypatch: pyt
     path = write(tmp_path, model, form, rng)
     wanted = read(path)
     monkeypatch.setattr(evaluate, "runtime", lambda: None)
-    found = read(path)
-    assert (found.sizes, found.epsilon) == (wanted.sizes, wanted.epsilon)
-    for one, other in zip(found.blocks, wanted.blocks, strict=True):
+    actual = read(path)
+    assert (actual.sizes, actual.epsilon) == (wanted.sizes, wanted.epsilon)
+    for one, other in zip(actual.blocks, wanted.blocks, strict=True):
         assert np.array_equal(dense(one.query.weight), dense(other.query.weight))
         assert np.array_equal(one.attention_norm.weight, other.attention_norm.weight)
 
@@ -170,26 +172,26 @@ def test_nothing_is_rounded(tmp_path: Path) -> None:
     rng = np.random.default_rng(10)
     model = random_model(rng, sizes=SIXTEEN)
     for form in (Form(), Form(style="plain", packed=True), Form(style="standard", neighbours=True)):
-        found = read(write(tmp_path, model, form, rng))
-        for one, other in zip(found.blocks, model.blocks, strict=True):
+        actual = read(write(tmp_path, model, form, rng))
+        for one, other in zip(actual.blocks, model.blocks, strict=True):
             for name in ("query", "key", "value", "attention_output", "gate", "up", "down"):
                 assert np.array_equal(getattr(one, name).weight, getattr(other, name).weight), (form, name)
             assert np.array_equal(one.feed_forward_norm.weight, other.feed_forward_norm.weight)
-        assert np.array_equal(dense(found.output.weight), dense(model.output.weight))
-        assert np.array_equal(dense(found.token_embedding), dense(model.token_embedding))
-        assert found.output_norm.bias is None
+        assert np.array_equal(dense(actual.output.weight), dense(model.output.weight))
+        assert np.array_equal(dense(actual.token_embedding), dense(model.token_embedding))
+        assert actual.output_norm.bias is None
 
 
 @pytest.mark.parametrize(
     ("block", "bits", "zeros"), [(16, 4, False), (32, 4, False), (128, 4, False), (64, 8, True)]
 )
 def test_blocks_stay_blocks(block: int, bits: int, zeros: bool, tmp_path: Path) -> None:
-    """Blocks that the device has in 4 bits come out as these, larger ones as several with the same scale."""
+    """Blocks that the device supports in 4 bits are kept; larger ones are split, with equal scales."""
     rng = np.random.default_rng(11)
     sizes = dataclasses.replace(SIXTEEN, width=128, feed_forward=256)
     model = random_model(rng, sizes=sizes)
-    found = read(write(tmp_path, model, Form(weights="bits", block=block, bits=bits, zeros=zeros), rng))
-    weight = found.blocks[0].down.weight
+    actual = read(write(tmp_path, model, Form(weights="bits", block=block, bits=bits, zeros=zeros), rng))
+    weight = actual.blocks[0].down.weight
     assert isinstance(weight, BlockTensor)
     assert (weight.block, weight.minimums) == (min(block, 32), None)
     assert weight.scales.shape == (128, 256 // min(block, 32))
@@ -205,5 +207,5 @@ def test_a_block_that_columns_do_not_fill(tmp_path: Path) -> None:
     sizes = dataclasses.replace(SIXTEEN, width=80, feed_forward=48)
     model = random_model(rng, sizes=sizes)
     path = write(tmp_path, model, Form(weights="bits", block=32, zeros=True), rng)
-    found = compared(path, model, rng, 2e-4)
-    assert isinstance(found.blocks[0].down.weight, np.ndarray)
+    actual = check_logits(path, model, rng, 2e-4)
+    assert isinstance(actual.blocks[0].down.weight, np.ndarray)

@@ -1,4 +1,4 @@
-"""Graphs that compute something else than a decoder that weft knows, and files that are damaged: one sentence each."""
+"""Unsupported graphs and damaged files: each is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def small(seed: int = 0, architecture: str = "llama") -> LanguageModel:
     return random_model(np.random.default_rng(seed), architecture, SIXTEEN)
 
 
-def refused(builder: Builder, folder: Path, **config: object) -> str:
+def refuse(builder: Builder, folder: Path, **config: object) -> str:
     path = put(folder, builder.model_proto(), builder.model, **config)
     with pytest.raises(CompileError) as caught:
         read(path)
@@ -56,7 +56,7 @@ class Scaled(Builder):
 
 
 class Windowed(Builder):
-    """Tokens see a few before them."""
+    """Sliding-window attention."""
 
     def node(self, operator: str, *inputs: str, **options: Any) -> str:
         if operator == "Greater":
@@ -67,7 +67,7 @@ class Windowed(Builder):
 
 
 class Everywhere(Builder):
-    """Tokens see those behind them."""
+    """Attention without a causal mask."""
 
     def node(self, operator: str, *inputs: str, **options: Any) -> str:
         if operator == "Greater":
@@ -76,22 +76,22 @@ class Everywhere(Builder):
 
 
 class NormedKeys(Builder):
-    """Norms of queries and keys, as Qwen3 has them."""
+    """Norms of queries and keys, as in Qwen3."""
 
-    def turned(self, x: str) -> str:
+    def rotate(self, x: str) -> str:
         length = self.model.sizes.key_length
-        return super().turned(self.norm(Norm(np.full(length, 1.5, np.float32)), x))
+        return super().rotate(self.norm(Norm(np.full(length, 1.5, np.float32)), x))
 
 
 class WrongGate(Builder):
-    """A ReLU in place of the SiLU."""
+    """ReLU in place of the SiLU."""
 
     def node(self, operator: str, *inputs: str, **options: Any) -> str:
         return super().node("Relu" if operator == "Sigmoid" else operator, *inputs, **options)
 
 
 class ExactGelu(Builder):
-    """The GELU by the error function."""
+    """GELU by the error function."""
 
     def node(self, operator: str, *inputs: str, **options: Any) -> str:
         if operator == "Gelu":
@@ -100,10 +100,10 @@ class ExactGelu(Builder):
 
 
 class ScaledResidual(Builder):
-    """What is added is halved."""
+    """Halved residual updates."""
 
-    def summed(self, x: str, added: str, norm: Norm) -> tuple[str, str]:
-        return super().summed(x, self.node("Mul", added, self.constant(0.5)), norm)
+    def add_and_norm(self, x: str, added: str, norm: Norm) -> tuple[str, str]:
+        return super().add_and_norm(x, self.node("Mul", added, self.constant(0.5)), norm)
 
 
 class CappedLogits(Builder):
@@ -116,7 +116,7 @@ class CappedLogits(Builder):
 
 
 class SideBySide(Builder):
-    """Attention and feed-forward network read the same norm."""
+    """Attention and feed-forward network in parallel after one norm."""
 
     last = ""
 
@@ -127,20 +127,20 @@ class SideBySide(Builder):
 
 
 class Experts(Builder):
-    """A feed-forward network among several, by the largest of a product."""
+    """Mixture of experts, gated by a product's largest element."""
 
     def feed_forward(self, block: Block, x: str) -> str:
         gates = self.linear(Linear(np.ones((2, self.model.sizes.width), np.float32)), x)
         chosen = self.node("Softmax", gates, axis=-1)
-        share = self.sliced_last(chosen)
+        share = self.slice_last(chosen)
         return self.node("Mul", super().feed_forward(block, x), share)
 
-    def sliced_last(self, x: str) -> str:
+    def slice_last(self, x: str) -> str:
         return self.node("Slice", x, *(self.integers(value) for value in (0, 1, 2, 1)))
 
 
 class TwoEpsilons(Builder):
-    """One norm has another epsilon."""
+    """One norm with a different epsilon."""
 
     def norm(self, norm: Norm, x: str) -> str:
         other = dataclasses.replace(self.model, epsilon=1e-3)
@@ -151,14 +151,14 @@ class TwoEpsilons(Builder):
 
 
 class Centred(Builder):
-    """A norm that takes the largest element for its size."""
+    """Norm by the largest element in place of the mean square."""
 
     def node(self, operator: str, *inputs: str, **options: Any) -> str:
         return super().node("ReduceMax" if operator == "ReduceMean" else operator, *inputs, **options)
 
 
 class OddTurns(Builder):
-    """Cosines and sines times a factor."""
+    """Scaled cosines and sines."""
 
     def shared(self) -> None:
         super().shared()
@@ -167,7 +167,7 @@ class OddTurns(Builder):
 
 
 class Uneven(Builder):
-    """Angles that do not grow evenly."""
+    """Rotation angles that are no geometric series."""
 
     def shared(self) -> None:
         super().shared()
@@ -181,7 +181,7 @@ class Uneven(Builder):
 
 
 class Shifted(Builder):
-    """Positions are looked up two rows on, as OPT has them."""
+    """Positions looked up two rows later, as in OPT."""
 
     def node(self, operator: str, *inputs: str, **options: Any) -> str:
         if operator == "Gather" and inputs[1] == "position_ids":
@@ -193,11 +193,7 @@ class Shifted(Builder):
 
 GRAPHS: list[tuple[type[Builder], Form, str]] = [
     (Capped, PLAIN, r"node 'Tanh\d+' \(Tanh\) caps scores"),
-    (
-        Scaled,
-        PLAIN,
-        r"attention up to node .* is not softmax\(q k / sqrt\(16\)\) v .* a trial of 5 tokens",
-    ),
+    (Scaled, PLAIN, r"attention up to node .* is not softmax\(q k / sqrt\(16\)\) v .* a trial of 5 tokens"),
     (Windowed, PLAIN, r"attention up to node .* does not see all of 24 tokens: sliding windows"),
     (Everywhere, PLAIN, r"attention up to node .* is not softmax"),
     (NormedKeys, PLAIN, r"keys at the first position are not what their product made: .* no norms of keys"),
@@ -217,14 +213,16 @@ GRAPHS: list[tuple[type[Builder], Form, str]] = [
 @pytest.mark.parametrize(
     ("kind", "form", "message"), GRAPHS, ids=lambda value: getattr(value, "__name__", None)
 )
-def test_what_is_not_supported(kind: type[Builder], form: Form, message: str, tmp_path: Path) -> None:
-    found = refused(kind(small(), form, np.random.default_rng(0)), tmp_path)
-    assert re.search(message, found), found
+def test_unsupported_architectures_are_refused(
+    kind: type[Builder], form: Form, message: str, tmp_path: Path
+) -> None:
+    actual = refuse(kind(small(), form, np.random.default_rng(0)), tmp_path)
+    assert re.search(message, actual), actual
 
 
-def test_positions_of_gpt2_are_the_tokens_own(tmp_path: Path) -> None:
+def test_gpt2_position_offsets_are_refused(tmp_path: Path) -> None:
     model = small(architecture="gpt2")
-    message = refused(Shifted(model, PLAIN, np.random.default_rng(0)), tmp_path)
+    message = refuse(Shifted(model, PLAIN, np.random.default_rng(0)), tmp_path)
     assert "looks up other rows than those of the tokens' positions" in message or "no Gather" in message
 
 
@@ -244,7 +242,7 @@ WITHOUT = {
 
 @pytest.mark.parametrize(("architecture", "centred", "words"), WITHOUT.values(), ids=WITHOUT)
 def test_parts_of_two_architectures(architecture: str, centred: bool, words: str, tmp_path: Path) -> None:
-    """A decoder of one of the two, with the norms of the other."""
+    """Norms of the other architecture."""
     model = small(architecture=architecture)
 
     def other(norm: Norm) -> Norm:
@@ -259,12 +257,12 @@ def test_parts_of_two_architectures(architecture: str, centred: bool, words: str
         for block in model.blocks
     )
     mixed = dataclasses.replace(model, blocks=blocks, output_norm=other(model.output_norm))
-    message = refused(Builder(mixed, PLAIN, np.random.default_rng(0)), tmp_path)
+    message = refuse(Builder(mixed, PLAIN, np.random.default_rng(0)), tmp_path)
     assert message.startswith(f"the model has {words}; weft knows architecture llama"), message
 
 
 def test_gelu_by_the_error_function(tmp_path: Path) -> None:
-    message = refused(ExactGelu(small(architecture="gpt2"), PLAIN, np.random.default_rng(0)), tmp_path)
+    message = refuse(ExactGelu(small(architecture="gpt2"), PLAIN, np.random.default_rng(0)), tmp_path)
     assert "computes another function, the GELU by the error function for example" in message
 
 
@@ -311,8 +309,8 @@ def test_another_output(tmp_path: Path) -> None:
     assert "output 'sizes' is neither logits nor keys or values" in changed(tmp_path, edit)
 
 
-def test_logits_twice(tmp_path: Path) -> None:
-    """What the last product makes, and then something else of it."""
+def test_operators_after_the_logits_are_refused(tmp_path: Path) -> None:
+    """Further operators after the last product."""
 
     def edit(proto: onnx.ModelProto) -> None:
         (last,) = (node for node in proto.graph.node if node.output[0] == "logits")
@@ -398,7 +396,7 @@ def test_sizes_of_packed_weights(name: str, value: Any, words: str, tmp_path: Pa
 
 @pytest.mark.parametrize("domain", ["ai.example", "zzz.example"])
 def test_packed_weights_of_another_domain(domain: str, tmp_path: Path) -> None:
-    """What operators of the same name do there is not known."""
+    """Operators of equal name in another domain are unknown."""
 
     def edit(proto: onnx.ModelProto) -> None:
         node = next(node for node in proto.graph.node if node.op_type == "MatMulNBits")
@@ -424,7 +422,7 @@ def whole(tmp_path: Path) -> Path:
     return write(tmp_path, small(), PLAIN, np.random.default_rng(0))
 
 
-def fails(path: Path) -> str:
+def refusal_of(path: Path) -> str:
     with pytest.raises(CompileError) as caught:
         read(path)
     return str(caught.value)
@@ -432,7 +430,7 @@ def fails(path: Path) -> str:
 
 def test_without_a_tokenizer(whole: Path) -> None:
     (whole.parent / "tokenizer.json").unlink()
-    assert fails(whole) == (
+    assert refusal_of(whole) == (
         f"there is no {whole.parent / 'tokenizer.json'}: weft takes the vocabulary of an ONNX model from "
         "tokenizer.json beside it"
     )
@@ -440,7 +438,9 @@ def test_without_a_tokenizer(whole: Path) -> None:
 
 def test_without_a_context(whole: Path) -> None:
     (whole.parent / "config.json").unlink()
-    assert "nothing says how many tokens a text may have: put the model's config.json beside" in fails(whole)
+    assert "nothing says how many tokens a text may have: put the model's config.json beside" in refusal_of(
+        whole
+    )
 
 
 @pytest.mark.parametrize(
@@ -453,10 +453,10 @@ def test_without_a_context(whole: Path) -> None:
     ],
 )
 def test_texts_of_one_token(name: str, content: dict[str, Any], whole: Path) -> None:
-    """With two they are read."""
+    """Models with a context of two are read."""
     (whole.parent / name).write_text(json.dumps(content))
     message = "texts of the model have 1 token at most, by its configuration or the tables of its graph; weft tries "
-    assert fails(whole).startswith(message)
+    assert refusal_of(whole).startswith(message)
     (whole.parent / name).write_text(json.dumps(content).replace("1", "2"))
     assert read(whole).sizes.context == 2
 
@@ -474,14 +474,14 @@ def test_texts_of_one_token(name: str, content: dict[str, Any], whole: Path) -> 
 )
 def test_a_damaged_configuration(content: bytes, words: str, whole: Path) -> None:
     (whole.parent / "config.json").write_bytes(content)
-    assert words in fails(whole)
+    assert words in refusal_of(whole)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9, 0.999])
 def test_a_truncated_file(share: float, whole: Path) -> None:
     content = whole.read_bytes()
     whole.write_bytes(content[: int(len(content) * share)])
-    assert fails(whole)
+    assert refusal_of(whole)
 
 
 def test_data_outside_the_folder(whole: Path) -> None:
@@ -497,7 +497,7 @@ def test_data_outside_the_folder(whole: Path) -> None:
     for key, value in (("location", "../weights"), ("offset", "0"), ("length", str(4 * 32 * 64))):
         tensor.external_data.add(key=key, value=value)
     (inner / "model.onnx").write_bytes(proto.SerializeToString())
-    assert "external data" in fails(inner / "model.onnx")
+    assert "external data" in refusal_of(inner / "model.onnx")
 
 
 def test_initialisers_that_claim_to_be_huge(whole: Path) -> None:
@@ -505,12 +505,12 @@ def test_initialisers_that_claim_to_be_huge(whole: Path) -> None:
     tensor = next(item for item in proto.graph.initializer if list(item.dims) == [32, 64])
     tensor.dims[0] = 1 << 40
     whole.write_bytes(proto.SerializeToString())
-    assert fails(whole)
+    assert refusal_of(whole)
 
 
 def test_fewer_tokens_than_the_tokenizer_has(whole: Path) -> None:
     path = whole.parent / "tokenizer.json"
-    found = json.loads(path.read_text())
-    found["added_tokens"].append({"id": 5000, "content": "<more>", "special": True})
-    path.write_text(json.dumps(found))
-    assert "token 5,000 is '<more>', and the model has 319 tokens" in fails(whole)
+    actual = json.loads(path.read_text())
+    actual["added_tokens"].append({"id": 5000, "content": "<more>", "special": True})
+    path.write_text(json.dumps(actual))
+    assert "token 5,000 is '<more>', and the model has 319 tokens" in refusal_of(whole)

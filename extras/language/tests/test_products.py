@@ -1,4 +1,4 @@
-"""Weights of products, in all forms in which integers with scales may be written: what ONNX makes of them."""
+"""Weights of products, in all forms of integers with scales, against ONNX's reference evaluator."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from weft.extras.language.onnx.products import products
 INPUTS, OUTPUTS, BLOCK = 32, 16, 8
 
 
-def drawn(axis: int, block: int, *, turned: bool, many: bool, zeros: bool) -> Any:
-    """``x @ w`` or ``Gemm(x, w)`` with `w` turned, of int8 whose scales are along an axis, in blocks or not."""
+def build_product(axis: int, block: int, *, turned: bool, many: bool, zeros: bool) -> Any:
+    """Build ``x @ w`` or ``Gemm(x, w)`` with `w` transposed, in int8 with scales along an axis, in blocks or not."""
     rng = np.random.default_rng([axis, block, turned, many, zeros])
     shape = [OUTPUTS, INPUTS] if turned else [INPUTS, OUTPUTS]
     sizes = (
@@ -55,15 +55,15 @@ FORMS = [
 
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("axis", "block", "turned", "many"), FORMS)
-def test_weights_are_those_of_onnx(axis: int, block: int, turned: bool, many: bool, zeros: bool) -> None:
-    """They stay integers if each output has scales of its own: one, or one for each block of inputs."""
-    model = drawn(axis, block, turned=turned, many=many, zeros=zeros)
-    (found,) = products(Graph(read_open(model)))
+def test_weights_match_onnx(axis: int, block: int, turned: bool, many: bool, zeros: bool) -> None:
+    """They stay integers if each output has its own scale, or one for each block of inputs."""
+    model = build_product(axis, block, turned=turned, many=many, zeros=zeros)
+    (actual,) = products(Graph(read_open(model)))
     wanted = ReferenceEvaluator(model).run(None, {"x": np.eye(3, INPUTS, dtype=np.float32)})[0]
-    np.testing.assert_allclose(dense(found.weight).T[:3], wanted, rtol=1e-6)
-    assert found.weight.shape == (OUTPUTS, INPUTS)
+    np.testing.assert_allclose(dense(actual.weight).T[:3], wanted, rtol=1e-6)
+    assert actual.weight.shape == (OUTPUTS, INPUTS)
     along_inputs = (axis == 1) == turned
     whole = not many or along_inputs == bool(block)
-    assert isinstance(found.weight, BlockTensor) == whole
-    if isinstance(found.weight, BlockTensor):
-        assert found.weight.block == (block or INPUTS)
+    assert isinstance(actual.weight, BlockTensor) == whole
+    if isinstance(actual.weight, BlockTensor):
+        assert actual.weight.block == (block or INPUTS)

@@ -1,4 +1,4 @@
-"""A device that remembers what instructions made: what it reads is what is there, whatever it has seen before."""
+"""A device that caches results of instructions returns current values, whatever it has executed before."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def device_of(items: Sequence[Instruction]) -> RecallingDevice:
 
 
 def run(device: RecallingDevice, content: np.ndarray) -> np.ndarray:
-    """The values that a program leaves for some."""
+    """Run a program on inputs and return its values."""
     device.forget()
     device.set_values(INPUT, content)
     device.start(PROGRAM)
@@ -48,7 +48,7 @@ def run(device: RecallingDevice, content: np.ndarray) -> np.ndarray:
     return device.get_values(OUTPUT, N)
 
 
-def test_what_was_read_before_is_not_carried_out_again() -> None:
+def test_repeated_reads_are_not_executed_again() -> None:
     device = device_of(COPY)
     first, second = (device.values.new_inputs(N) for _ in range(2))
     assert np.array_equal(run(device, first), first)
@@ -60,7 +60,7 @@ def test_what_was_read_before_is_not_carried_out_again() -> None:
 
 
 def test_parameters_and_operands_are_read_again() -> None:
-    """VEC with the same words and other vectors is another one."""
+    """VEC with equal words and other vectors is another instruction."""
     block = config.parameter_block(np.zeros(N), np.ones(N), np.zeros(N), N)
     size = len(block) // N
     items = [
@@ -79,7 +79,7 @@ def test_parameters_and_operands_are_read_again() -> None:
     assert not np.array_equal(residues(run(device, inputs)), residues(inputs))
 
 
-def test_what_is_never_written_is_not_written() -> None:
+def test_unwritten_memory_stays_untouched() -> None:
     device = device_of(COPY)
     device.fix([(OUTPUT + N - 1, OUTPUT + N)])
     with pytest.raises(Unproven, match=f"it writes to {OUTPUT:#x}, which holds the program or constants"):
@@ -87,7 +87,7 @@ def test_what_is_never_written_is_not_written() -> None:
 
 
 def turns() -> list[Instruction]:
-    """The second turn of a loop stores what the first one has loaded."""
+    """Return a loop whose second iteration stores what the first has loaded."""
     body: list[Instruction] = [
         Load(offset=INPUT, length=N, run=N, dst=5, signal=1),
         Store(offset=OUTPUT, length=N, src=6, wait=1, signal=2),
@@ -101,11 +101,11 @@ def turns() -> list[Instruction]:
     ]
 
 
-def test_a_turn_begins_with_anything_where_one_before_has_written() -> None:
+def test_an_iteration_starts_with_unknown_contents() -> None:
     device = device_of(turns())
     inputs = device.values.new_inputs(N)
     assert np.array_equal(run(device, inputs), inputs)
     device.turn_register = TURN
-    found = run(device, inputs)
-    assert not np.isin(found, inputs).any()
-    assert np.array_equal(run(device, inputs), found)
+    actual = run(device, inputs)
+    assert not np.isin(actual, inputs).any()
+    assert np.array_equal(run(device, inputs), actual)

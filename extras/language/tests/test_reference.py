@@ -1,4 +1,4 @@
-"""The reference in float32 against a plain one in float64, whole and in parts."""
+"""The float32 reference against a plain float64 one, whole and in parts."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def tokens_of(model: LanguageModel, count: int, seed: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_against_a_plain_one(name: str) -> None:
+def test_matches_plain_float64(name: str) -> None:
     model = case(name)
     tokens = tokens_of(model, 9)
-    found, wanted = Reference(model).logits(tokens), plain_language.logits(model, tokens)
-    assert found.dtype == np.float32
+    actual, wanted = Reference(model).logits(tokens), plain_language.logits(model, tokens)
+    assert actual.dtype == np.float32
     assert wanted.std() > 0.3
-    np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
+    np.testing.assert_allclose(actual, wanted, atol=2e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
@@ -70,7 +70,7 @@ def test_weights_in_blocks(architecture: str, kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_in_parts_it_is_the_same_up_to_rounding(name: str) -> None:
+def test_parts_match_the_whole_up_to_rounding(name: str) -> None:
     model = case(name)
     tokens = tokens_of(model, 24)
     reference = Reference(model)
@@ -84,8 +84,8 @@ def test_in_parts_it_is_the_same_up_to_rounding(name: str) -> None:
         np.testing.assert_allclose(np.concatenate(parts), whole, atol=2e-5 * np.abs(whole).max())
 
 
-def test_texts_longer_than_what_is_computed_at_once() -> None:
-    """Also the last logits alone."""
+def test_texts_longer_than_a_chunk() -> None:
+    """Also with only the last logits."""
     sizes = replace(SIZES, context=700, blocks=1)
     model = language_models.random_model(np.random.default_rng(8), sizes=sizes)
     tokens, reference = tokens_of(model, 600), Reference(model)
@@ -99,18 +99,18 @@ def test_texts_longer_than_what_is_computed_at_once() -> None:
         np.testing.assert_allclose(last[0], whole[count - 1], atol=1e-4)
 
 
-def test_two_texts_do_not_meet() -> None:
+def test_texts_do_not_affect_each_other() -> None:
     model = case("llama")
     reference, (one, two) = Reference(model), (tokens_of(model, 8, 1), tokens_of(model, 8, 2))
     first, second = reference.start(), reference.start()
-    found = [np.concatenate([reference.logits([a], first), reference.logits([b], second)])
+    actual = [np.concatenate([reference.logits([a], first), reference.logits([b], second)])
              for a, b in zip(one, two, strict=True)]  # fmt: skip
-    np.testing.assert_allclose(np.array(found)[:, 0], reference.logits(one), atol=1e-4)
-    np.testing.assert_allclose(np.array(found)[:, 1], reference.logits(two), atol=1e-4)
+    np.testing.assert_allclose(np.array(actual)[:, 0], reference.logits(one), atol=1e-4)
+    np.testing.assert_allclose(np.array(actual)[:, 1], reference.logits(two), atol=1e-4)
 
 
 def test_large_values_do_not_overflow() -> None:
-    """Gates far below zero, and scores far above it."""
+    """Gates far below zero and scores far above it."""
     model = case("llama")
     blocks = tuple(
         replace(block, query=replace(block.query, weight=block.query.weight * np.float32(1000)),  # type: ignore[operator]
@@ -120,7 +120,7 @@ def test_large_values_do_not_overflow() -> None:
     assert np.isfinite(Reference(replace(model, blocks=blocks)).logits(tokens_of(model, 20))).all()
 
 
-def test_what_is_refused() -> None:
+def test_tokens_are_refused() -> None:
     model = case("gpt2")
     reference, count = Reference(model), model.sizes.vocabulary
     cache = reference.start()
@@ -147,7 +147,7 @@ def test_weights_that_are_too_large() -> None:
 
 
 def test_functions_of_one_number() -> None:
-    """More closely than logits tell."""
+    """Tighter than comparing logits."""
     x = np.linspace(-8, 8, 401, dtype=np.float32)
     tanh = [math.tanh(math.sqrt(2 / math.pi) * (value + 0.044715 * value**3)) for value in x.tolist()]
     gelu = [value / 2 * (1 + other) for value, other in zip(x.tolist(), tanh, strict=True)]
@@ -162,40 +162,40 @@ _SIZES = Sizes(
 )  # fmt: skip
 
 
-def largest(
+def measure_heads(
     model: LanguageModel, texts: list[list[int]], patch: pytest.MonkeyPatch
 ) -> dict[int, list[float]]:
-    """The largest elements of heads, before and after they are turned, by the product that they come from."""
-    found: dict[int, list[float]] = {}
+    """Return the largest elements of heads before and after rotation, by source product."""
+    result: dict[int, list[float]] = {}
     heads = plain_language._heads
 
     def watched(
         model: LanguageModel, linear: Linear, x: list[float], count: int, at: int
     ) -> list[list[float]]:
-        made = heads(model, linear, x, count, at)
-        seen = found.setdefault(id(linear), [0.0, 0.0])
-        for index, values in enumerate((plain_language._product(linear, x), np.ravel(made))):
+        rotated = heads(model, linear, x, count, at)
+        seen = result.setdefault(id(linear), [0.0, 0.0])
+        for index, values in enumerate((plain_language._product(linear, x), np.ravel(rotated))):
             seen[index] = max(seen[index], float(np.abs(values).max()))
-        return made
+        return rotated
 
     patch.setattr(plain_language, "_heads", watched)
     for text in texts:
         plain_language.logits(model, text)
-    return found
+    return result
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_queries_and_keys_as_large_as_they_become(
+def test_ranges_cover_rotated_queries_and_keys(
     architecture: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(seed)
     model = random_model(rng, architecture, _SIZES, biases=bool(seed % 2))
     count = len(model.vocabulary.tokens)
     texts = [rng.integers(0, count, length).tolist() for length in (1, 7, 24)]
-    seen = largest(model, texts, monkeypatch)
-    found = measure_ranges(model, texts)
-    for block, query, key in zip(model.blocks, found.query, found.key, strict=True):
+    seen = measure_heads(model, texts, monkeypatch)
+    actual = measure_ranges(model, texts)
+    for block, query, key in zip(model.blocks, actual.query, actual.key, strict=True):
         assert query == pytest.approx(max(seen[id(block.query)]), rel=1e-4)
         assert key == pytest.approx(max(seen[id(block.key)]), rel=1e-4)
 
@@ -203,13 +203,13 @@ def test_queries_and_keys_as_large_as_they_become(
 COUNT = 7
 
 
-def even(tokens: Sequence[int]) -> np.ndarray:
+def uniform(tokens: Sequence[int]) -> np.ndarray:
     return np.full((len(tokens), COUNT), 1000.0, np.float32)
 
 
 @given(st.integers(2, 60), st.integers(2, 20), st.data())
 def test_every_token_counts_once(length: int, window: int, data: st.DataObject) -> None:
-    """With logits that tell which tokens were seen in front."""
+    """Checked with logits that encode the preceding tokens."""
     stride = data.draw(st.integers(1, window - 1))
     tokens = [at % COUNT for at in range(length)]
     seen: list[int] = []
@@ -219,7 +219,7 @@ def test_every_token_counts_once(length: int, window: int, data: st.DataObject) 
         seen.append(len(given))
         return np.random.default_rng(len(given)).normal(size=(len(given), COUNT)).astype(np.float32)
 
-    found = perplexity(logits, tokens, window=window, stride=stride)
+    actual = perplexity(logits, tokens, window=window, stride=stride)
     total, at = 0.0, 1
     while at < length:  # the plain meaning: for each token, the window that counts it first
         index = 0 if at < window else math.ceil((at - window + 1) / stride)
@@ -231,13 +231,13 @@ def test_every_token_counts_once(length: int, window: int, data: st.DataObject) 
         assert at - start >= min(at, window - stride)
         total -= float(row[tokens[at]]) - math.log(sum(math.exp(value) for value in row))
         at += 1
-    assert found.tokens == length - 1
-    assert found.value == pytest.approx(math.exp(total / (length - 1)), rel=1e-6)
+    assert actual.tokens == length - 1
+    assert actual.value == pytest.approx(math.exp(total / (length - 1)), rel=1e-6)
 
 
-def test_an_even_model() -> None:
-    found = perplexity(even, [0, 1, 2, 3, 4] * 3, window=4)
-    assert found == Perplexity(pytest.approx(COUNT), 14)
+def test_a_uniform_model() -> None:
+    actual = perplexity(uniform, [0, 1, 2, 3, 4] * 3, window=4)
+    assert actual == Perplexity(pytest.approx(COUNT), 14)
 
 
 def test_refused_perplexity() -> None:
@@ -263,5 +263,5 @@ def test_refused_perplexity() -> None:
         ),
     ]:
         with pytest.raises(TokenError) as caught:
-            perplexity(even, tokens, window=window, stride=stride)
+            perplexity(uniform, tokens, window=window, stride=stride)
         assert str(caught.value) == why

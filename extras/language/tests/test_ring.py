@@ -1,4 +1,4 @@
-"""How products of a decoder are cut into parts for the slots of weights."""
+"""Division of a decoder's products into parts for the weight slots."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_parts_cover_products_and_fit(
             index, tile = index + 1, tile + part.tiles
         assert tile == product.tiles
     assert index == len(ring.vectors)
-    # All parts of the head are alike, and the first ones may be loaded as if they were those of a block.
+    # All parts of the head have one size, so the first may be loaded like parts of a block.
     assert vocabulary <= slots * ring.head_turns * ring.head_tiles < vocabulary + slots * ring.head_turns
     assert ring.head_tiles <= head_most
     assert ring.head_tiles * head.vectors <= min(ring.vectors[:slots])
@@ -61,7 +61,7 @@ def test_slots_are_banks_where_there_is_room() -> None:
     assert len(small.slots) == 3  # fewer than four, as the number of parts must be a multiple
 
 
-def test_too_little_room_is_said() -> None:
+def test_too_little_room_is_reported() -> None:
     with pytest.raises(
         CompileError, match="room for 500 vectors of weights; two parts of a product take 580"
     ):
@@ -72,10 +72,10 @@ def test_too_little_room_is_said() -> None:
     st.lists(_products, min_size=1, max_size=4), st.integers(0, 600), st.integers(2, 7), st.integers(0, 3000),
     st.integers(1, 64),
 )  # fmt: skip
-def test_another_program_has_slots_for_the_same_parts(
+def test_programs_share_slots(
     drawn: list[tuple[int, int, int]], start: int, banks: int, taken: int, most: int
 ) -> None:
-    """Each part has the same slot in every block, and fits it."""
+    """Each part has one slot in every block, and fits it."""
     products = {
         f"product {index}": Product(tiles * together, vectors, together)
         for index, (tiles, vectors, together) in enumerate(drawn)

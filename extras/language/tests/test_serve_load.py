@@ -1,4 +1,4 @@
-"""`weft serve` with many clients at once: those that behave get what they get alone, and nothing is left behind."""
+"""`weft serve` under load: well-behaved clients get their texts, and no resources leak."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ MEGABYTE = 1 << 20
 
 
 @dataclasses.dataclass
-class Served:
-    """A server in a process of its own."""
+class ServerProcess:
+    """A server in its own process."""
 
     process: subprocess.Popen[str]
     port: int
     log: Path
 
     def memory(self) -> float:
-        """MB that are in use by it, without the process of the template."""
+        """Return the server's memory in MB, without the template process."""
         return int(self._status("VmRSS").split()[0]) / 1024
 
     def _status(self, name: str) -> str:
@@ -60,12 +60,12 @@ class Served:
         return int(self._status("Threads"))
 
     def texts(self) -> int:
-        found = httpx.get(f"http://127.0.0.1:{self.port}/health", trust_env=False, timeout=60).json()
-        return int(found["texts"])
+        result = httpx.get(f"http://127.0.0.1:{self.port}/health", trust_env=False, timeout=60).json()
+        return int(result["texts"])
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
     path = tmp_path / "served.gguf"
     sizes = dataclasses.replace(SIZES, context=500, blocks=1)
     model = random_model(np.random.default_rng(3), sizes=sizes, biases=False)
@@ -81,14 +81,14 @@ def served(tmp_path: Path) -> Iterator[Served]:
     with process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        yield Served(process, int(line.split("/v1")[0].rpartition(":")[2]), log)
+        yield ServerProcess(process, int(line.split("/v1")[0].rpartition(":")[2]), log)
         process.send_signal(signal.SIGINT)
         process.wait(30)
 
 
 def cases() -> list[Case]:
-    """Prompts, chats, seeds, lengths; as a whole and as streams."""
-    found = []
+    """Return prompts and chats with seeds and lengths, as wholes and as streams."""
+    results = []
     for number, words in enumerate(
         ["the quick", "the quick fox", "over", "the lazy dogs", "a", "jumps over the dogs"]
     ):
@@ -98,30 +98,30 @@ def cases() -> list[Case]:
             "seed": number,
             "stream": number % 2 == 0,
         }
-        found.append(Case(COMPLETIONS, {"prompt": words, **options}))
-        found.append(Case(CHATS, {"messages": [{"role": "user", "content": words}], **options}))
-    return found
+        results.append(Case(COMPLETIONS, {"prompt": words, **options}))
+        results.append(Case(CHATS, {"messages": [{"role": "user", "content": words}], **options}))
+    return results
 
 
-def run(served: Served, clients: int, seconds: float, seed: int) -> tuple[Load, list[float]]:
-    """A load, with the memory that the server had each tenth of it."""
-    load = Load(served.port, [], READING)
+def run(server: ServerProcess, clients: int, seconds: float, seed: int) -> tuple[Load, list[float]]:
+    """Run a load and sample the server's memory ten times."""
+    load = Load(server.port, [], READING)
 
-    async def alone() -> list[Case]:
+    async def ask_alone() -> list[Case]:
         answers = [await load.ask(case) for case in cases()]
         assert {status for status, _ in answers} == {200}
         return [
             dataclasses.replace(case, text=text) for case, (_, text) in zip(cases(), answers, strict=True)
         ]
 
-    load.cases = asyncio.run(alone())
+    load.cases = asyncio.run(ask_alone())
     assert len({case.text for case in load.cases}) > 6
     memory: list[float] = []
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(seconds / 60):
-            memory.append(served.memory())
+            memory.append(server.memory())
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -131,44 +131,44 @@ def run(served: Served, clients: int, seconds: float, seed: int) -> tuple[Load, 
     return load, memory
 
 
-def check(served: Served, load: Load, before: tuple[int, int]) -> None:
-    """Answers were right, and nothing is left of the clients: no text, no file, no thread."""
+def check(server: ServerProcess, load: Load, before: tuple[int, int]) -> None:
+    """Check that answers were right and that no text, file or thread is left."""
     assert not load.wrong, f"{len(load.wrong)} wrong, first {load.wrong[:5]}"
     kinds = {name.split()[0] for name in load.done if not name.startswith("503: ")}
     assert kinds == {"good", *(kind.__name__.strip("_") for kind in KINDS)}
     assert load.done["good cut off"] == 0
     end = time.monotonic() + 60
-    while served.texts() or served.files() > before[0] + 3:
-        assert time.monotonic() < end, (served.texts(), served.files(), before)
+    while server.texts() or server.files() > before[0] + 3:
+        assert time.monotonic() < end, (server.texts(), server.files(), before)
         time.sleep(0.5)
-    assert served.threads() <= before[1] + 6  # those that encode and render
-    lines = served.log.read_text().splitlines()
+    assert server.threads() <= before[1] + 6  # those that encode and render
+    lines = server.log.read_text().splitlines()
     strange = [line for line in lines if not LINE.fullmatch(line)]
     assert len(strange) == 2, strange[:5]  # before there were clients
     answered = sum(often for name, often in load.done.items() if name.split()[-1].isdecimal())
     assert len(lines) >= answered
 
 
-def report(served: Served, load: Load, memory: list[float]) -> str:
+def report(server: ServerProcess, load: Load, memory: list[float]) -> str:
     tenths = [f"{statistics.median(memory[at : at + 6]):.1f}" for at in range(0, len(memory), 6)]
-    return json.dumps({"done": dict(sorted(load.done.items())), "MB": tenths, "end": served.memory()})
+    return json.dumps({"done": dict(sorted(load.done.items())), "MB": tenths, "end": server.memory()})
 
 
-def test_a_few_clients_of_all_kinds(served: Served) -> None:
-    before = served.files(), served.threads()
-    load, memory = run(served, clients=24, seconds=5, seed=0)
-    print(report(served, load, memory))
-    check(served, load, before)
+def test_a_few_clients_of_all_kinds(server: ServerProcess) -> None:
+    before = server.files(), server.threads()
+    load, memory = run(server, clients=24, seconds=5, seed=0)
+    print(report(server, load, memory))
+    check(server, load, before)
     assert load.done["good 200"] > 10
 
 
 @pytest.mark.long
-def test_300_clients_for_ten_minutes(served: Served) -> None:
-    """Memory does not grow: the last third of the time takes no more than the second one did."""
-    before = served.files(), served.threads()
-    load, memory = run(served, clients=300, seconds=600, seed=1)
-    print(report(served, load, memory))
-    check(served, load, before)
+def test_300_clients_for_ten_minutes(server: ServerProcess) -> None:
+    """The last third of the time may use no more memory than the second."""
+    before = server.files(), server.threads()
+    load, memory = run(server, clients=300, seconds=600, seed=1)
+    print(report(server, load, memory))
+    check(server, load, before)
     third = len(memory) // 3
     second, last = memory[third : 2 * third], memory[2 * third :]
     assert statistics.median(last) < statistics.median(second) + 8

@@ -1,4 +1,4 @@
-"""Messages of chats as templates take them."""
+"""Chat messages in the form that templates read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def call(arguments: Any) -> dict[str, Any]:
 
 
 def test_calls_of_functions_reach_templates() -> None:
-    """With arguments as mappings, which templates write as JSON; and without fields that are null."""
+    """Arguments become mappings, which templates write as JSON; null fields are dropped."""
     user = {"role": "user", "content": "x"}
     for arguments, expected in (('{"a": [1, "é"]}', {"a": [1, "é"]}), ("", {}), ({"a": 1}, {"a": 1})):
-        made = {"role": "assistant", "content": None, "tool_calls": [call(arguments)], "refusal": None}
+        message = {"role": "assistant", "content": None, "tool_calls": [call(arguments)], "refusal": None}
         answer = {"role": "tool", "tool_call_id": "1", "content": "5"}
-        assert plain(user, made, answer) == [
+        assert plain(user, message, answer) == [
             user, {"role": "assistant", "tool_calls": [call(expected)]}, answer,
         ]  # fmt: skip
 

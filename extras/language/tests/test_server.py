@@ -1,4 +1,4 @@
-"""A language model served over a socket: answers are those of the model alone, whoever else asks, leaves or errs."""
+"""A language model's HTTP server: answers match the model alone, whatever other clients do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from weft.extras.language.server.chat import ChatTemplate
 from weft.extras.language.server.server import MAX_BODY, MIN_LONG_REQUEST, Server
 from weft.extras.language.tests.support.language_models import SIZES, random_model
 from weft.extras.language.tests.support.load import CHATS, COMPLETIONS, Case, request
-from weft.extras.language.tests.support.served import connected, received, serving, settled
+from weft.extras.language.tests.support.served import connect, receive_all, run_server, wait_until
 from weft.sim.device import DeviceError
 
 PROMPT = "the quick fox"
@@ -51,30 +51,30 @@ TEMPLATE = (
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("served") / "served.gguf"
     sizes = dataclasses.replace(SIZES, context=500, blocks=1)
-    made = random_model(np.random.default_rng(3), sizes=sizes, biases=False)
-    write(dataclasses.replace(made, chat_template=TEMPLATE), path, "F32")
+    model = random_model(np.random.default_rng(3), sizes=sizes, biases=False)
+    write(dataclasses.replace(model, chat_template=TEMPLATE), path, "F32")
     return path
 
 
-def loaded(path: Path, rows: int) -> Model:
+def language_model(path: Path, rows: int) -> Model:
     return weft.extras.language.run.lm.load(path, "small", rows=rows, calibration="the quick brown fox")
 
 
 @pytest.fixture(scope="module")
 def engine(path: Path) -> Iterator[Engine]:
-    with loaded(path, 3) as model, Engine(model) as engine:
+    with language_model(path, 3) as model, Engine(model) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def alone(path: Path) -> Iterator[Model]:
-    with loaded(path, 1) as model:
+def generate_alone(path: Path) -> Iterator[Model]:
+    with language_model(path, 1) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def port(engine: Engine) -> Iterator[int]:
-    with Server(engine, "served") as server, serving(server.application()) as (port, _):
+    with Server(engine, "served") as server, run_server(server.application()) as (port, _):
         yield port
 
 
@@ -87,13 +87,13 @@ def client(port: int) -> Iterator[httpx.Client]:
 def ask(client: httpx.Client, **fields: Any) -> dict[str, Any]:
     answer = client.post("/v1/completions", json={"prompt": PROMPT, "temperature": 0, **fields})
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    result: dict[str, Any] = answer.json()
+    return result
 
 
 def events(client: httpx.Client, address: str, **fields: Any) -> list[Any]:
-    """What a stream sends; the end is None."""
-    found = []
+    """Return a stream's events, checking its end marker."""
+    result = []
     with client.stream("POST", address, json=fields | {"stream": True}) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -101,15 +101,15 @@ def events(client: httpx.Client, address: str, **fields: Any) -> list[Any]:
             if line:
                 assert line.startswith("data: ")
                 content = line.removeprefix("data: ")
-                found.append(None if content == "[DONE]" else json.loads(content))
-    return found
+                result.append(None if content == "[DONE]" else json.loads(content))
+    return result
 
 
 def test_models(client: httpx.Client) -> None:
-    found = client.get("/v1/models").json()
-    assert [model["id"] for model in found["data"]] == ["served"]
+    actual = client.get("/v1/models").json()
+    assert [model["id"] for model in actual["data"]] == ["served"]
     assert client.get("/health").json() == {"status": "ok", "texts": 0}
-    assert client.get("/v1/models/served").json() == found["data"][0]
+    assert client.get("/v1/models/served").json() == actual["data"][0]
     for name in ("llama", "served/x", "a/b", "%1b"):
         answer = client.get(f"/v1/models/{name}")
         message = answer.json()["error"]["message"]
@@ -117,21 +117,21 @@ def test_models(client: httpx.Client) -> None:
         assert re.fullmatch(r"there is no model '.*'; this server has 'served'", message)
 
 
-def test_a_completion(client: httpx.Client, alone: Model) -> None:
-    result = alone.generate(PROMPT, tokens=6).result
-    found = ask(client, max_tokens=6, model="served", user="me", n=1, top_p=1.0)
-    assert found["object"] == "text_completion"
-    assert found["choices"] == [
+def test_a_completion(client: httpx.Client, generate_alone: Model) -> None:
+    result = generate_alone.generate(PROMPT, tokens=6).result
+    actual = ask(client, max_tokens=6, model="served", user="me", n=1, top_p=1.0)
+    assert actual["object"] == "text_completion"
+    assert actual["choices"] == [
         {"index": 0, "logprobs": None, "finish_reason": "length", "text": result.text,
          "end_reason": "token limit reached"}
     ]  # fmt: skip
-    assert found["usage"] == {"prompt_tokens": 4, "completion_tokens": 6, "total_tokens": 10}
-    stopped = ask(client, max_tokens=6, stop=[result.text[2]])
-    assert stopped["choices"][0]["finish_reason"] == "stop"
-    assert stopped["choices"][0]["text"] == result.text.split(result.text[2])[0]
+    assert actual["usage"] == {"prompt_tokens": 4, "completion_tokens": 6, "total_tokens": 10}
+    suspend = ask(client, max_tokens=6, stop=[result.text[2]])
+    assert suspend["choices"][0]["finish_reason"] == "stop"
+    assert suspend["choices"][0]["text"] == result.text.split(result.text[2])[0]
     tokens = ask(client, prompt=list(result.prompt), max_tokens=6)
     assert tokens["choices"][0]["text"] == result.text
-    drawn = alone.generate(PROMPT, tokens=6, temperature=1.0, top_k=5, seed=8).result
+    drawn = generate_alone.generate(PROMPT, tokens=6, temperature=1.0, top_k=5, seed=8).result
     assert ask(client, max_tokens=6, temperature=None, top_k=5, seed=8)["choices"][0]["text"] == drawn.text
 
 
@@ -140,10 +140,12 @@ def test_a_completion(client: httpx.Client, alone: Model) -> None:
     "prompts", [["the quick"], [[5, 6, 7]], ["the quick", "", "over", "the quick"], ["a", [5, 6, 7]]]
 )
 def test_each_prompt_of_a_list_has_a_choice(
-    client: httpx.Client, alone: Model, prompts: list[str | list[int]], stream: bool
+    client: httpx.Client, generate_alone: Model, prompts: list[str | list[int]], stream: bool
 ) -> None:
     options: dict[str, Any] = {"max_tokens": 5, "temperature": 1.0, "seed": 3}
-    results = [alone.generate(prompt, tokens=5, temperature=1.0, seed=3).result for prompt in prompts]
+    results = [
+        generate_alone.generate(prompt, tokens=5, temperature=1.0, seed=3).result for prompt in prompts
+    ]
     if stream:
         fields = {"prompt": prompts, "stream_options": {"include_usage": True}, **options}
         *parts, last, end = events(client, "/v1/completions", **fields)
@@ -154,19 +156,19 @@ def test_each_prompt_of_a_list_has_a_choice(
             texts[choice["index"]] += choice["text"]
             reasons[choice["index"]] = choice["finish_reason"] or ""
     else:
-        found = ask(client, prompt=prompts, **options)
-        assert [choice["index"] for choice in found["choices"]] == list(range(len(prompts)))
-        texts, usage = [choice["text"] for choice in found["choices"]], found["usage"]
-        reasons = [choice["finish_reason"] for choice in found["choices"]]
+        actual = ask(client, prompt=prompts, **options)
+        assert [choice["index"] for choice in actual["choices"]] == list(range(len(prompts)))
+        texts, usage = [choice["text"] for choice in actual["choices"]], actual["usage"]
+        reasons = [choice["finish_reason"] for choice in actual["choices"]]
     assert texts == [result.text for result in results]
     assert reasons == ["length"] * len(prompts)
     assert usage["prompt_tokens"] == sum(len(result.prompt) for result in results)
     assert usage["completion_tokens"] == 5 * len(prompts)
 
 
-def test_like_prompts_of_a_list_have_different_texts(client: httpx.Client) -> None:
-    found = ask(client, prompt=["a"] * 3, max_tokens=8, temperature=2)
-    assert len({choice["text"] for choice in found["choices"]}) > 1
+def test_equal_prompts_of_a_list_have_different_texts(client: httpx.Client) -> None:
+    actual = ask(client, prompt=["a"] * 3, max_tokens=8, temperature=2)
+    assert len({choice["text"] for choice in actual["choices"]}) > 1
 
 
 def test_all_texts_of_a_list_end_when_the_client_leaves_or_one_is_refused(
@@ -175,11 +177,11 @@ def test_all_texts_of_a_list_end_when_the_client_leaves_or_one_is_refused(
     body = {"prompt": ["a", "b", "c"], "max_tokens": 490, "temperature": 0}
     with pytest.raises(httpx.ReadTimeout):
         client.post("/v1/completions", json=body, timeout=0.1)
-    settled(lambda: engine.texts == 0)
+    wait_until(lambda: engine.texts == 0)
     monkeypatch.setattr(engines, "MAX_TEXTS", 2)
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 503
-    settled(lambda: engine.texts == 0)
+    wait_until(lambda: engine.texts == 0)
 
 
 def test_without_a_seed_texts_are_different(client: httpx.Client) -> None:
@@ -187,29 +189,29 @@ def test_without_a_seed_texts_are_different(client: httpx.Client) -> None:
     assert len(texts) > 1
 
 
-def test_a_stream(client: httpx.Client, alone: Model) -> None:
-    result = alone.generate(PROMPT, tokens=6).result
+def test_a_stream(client: httpx.Client, generate_alone: Model) -> None:
+    result = generate_alone.generate(PROMPT, tokens=6).result
     options = {"prompt": PROMPT, "temperature": 0, "max_tokens": 6, "stream_options": {"include_usage": True}}
-    *found, last = events(client, "/v1/completions", **options)
+    *actual, last = events(client, "/v1/completions", **options)
     assert last is None
-    assert len({item["id"] for item in found}) == 1
-    *parts, end, usage = found
+    assert len({item["id"] for item in actual}) == 1
+    *parts, end, usage = actual
     assert "".join(part["choices"][0]["text"] for part in parts) == result.text
     assert len(parts) > 2
     assert [part["choices"][0]["finish_reason"] for part in (*parts, end)] == [None] * len(parts) + ["length"]
     assert (usage["choices"], usage["usage"]["total_tokens"]) == ([], 10)
 
 
-def test_a_chat(client: httpx.Client, alone: Model) -> None:
-    tokens = alone.tokenizer.encode("<s>user the fox</s>", special=True, begin=False)
+def test_a_chat(client: httpx.Client, generate_alone: Model) -> None:
+    tokens = generate_alone.tokenizer.encode("<s>user the fox</s>", special=True, begin=False)
     assert tokens[0] == 1
     assert tokens[-1] == 2
-    result = alone.generate(tokens, tokens=4).result
+    result = generate_alone.generate(tokens, tokens=4).result
     messages = [{"role": "user", "content": "the fox"}]
     options: dict[str, Any] = {"messages": messages, "temperature": 0, "max_completion_tokens": 4}
-    found = client.post("/v1/chat/completions", json=options).json()
-    assert found["object"] == "chat.completion"
-    assert found["choices"][0]["message"] == {"role": "assistant", "content": result.text}
+    actual = client.post("/v1/chat/completions", json=options).json()
+    assert actual["object"] == "chat.completion"
+    assert actual["choices"][0]["message"] == {"role": "assistant", "content": result.text}
     messages[0]["content"] = [{"type": "text", "text": "the "}, {"type": "text", "text": "fox"}]  # type: ignore[assignment]
     first, *parts, end, last = events(client, "/v1/chat/completions", **options)
     assert (first["object"], last) == ("chat.completion.chunk", None)
@@ -218,7 +220,7 @@ def test_a_chat(client: httpx.Client, alone: Model) -> None:
     assert (end["choices"][0]["delta"], end["choices"][0]["finish_reason"]) == ({}, "length")
 
 
-def test_clients_at_once_get_what_each_gets_alone(client: httpx.Client, alone: Model) -> None:
+def test_clients_at_once_get_what_each_gets_alone(client: httpx.Client, generate_alone: Model) -> None:
     asked = [
         {"prompt": prompt, "max_tokens": 4 + index, "temperature": index % 3, "seed": index}
         for index, prompt in enumerate(
@@ -226,17 +228,17 @@ def test_clients_at_once_get_what_each_gets_alone(client: httpx.Client, alone: M
         )
     ]
     with ThreadPoolExecutor(len(asked)) as pool:
-        found = list(pool.map(lambda fields: ask(client, **fields)["choices"][0]["text"], asked))
-    for fields, text in zip(asked, found, strict=True):
-        result = alone.generate(
+        actual = list(pool.map(lambda fields: ask(client, **fields)["choices"][0]["text"], asked))
+    for fields, text in zip(asked, actual, strict=True):
+        result = generate_alone.generate(
             fields["prompt"], tokens=fields["max_tokens"], temperature=fields["temperature"], seed=fields["seed"]
         ).result  # type: ignore[arg-type] # fmt: skip
         assert text == result.text
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_takes_its_text_with_it(
-    client: httpx.Client, engine: Engine, alone: Model, stream: bool
+def test_texts_of_disconnected_clients_are_cancelled(
+    client: httpx.Client, engine: Engine, generate_alone: Model, stream: bool
 ) -> None:
     body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 490, "stream": stream}
     if stream:
@@ -246,9 +248,9 @@ def test_a_client_that_leaves_takes_its_text_with_it(
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/completions", json=body, timeout=0.3)
     computed = engine.steps
-    result = alone.generate(PROMPT, tokens=5).result
+    result = generate_alone.generate(PROMPT, tokens=5).result
     assert ask(client, max_tokens=5)["choices"][0]["text"] == result.text
-    settled(lambda: engine.texts == 0)
+    wait_until(lambda: engine.texts == 0)
     assert engine.model.step() is False  # not even when others ask
     assert engine.steps - computed < 200
     assert not engine.model.step_costs
@@ -338,7 +340,7 @@ def test_requests_that_are_refused(
 
 
 @pytest.mark.parametrize("address", [COMPLETIONS, CHATS])
-def test_no_field_is_ignored_that_changes_a_text(client: httpx.Client, address: str) -> None:
+def test_unsupported_fields_that_change_a_text_are_refused(client: httpx.Client, address: str) -> None:
     about = {"prompt": "a", "max_tokens": 1} if address == COMPLETIONS else chat("a")
     others = {"chat_template_kwargs": {}} if address == COMPLETIONS else {}
     for name, value in (CHANGING | others).items():
@@ -357,8 +359,8 @@ def test_options_of_chats_reach_the_template(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("depth", [100, 400, 600, 900, 990])
-def test_values_that_templates_are_given(client: httpx.Client, depth: int) -> None:
-    """Nested deeply, or long integers: no error of the server."""
+def test_extreme_values_for_templates(client: httpx.Client, depth: int) -> None:
+    """Deep nesting and long integers cause no server error."""
     for value in ("[" * depth + "]" * depth, "1" * depth * 9):
         body = f'{{"messages": [{{"role": "user", "content": "a", "x": {value}}}], "max_tokens": 1}}'
         answer = client.post(CHATS, content=body, headers={"content-type": "application/json"})
@@ -384,7 +386,7 @@ def test_requests_of_other_kinds(client: httpx.Client) -> None:
     assert status("POST", "/v1/chat/completions", json={"messages": [{"role": "user"}], "tools": [{}]}) == 400
 
 
-# --- what takes long, or never ends
+# --- slow or endless requests
 
 
 def chat(content: str) -> dict[str, Any]:
@@ -392,10 +394,10 @@ def chat(content: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("where", ["a text that takes long to encode", "a template that takes long"])
-def test_others_are_answered_meanwhile(
+def test_other_clients_are_answered_meanwhile(
     client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Before, not just at the same time: that is held up until they are."""
+    """The slow request is held until the other answers have arrived."""
     goes_on, encode, text = threading.Event(), engine.model.encode, ChatTemplate.text
     long = "a" * MIN_LONG_REQUEST
 
@@ -432,7 +434,7 @@ def test_others_are_answered_meanwhile(
     [("time", "it takes more than 1 s of processor time"), ("memory", "it takes more than 512 MB of memory")],
 )
 def test_hostile_chats(client: httpx.Client, attack: str, reason: str) -> None:
-    """Others are answered during one of them, and after it."""
+    """Other clients are answered during a hostile chat and after it."""
     with ThreadPoolExecutor(1) as pool:
         refused = pool.submit(client.post, "/v1/chat/completions", json=chat(attack))
         meanwhile = 0
@@ -463,10 +465,10 @@ def head(size: int) -> bytes:
 
 
 def test_bodies_that_come_too_late(engine: Engine) -> None:
-    """Also if a part of them comes all the time."""
-    with Server(engine, "served", read_timeout=0.4) as server, serving(server.application()) as (port, _):
+    """Also if they arrive slowly but steadily."""
+    with Server(engine, "served", read_timeout=0.4) as server, run_server(server.application()) as (port, _):
         for part in (b"", b" "):
-            with connected(port) as client:
+            with connect(port) as client:
                 client.sendall(head(1000))
                 client.settimeout(0.05)
                 content = b""
@@ -479,7 +481,7 @@ def test_bodies_that_come_too_late(engine: Engine) -> None:
 
 
 def test_bodies_that_are_too_large_are_not_read(port: int) -> None:
-    with connected(port) as client:
+    with connect(port) as client:
         client.sendall(head(MAX_BODY + 1))
         assert client.recv(1000).startswith(b"HTTP/1.1 413")
 
@@ -488,7 +490,7 @@ def test_bodies_of_all_clients_have_a_limit(
     port: int, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "MAX_BODIES", 10_000)
-    slow = [connected(port) for _ in range(3)]
+    slow = [connect(port) for _ in range(3)]
     for number, other in enumerate(slow):
         other.sendall(head(5000) + b" " * 4000)
         if number == 2:
@@ -499,7 +501,7 @@ def test_bodies_of_all_clients_have_a_limit(
     assert (busy.status_code, busy.json()["error"]["message"]) == (503, message)
     for other in slow:
         other.close()
-    settled(lambda: client.post("/v1/completions", json={"prompt": "a" * 3000}).status_code != 503)
+    wait_until(lambda: client.post("/v1/completions", json={"prompt": "a" * 3000}).status_code != 503)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -521,16 +523,16 @@ def test_a_client_that_left_before_the_first_event(engine: Engine, stream: bool)
     before = engine.steps
     with Server(engine, "served") as server:
         asyncio.run(server.application()(scope, receive, send))
-    settled(lambda: engine.texts == 0)
+    wait_until(lambda: engine.texts == 0)
     assert engine.steps - before < 200
 
 
 # --- the engine
 
 
-def test_too_many_texts(alone: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_texts(generate_alone: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "MAX_TEXTS", 1)
-    engine = Engine(alone)  # which does not compute
+    engine = Engine(generate_alone)  # which does not compute
     engine.submit("a", {}, lambda event: None)
     with pytest.raises(BusyError, match="1 texts are running or waiting, which is the limit"):
         engine.submit("a", {}, lambda event: None)
@@ -538,7 +540,7 @@ def test_too_many_texts(alone: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         engine.submit("a", {"top_k": -1}, lambda event: None)
 
 
-def test_a_server_that_is_busy_says_so(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_server_answers_503(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "MAX_TEXTS", 0)
     answer = client.post("/v1/completions", json={"prompt": PROMPT})
     assert answer.status_code == 503
@@ -548,14 +550,14 @@ def test_a_server_that_is_busy_says_so(client: httpx.Client, monkeypatch: pytest
 @pytest.mark.parametrize("error", [DeviceError("the bus has failed"), IndexError("a bug")])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_device_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def failing(self: Model) -> bool:
+    def raise_error(self: Model) -> bool:
         raise error
 
-    monkeypatch.setattr(Model, "step", failing)
+    monkeypatch.setattr(Model, "step", raise_error)
     heard: list[Any] = []
-    with loaded(path, 1) as model, Engine(model) as engine:
+    with language_model(path, 1) as model, Engine(model) as engine:
         engine.submit("a", {}, heard.append)
-        settled(lambda: len(heard) == 1)
+        wait_until(lambda: len(heard) == 1)
         assert isinstance(heard[0], DeviceError)
         with pytest.raises(DeviceError, match=r"the bus has failed|computing texts failed: IndexError"):
             engine.submit("a", {}, heard.append)
@@ -565,13 +567,13 @@ def test_a_device_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch, error:
 
 
 @contextlib.contextmanager
-def command(
+def start_server(
     path: Path, *options: str, line: bool = True, **environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command, and where it serves, if it prints that."""
-    given = ["serve", str(path), "--config", "small", "--port", "0", "--context", "400", *options]
+    """Start the command and return it with its address, if it prints one."""
+    words = ["serve", str(path), "--config", "small", "--port", "0", "--context", "400", *options]
     process = subprocess.Popen(
-        [sys.executable, "-m", "weft", *given],
+        [sys.executable, "-m", "weft", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment,
     )  # fmt: skip
     with process:
@@ -583,14 +585,14 @@ def command(
 
 
 def listens(port: int) -> bool:
-    with contextlib.suppress(ConnectionRefusedError), connected(port):
+    with contextlib.suppress(ConnectionRefusedError), connect(port):
         return True
     return False
 
 
 @contextlib.contextmanager
-def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Stop a process: when it goes on, everything that a client did meanwhile is there at once."""
+def suspend(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Suspend a process, so that everything a client does meanwhile arrives at once on resuming."""
     process.send_signal(signal.SIGSTOP)
     try:
         yield
@@ -599,14 +601,14 @@ def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def test_the_command_serves_until_it_is_interrupted(path: Path) -> None:
-    """Each request has a line, also if its client leaves, and if it goes on at the end."""
+    """Each request has a log line, also if its client disconnects or it runs at shutdown."""
 
     def completion(tokens: int, stream: bool = False) -> Case:
-        # Drawn at random, a text ends early at times.
+        # A randomly drawn text may end early.
         fields = {"prompt": "a", "max_tokens": tokens, "temperature": 0, "stream": stream}
         return Case(COMPLETIONS, fields)
 
-    with command(path) as (process, address):
+    with start_server(path) as (process, address):
         assert address.startswith("http://127.0.0.1:")
         ask = completion(2).fields
         answer = httpx.post(f"{address}/completions", json=ask, trust_env=False, timeout=60)
@@ -615,21 +617,21 @@ def test_the_command_serves_until_it_is_interrupted(path: Path) -> None:
         evil = httpx.get(f"{address}/models", headers={"host": "evil.example"}, trust_env=False, timeout=60)
         assert evil.status_code == 403
         port = httpx.URL(address).port or 0
-        # Clients that leave while a text goes on; before a text of one token ends; and before its stream begins.
-        with connected(port) as client:
+        # Clients that disconnect during a text, before a text of one token ends, and before its stream begins.
+        with connect(port) as client:
             client.sendall(request(completion(390)))
         for stream in (False, True):
-            with stopped(process), connected(port) as client:
+            with suspend(process), connect(port) as client:
                 client.sendall(request(completion(1, stream)))
-        with connected(port) as client:
+        with connect(port) as client:
             client.sendall(request(completion(390, stream=True)))
             client.recv(10)
-        with connected(port) as client:
+        with connect(port) as client:
             client.sendall(b"\0\r\n\r\n")
-            received(client)
+            receive_all(client)
         health = f"{address[:-3]}/health"
-        settled(lambda: httpx.get(health, trust_env=False, timeout=60).json()["texts"] == 0)
-        with connected(port) as client:
+        wait_until(lambda: httpx.get(health, trust_env=False, timeout=60).json()["texts"] == 0)
+        with connect(port) as client:
             client.sendall(request(completion(390, stream=True)))
             client.recv(10)
             process.send_signal(signal.SIGINT)
@@ -652,7 +654,7 @@ def test_the_command_serves_until_it_is_interrupted(path: Path) -> None:
 
 
 def test_the_options_of_the_command(path: Path) -> None:
-    """Nothing is logged."""
+    """With --quiet nothing is logged."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = {
@@ -664,8 +666,8 @@ def test_the_options_of_the_command(path: Path) -> None:
         "--idle-timeout": "0.5",
     }
     given = ["--quiet", *(word for option in options.items() for word in option)]
-    with command(path, *given, WEFT_API_KEY="secret-key", line=False) as (process, _):
-        settled(lambda: listens(port), 60)
+    with start_server(path, *given, WEFT_API_KEY="secret-key", line=False) as (process, _):
+        wait_until(lambda: listens(port), 60)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
             assert client.get("/v1/models").status_code == 401
             key = {
@@ -678,22 +680,24 @@ def test_the_options_of_the_command(path: Path) -> None:
             for name in ("host", "origin"):
                 assert client.get("/v1/models", headers=key | {name: "http://x.example"}).status_code == 403
             assert client.get("/health").status_code == 200
-        with connected(port) as idle:
+        with connect(port) as idle:
             idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert idle.recv(1000).startswith(b"HTTP/1.1 200")
-            with connected(port) as silent:
-                assert received(silent) == b""
+            with connect(port) as silent:
+                assert receive_all(silent) == b""
             idle.setblocking(False)
-            received(idle)  # raises if the connection is open: it must end before that of the silent client
+            receive_all(
+                idle
+            )  # raises if the connection is open: it must end before that of the silent client
         head = "".join(f"{name}: {value}\r\n" for name, value in key.items())
         body = f"POST {COMPLETIONS} HTTP/1.1\r\n{head}content-type: application/json\r\ncontent-length: 2\r\n\r\n{{"
         with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(connected(port)) for _ in range(3)]
+            clients = [stack.enter_context(connect(port)) for _ in range(3)]
             for client, sent in zip(clients, ("GET ", body, ""), strict=True):
                 client.sendall(sent.encode())
-            found = [received(client) for client in clients]
-        assert [answer.split()[1] for answer in found] == [b"408", b"408", b"503"]
-        for part, answer in zip((b"head", b"body"), found, strict=False):
+            actual = [receive_all(client) for client in clients]
+        assert [answer.split()[1] for answer in actual] == [b"408", b"408", b"503"]
+        for part, answer in zip((b"head", b"body"), actual, strict=False):
             assert b"the %b of the request was not sent in 1.5 s" % part in answer
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
@@ -708,7 +712,7 @@ def call(*arguments: str, code: str = "") -> tuple[int, str]:
     return process.returncode, process.stderr.splitlines()[-1]
 
 
-def test_what_the_command_refuses(path: Path) -> None:
+def test_options_that_the_command_refuses(path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         code, line = call(str(path), "--config", "small", "--port", port)

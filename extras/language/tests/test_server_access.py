@@ -1,4 +1,4 @@
-"""Who may use a server: its names, pages of other origins, and the key, in front of an application that says yes."""
+"""Access control of the server: host names, origins and the key, in front of an application that accepts all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.extras.language.server.server_access import Access
 
 LOOPBACK = ("127.0.0.1", 8080)
 ALL = ("0.0.0.0", "::")
-"""Addresses to listen at that no request comes in at."""
+"""Wildcard addresses to listen at."""
 
 
 async def _yes(request: Request) -> PlainTextResponse:
@@ -31,7 +31,7 @@ def ask(
     method: str = "GET",
     path: str = "/",
 ) -> tuple[int, dict[str, str], str]:
-    """Status, headers and content of the answer to a request that comes in at an address."""
+    """Return status, headers and content of the answer to a request at an address."""
     routes = [Route(name, _yes, methods=["GET", "POST"]) for name in ("/", "/health")]
     application = Starlette(routes=routes, middleware=access.middleware())
     sent: list[dict[str, Any]] = []
@@ -48,8 +48,8 @@ def ask(
 
     asyncio.run(application(scope, receive, send))
     content = b"".join(message.get("body", b"") for message in sent[1:]).decode()
-    given = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
-    return sent[0]["status"], given, content
+    answer_headers = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], answer_headers, content
 
 
 def status(host: str, *hosts: str, at: str = "127.0.0.1") -> int:
@@ -70,8 +70,8 @@ def status(host: str, *hosts: str, at: str = "127.0.0.1") -> int:
         ("[fd00::7]:8080", "fd00::7"),
     ],
 )
-def test_addresses_that_requests_come_in_at(host: str, at: str) -> None:
-    """They are taken whatever the server listens at: a name that leads elsewhere is none of them."""
+def test_hosts_equal_to_the_local_address(host: str, at: str) -> None:
+    """They are accepted for any listening address; a rebound DNS name is not among them."""
     for listening in (at, *ALL):
         assert status(host, listening, at=at) == 200
 
@@ -86,8 +86,8 @@ def test_addresses_that_requests_come_in_at(host: str, at: str) -> None:
 )  # fmt: skip
 def test_names_that_are_refused(host: str) -> None:
     for listening in ("127.0.0.1", "localhost", *ALL):
-        found, _, content = ask(Access((listening,)), {"host": host})
-        assert found == 403
+        actual, _, content = ask(Access((listening,)), {"host": host})
+        assert actual == 403
         error = json.loads(content)["error"]
         assert error["message"].startswith("the request is for host '")
         assert error["message"].endswith("; to accept it, start the server with --allow-host")
@@ -123,8 +123,8 @@ def test_pages_of_other_origins(origin: str) -> None:
         ("OPTIONS", {"access-control-request-method": "POST"}),
         ("GET", {"origin-trial": "x"}),
     ):
-        found, headers, content = ask(Access(("127.0.0.1",)), OWN | {"origin": origin} | more, method=method)
-        assert found == 403
+        actual, headers, content = ask(Access(("127.0.0.1",)), OWN | {"origin": origin} | more, method=method)
+        assert actual == 403
         assert "access-control-allow-origin" not in headers
         message = json.loads(content)["error"]["message"]
         assert (
@@ -135,8 +135,8 @@ def test_pages_of_other_origins(origin: str) -> None:
 
 def test_pages_of_the_server_itself() -> None:
     for origin in ("http://127.0.0.1:8080", "https://127.0.0.1:8080"):
-        found, headers, _ = ask(Access(), OWN | {"origin": origin})
-        assert (found, "access-control-allow-origin" in headers) == (200, False)
+        actual, headers, _ = ask(Access(), OWN | {"origin": origin})
+        assert (actual, "access-control-allow-origin" in headers) == (200, False)
 
 
 def test_pages_that_are_allowed() -> None:
@@ -148,18 +148,18 @@ def test_pages_that_are_allowed() -> None:
             "access-control-request-headers": "authorization, content-type, x-stainless-os",
             "access-control-request-private-network": "true",
         }
-        found, headers, _ = ask(access, OWN | asks, method="OPTIONS")
-        assert (found, headers["access-control-allow-origin"]) == (200, origin)
+        actual, headers, _ = ask(access, OWN | asks, method="OPTIONS")
+        assert (actual, headers["access-control-allow-origin"]) == (200, origin)
         assert headers["access-control-allow-headers"] == asks["access-control-request-headers"]
         assert headers["access-control-allow-private-network"] == "true"
-        found, headers, _ = ask(
+        actual, headers, _ = ask(
             access, OWN | {"origin": origin, "authorization": "Bearer secret"}, method="POST"
         )
-        assert (found, headers["access-control-allow-origin"]) == (200, origin)
+        assert (actual, headers["access-control-allow-origin"]) == (200, origin)
     assert ask(access, OWN | {"origin": "http://localhost:3001", "authorization": "Bearer secret"})[0] == 403
     assert ask(access, {"host": "evil.example", "origin": "http://localhost:3000"})[0] == 403
-    found, headers, _ = ask(Access(origins=("*",)), OWN | {"origin": "http://any.example"}, method="POST")
-    assert (found, headers["access-control-allow-origin"]) == (200, "*")
+    actual, headers, _ = ask(Access(origins=("*",)), OWN | {"origin": "http://any.example"}, method="POST")
+    assert (actual, headers["access-control-allow-origin"]) == (200, "*")
 
 
 @pytest.mark.parametrize(
@@ -172,10 +172,10 @@ def test_pages_that_are_allowed() -> None:
 )  # fmt: skip
 def test_requests_without_the_key(given: str | None, message: str) -> None:
     headers = OWN if given is None else OWN | {"authorization": given}
-    found, about, content = ask(Access(key="secret"), headers)
-    assert (found, about["www-authenticate"]) == (401, "Bearer")
-    told = json.loads(content)["error"]["message"]
-    assert told == f"{message}: send the server's API key as Authorization: Bearer KEY"
+    actual, about, content = ask(Access(key="secret"), headers)
+    assert (actual, about["www-authenticate"]) == (401, "Bearer")
+    answer = json.loads(content)["error"]["message"]
+    assert answer == f"{message}: send the server's API key as Authorization: Bearer KEY"
     assert ask(Access(key="secret"), headers, path="/health")[0] == 200
 
 
@@ -206,7 +206,7 @@ def test_requests_with_the_key() -> None:
         ({"key": "é"}, "^the API key must consist "),
     ],
 )
-def test_what_is_no_name_origin_or_key(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_names_origins_and_keys(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Access(**wrong)
     Access(("::1", "a-b.c_d", "10.0.0.1", "[::1]"), ("http://[::1]:80",), "sk-~!a")

@@ -1,4 +1,4 @@
-"""Kernels that do the same to each column: the same elements in any order, and the quickest one."""
+"""Kernels with one operation on each column: every element once, in the fastest order."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_every_column_of_every_row(rows: int, groups: int, columns: int, preset:
     }
     assert _places(kernel, "dst") == wanted
     assert _places(kernel, "d") == {3 + row for row in range(rows)}
-    # What all columns of a row share is read with the first one: the inner loop must stay in the row.
+    # The first column reads the operands that a row shares, so the inner loop must stay in the row.
     assert rows == 1 or kernel.d_ox == 0
 
 
-def test_many_of_what_there_is_run_side_by_side() -> None:
-    """Up to 8 rows of the kernel hide the latency of a micro-operation."""
+def test_many_rows_are_interleaved() -> None:
+    """Up to 8 interleaved rows hide the latency of a micro-operation."""
     config = Config.load("default")
     one = columnwise_kernel(config, Source.ACCUMULATOR, 0, (1, 1, 24), src=At(0, 0, 0, 1), dst=At(0, 0, 0, 1))
     assert (one.ob, one.oy, one.ox) == (1, 24, 1)

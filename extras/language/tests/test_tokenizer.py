@@ -1,4 +1,4 @@
-"""Text to tokens and back: special tokens, spaces in front, and tokens that come one after the other."""
+"""Text to tokens and back: special tokens, leading spaces, and streaming."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADDED = ("<tag>", "<tag>>", "\n\n", "Ġ", "é")
 
 
 def pieces(*, space: bool = True) -> Vocabulary:
-    """With tokens that users have defined."""
+    """Return pieces with user-defined tokens."""
     known = language_models.pieces()
     return replace(
         known,
@@ -67,8 +67,8 @@ def test_a_text_has_no_more_characters_than_its_tokens_allow(name: str, text: st
 @pytest.mark.parametrize("name", VOCABULARIES)
 @given(text=TEXTS)
 @example(text="  <tag>> the<s> the</s><|turn|>")
-def test_texts_come_back(name: str, text: str) -> None:
-    """With and without the names of control tokens as such, all at once and token by token."""
+def test_texts_round_trip(name: str, text: str) -> None:
+    """With and without control tokens by name, at once and token by token."""
     tokenizer = Tokenizer(VOCABULARIES[name]())
     kinds = tokenizer.vocabulary.kinds
     for special in (False, True):
@@ -87,7 +87,7 @@ def test_texts_come_back(name: str, text: str) -> None:
 @pytest.mark.parametrize("name", VOCABULARIES)
 @given(data=st.data())
 def test_any_tokens_make_text(name: str, data: st.DataObject) -> None:
-    """Token by token the same as at once, and no half of a character: what bytes are none is U+FFFD."""
+    """Streaming matches decoding at once, with whole characters; invalid bytes become U+FFFD."""
     tokenizer = Tokenizer(VOCABULARIES[name]())
     tokens = data.draw(st.lists(st.integers(0, len(tokenizer.vocabulary.tokens) - 1), max_size=12))
     raw = b"".join(map(tokenizer.content, tokens))
@@ -114,16 +114,16 @@ def test_a_character_in_parts() -> None:
 
 
 def test_spaces_in_front() -> None:
-    """A text has one put in front, and loses it again; what goes on with one keeps it."""
+    """Encoding adds a leading space and decoding removes it; continuations keep theirs."""
     tokenizer = Tokenizer(language_models.pieces())
     tokens = tokenizer.vocabulary.tokens
-    found = tokenizer.encode("the the")
-    assert [tokens[token] for token in found] == ["<s>", f"{SPACE}the", f"{SPACE}the"]
-    assert tokenizer.decode(found) == "the the"
+    actual = tokenizer.encode("the the")
+    assert [tokens[token] for token in actual] == ["<s>", f"{SPACE}the", f"{SPACE}the"]
+    assert tokenizer.decode(actual) == "the the"
     decoder = tokenizer.decoder()
-    assert [decoder.feed(token) for token in found] == ["", "the", " the"]  # behind <s> a text starts
+    assert [decoder.feed(token) for token in actual] == ["", "the", " the"]  # behind <s> a text starts
     decoder = tokenizer.decoder()
-    assert decoder.feed(found[1]) == " the"
+    assert decoder.feed(actual[1]) == " the"
     assert tokenizer.encode("") == [1]
     bare = Tokenizer(replace(tokenizer.vocabulary, add_space=False))
     assert [tokens[token] for token in bare.encode("the the")] == ["<s>", "t", "h", "e", f"{SPACE}the"]
@@ -141,32 +141,32 @@ def test_begin_and_end() -> None:
 
 
 def test_control_tokens() -> None:
-    """Their names are text, unless they are asked for."""
+    """Their names are plain text by default."""
     tokenizer = Tokenizer(pieces())
     turn = len(tokenizer.vocabulary.tokens) - 1
     assert turn not in tokenizer.encode("a<|turn|>b")
-    found = tokenizer.encode("the<|turn|>the</s>", special=True)
+    actual = tokenizer.encode("the<|turn|>the</s>", special=True)
     the = tokenizer.vocabulary.tokens.index(f"{SPACE}the")
-    assert found == [1, the, turn, the, 2]
-    assert tokenizer.decode(found) == "thethe"
-    assert tokenizer.decode(found, special=True) == "<s>the<|turn|>the</s>"
+    assert actual == [1, the, turn, the, 2]
+    assert tokenizer.decode(actual) == "thethe"
+    assert tokenizer.decode(actual, special=True) == "<s>the<|turn|>the</s>"
 
 
 def test_added_tokens() -> None:
-    """Of two that fit the longer one, and none of those that only look alike."""
+    """The longest match wins, and lookalikes do not match."""
     tokenizer = Tokenizer(language_models.byte_pairs(added=ADDED))
     tokens = tokenizer.vocabulary.tokens
-    found = [tokens[token] for token in tokenizer.encode("<tag>><tag>\n\n\né<ta")]
-    assert found == ["<tag>>", "<tag>", "\n\n", "Ċ", "é", "<", "t", "a"]
+    actual = [tokens[token] for token in tokenizer.encode("<tag>><tag>\n\n\né<ta")]
+    assert actual == ["<tag>>", "<tag>", "\n\n", "Ċ", "é", "<", "t", "a"]
 
 
-def test_of_tokens_that_are_written_alike_the_last_counts() -> None:
+def test_the_last_of_equal_tokens_counts() -> None:
     known = language_models.byte_pairs(added=("<x>", "<x>"))
     assert Tokenizer(known).encode("<x>") == [len(known.tokens) - 2]
 
 
 @pytest.mark.parametrize("token", [-1, 290, 1 << 70])
-def test_tokens_that_are_none(token: int) -> None:
+def test_invalid_tokens(token: int) -> None:
     tokenizer = Tokenizer(language_models.byte_pairs())
     count = len(tokenizer.vocabulary.tokens)
     assert count == 290
@@ -174,7 +174,7 @@ def test_tokens_that_are_none(token: int) -> None:
         tokenizer.decode([0, token])
 
 
-def test_halves_of_pairs() -> None:
+def test_surrogate_halves() -> None:
     with pytest.raises(TokenError) as caught:
         Tokenizer(language_models.byte_pairs()).encode("ab\ud800c")
     assert str(caught.value) == ("character 2 of the text is '\\ud800', half of a surrogate pair")

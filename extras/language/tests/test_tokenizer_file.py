@@ -1,4 +1,4 @@
-"""tokenizer.json as a vocabulary: the same tokens as before, and a sentence for what weft's tokenizers do not do."""
+"""Vocabularies from tokenizer.json: identical tokens, and one sentence for unsupported features."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def put(folder: Path, whole: object, count: int = 1000, facts: Facts | None = No
 
 
 def split(expressions: list[str], ignore: bool) -> dict[str, Any]:
-    """A file that splits texts by expressions, as many others do."""
+    """Return a file that splits texts by expressions."""
     whole = tokenizer_file(byte_pairs())
     parts = [
         {"type": "Split", "pattern": {"Regex": text}, "behavior": "Isolated", "invert": False}
@@ -46,18 +46,18 @@ def test_pieces(space: bool, tmp_path: Path) -> None:
     whole = tokenizer_file(known)
     if not space:
         del whole["normalizer"]["normalizers"][0]
-    found = put(tmp_path, whole, len(known.tokens), Facts(ends=(2,)))
-    assert found.notes == ()
-    one, other = Tokenizer(found.vocabulary), Tokenizer(known)
+    actual = put(tmp_path, whole, len(known.tokens), Facts(ends=(2,)))
+    assert actual.notes == ()
+    one, other = Tokenizer(actual.vocabulary), Tokenizer(known)
     for text in TEXTS:
         tokens = other.encode(text, begin=True)
         assert one.encode(text) == tokens
         assert one.decode(tokens) == text
-    assert (found.vocabulary.begin, found.vocabulary.end, found.vocabulary.unknown) == (1, 2, 0)
+    assert (actual.vocabulary.begin, actual.vocabulary.end, actual.vocabulary.unknown) == (1, 2, 0)
 
 
 def test_metaspace(tmp_path: Path) -> None:
-    """Spaces may be written by a splitter in place of a normaliser."""
+    """A pre-tokeniser may replace spaces instead of a normaliser."""
     known = trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces())
     whole = tokenizer_file(known)
     whole["normalizer"] = None
@@ -67,9 +67,9 @@ def test_metaspace(tmp_path: Path) -> None:
         "prepend_scheme": "first",
         "split": False,
     }
-    found = put(tmp_path, whole).vocabulary
-    assert found.add_space
-    assert Tokenizer(found).encode(TEXTS[0]) == Tokenizer(known).encode(TEXTS[0], begin=True)
+    actual = put(tmp_path, whole).vocabulary
+    assert actual.add_space
+    assert Tokenizer(actual).encode(TEXTS[0]) == Tokenizer(known).encode(TEXTS[0], begin=True)
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "smollm"])
@@ -79,12 +79,12 @@ def test_byte_pairs(pre: str, tmp_path: Path) -> None:
     whole = tokenizer_file(known)
     whole |= {"pre_tokenizer": split(list(pattern.expressions), False)["pre_tokenizer"]}
     whole["model"]["ignore_merges"] = pattern.keep_whole
-    found = put(tmp_path, whole, len(known.tokens) + 3, Facts(ends=(len(known.tokens) - 1,)))
-    assert found.vocabulary.pre == pre
-    assert found.vocabulary.end == known.end
-    assert found.vocabulary.kinds[-3:] == (Kind.CONTROL,) * 3
+    actual = put(tmp_path, whole, len(known.tokens) + 3, Facts(ends=(len(known.tokens) - 1,)))
+    assert actual.vocabulary.pre == pre
+    assert actual.vocabulary.end == known.end
+    assert actual.vocabulary.kinds[-3:] == (Kind.CONTROL,) * 3
     for text in TEXTS:
-        assert Tokenizer(found.vocabulary).encode(text) == Tokenizer(known).encode(text, begin=False)
+        assert Tokenizer(actual.vocabulary).encode(text) == Tokenizer(known).encode(text, begin=False)
 
 
 def test_digits_and_words(tmp_path: Path) -> None:
@@ -96,20 +96,20 @@ def test_digits_and_words(tmp_path: Path) -> None:
 
 
 def test_begin_and_end_by_their_text(tmp_path: Path) -> None:
-    found = put(
+    actual = put(
         tmp_path, tokenizer_file(byte_pairs()), facts=Facts(begin_text="the", end_text="<|endoftext|>")
     ).vocabulary
-    end = found.tokens.index("<|endoftext|>")
-    assert (found.begin, found.end, found.ends, found.add_begin) == (None, end, frozenset({end}), False)
+    end = actual.tokens.index("<|endoftext|>")
+    assert (actual.begin, actual.end, actual.ends, actual.add_begin) == (None, end, frozenset({end}), False)
 
 
 def test_an_end_of_turns_by_its_text(tmp_path: Path) -> None:
-    """The configuration names only the end of texts; a token that is no special one ends nothing."""
+    """The configuration names only the end of texts; an ordinary token ends nothing."""
     whole = tokenizer_file(byte_pairs(added=("<|im_end|>", "<|end|>")))
     names = {item["content"]: item for item in whole["added_tokens"]}
     names["<|im_end|>"]["special"] = True
-    found = put(tmp_path, whole, facts=Facts(end_text="<|endoftext|>")).vocabulary
-    assert {found.tokens[at] for at in found.ends} == {"<|im_end|>", "<|endoftext|>"}
+    actual = put(tmp_path, whole, facts=Facts(end_text="<|endoftext|>")).vocabulary
+    assert {actual.tokens[at] for at in actual.ends} == {"<|im_end|>", "<|endoftext|>"}
 
 
 def test_texts_with_tokens_around(tmp_path: Path) -> None:
@@ -126,11 +126,11 @@ def test_texts_with_tokens_around(tmp_path: Path) -> None:
             },
         ],
     }
-    found = put(tmp_path, whole).vocabulary
-    assert (found.add_begin, found.add_end, found.end) == (False, True, end)
+    actual = put(tmp_path, whole).vocabulary
+    assert (actual.add_begin, actual.add_end, actual.end) == (False, True, end)
 
 
-def test_normalisation_is_noted(tmp_path: Path) -> None:
+def test_normalisation_is_reported(tmp_path: Path) -> None:
     whole = tokenizer_file(byte_pairs())
     whole["normalizer"] = {"type": "NFC"}
     whole["added_tokens"][-1]["rstrip"] = True
@@ -170,7 +170,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("place", "value", "words"), REFUSED, ids=lambda value: str(value)[:20])
-def test_what_is_refused(place: str, value: Any, words: str, tmp_path: Path) -> None:
+def test_unsupported_features_are_refused(place: str, value: Any, words: str, tmp_path: Path) -> None:
     whole = copy.deepcopy(tokenizer_file(byte_pairs()))
     inner: Any = whole
     *parents, last = place.split(".")
@@ -192,7 +192,7 @@ def test_expressions_that_are_not_known(tmp_path: Path) -> None:
 
 
 def test_merges_of_pieces_must_be_complete(tmp_path: Path) -> None:
-    """Scores say nothing of which pairs may merge: with some left out, tokens would be others."""
+    """Scores do not tell which pairs may merge; missing merges would change tokens."""
     known = trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces())
     whole = tokenizer_file(known)
     gone = whole["model"]["merges"].pop(40).split(" ")
@@ -245,11 +245,11 @@ def test_other_spaces_of_pieces(
 def test_whether_texts_get_a_space_in_front(change: dict[str, Any], space: bool, tmp_path: Path) -> None:
     whole = tokenizer_file(trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces()))
     splitter = {name: value for name, value in {**SPACED, **change}.items() if value is not None}
-    found = put(tmp_path, whole | {"normalizer": None, "pre_tokenizer": splitter})
-    assert found.vocabulary.add_space == space
+    actual = put(tmp_path, whole | {"normalizer": None, "pre_tokenizer": splitter})
+    assert actual.vocabulary.add_space == space
 
 
-def test_it_is_no_json(tmp_path: Path) -> None:
+def test_a_file_without_json(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe")
     with pytest.raises(CompileError, match=r"tokenizer.json: it is not JSON|not UTF-8"):
         read_tokenizer(tmp_path, Facts(), 10)

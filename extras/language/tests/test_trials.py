@@ -1,4 +1,4 @@
-"""Parts of a graph that are computed on numbers: which node messages are about."""
+"""Evaluated parts of a graph: the node that messages name."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def node(name: str, domain: str = "") -> Node:
         ([node("a"), node("b", "own"), node("c", "own"), node("d")], "b"),
     ],
 )
-def test_messages_are_about_the_first_foreign_node_or_the_last(nodes: list[Node], wanted: str) -> None:
-    """ONNX's own are known to what evaluates them; where all are, the last is what the part is for."""
+def test_messages_name_the_first_foreign_node_or_the_last(nodes: list[Node], wanted: str) -> None:
+    """The evaluator knows ONNX's own operators; if all are known, the part computes the last node."""
     part = object.__new__(_Segment)
     part._nodes = tuple(nodes)
     assert f"'{wanted}'" in part.label

@@ -17,8 +17,8 @@ def matches(term: forms.Number, values: list[np.ndarray | None]) -> bool:
     names = [object() for _ in values]
     arrays = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     builder: Any = SimpleNamespace(arrays=arrays)
-    found: dict[str, Any] = {}
-    return all(forms._unify(builder, term, name, found, {}) for name in names)  # type: ignore[arg-type]
+    result: dict[str, Any] = {}
+    return all(forms._unify(builder, term, name, result, {}) for name in names)  # type: ignore[arg-type]
 
 
 def test_numbers_have_a_type_and_one_value() -> None:

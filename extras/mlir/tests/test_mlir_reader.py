@@ -141,7 +141,7 @@ def damage(text: str, rng: random.Random) -> str:
         lines[one], lines[other] = lines[other], lines[one]
         return "\n".join(lines)
     for _ in range(rng.randint(1, 3)):
-        words = [found.span() for found in re.finditer(r"[\w.%-]+", text)]
+        words = [result.span() for result in re.finditer(r"[\w.%-]+", text)]
         start, end = rng.choice(words)
         text = text[:start] + rng.choice(TOKENS) + text[end:]
     return text

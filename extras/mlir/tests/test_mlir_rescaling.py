@@ -32,7 +32,7 @@ def random_scale(rng: random.Random) -> Scale:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_value_becomes_the_same_byte(seed: int) -> None:
-    rng, found = random.Random(seed), 0
+    rng, actual = random.Random(seed), 0
     for _ in range(60):
         scale, values, zero = (
             random_scale(rng),
@@ -43,7 +43,7 @@ def test_every_value_becomes_the_same_byte(seed: int) -> None:
         made = find_mantissa(scale, values, levels)
         if made is None:
             continue
-        found += 1
+        actual += 1
         assert made[0] < 1 << 24
         for value in range(values[0], values[1] + 1):
             tosa = scale.apply(value)
@@ -53,7 +53,7 @@ def test_every_value_becomes_the_same_byte(seed: int) -> None:
                 made,
                 value,
             )
-    assert found > 30
+    assert actual > 30
 
 
 def test_scale_is_that_of_the_specification() -> None:
@@ -95,10 +95,10 @@ def test_first_values_where_products_are_half_way(shift: int) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9, 16, 25, 49])
 def test_means_have_a_device_scale(count: int) -> None:
     """TOSA rounds half of a mean away from zero; so does the device with a slightly larger scale."""
-    found = find_mantissa(reciprocal_scale(count), (-255 * count, 255 * count), (-255, 255))
-    assert found is not None
+    actual = find_mantissa(reciprocal_scale(count), (-255 * count, 255 * count), (-255, 255))
+    assert actual is not None
     for value in range(-255 * count, 255 * count + 1):
-        assert half_even(value * found[0], found[1]) == reciprocal_scale(count).apply(value)
+        assert half_even(value * actual[0], actual[1]) == reciprocal_scale(count).apply(value)
 
 
 def test_ties_have_no_mantissa() -> None:

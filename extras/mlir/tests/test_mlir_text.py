@@ -50,14 +50,14 @@ def constant(text: str, type_: str) -> np.ndarray:
     ],
 )  # fmt: skip
 def test_constants(text: str, type_: str, wanted: Any) -> None:
-    found = constant(text, type_)
-    assert found.shape == np.shape(wanted)
-    np.testing.assert_array_equal(found.astype(np.float64), np.asarray(wanted, np.float64))
+    actual = constant(text, type_)
+    assert actual.shape == np.shape(wanted)
+    np.testing.assert_array_equal(actual.astype(np.float64), np.asarray(wanted, np.float64))
 
 
 def test_splat_constants_take_no_space() -> None:
-    found = constant("0.0", "tensor<1024x1024x1024xf32>")
-    assert found.strides == (0, 0, 0)
+    actual = constant("0.0", "tensor<1024x1024x1024xf32>")
+    assert actual.strides == (0, 0, 0)
 
 
 @pytest.mark.parametrize(

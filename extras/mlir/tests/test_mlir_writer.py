@@ -29,14 +29,14 @@ KINDS = ("conv", "dense", "pool", "add", "concat", "rescale", "cnn")
 
 
 def feeds_of(graph: Graph, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    found = {}
+    result = {}
     for name, (dtype, shape) in graph.inputs.items():
         if dtype == "float32":
-            found[name] = rng.normal(size=shape).astype(np.float32) * 3
+            result[name] = rng.normal(size=shape).astype(np.float32) * 3
         else:
             limits = np.iinfo(dtype)
-            found[name] = rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
-    return found
+            result[name] = rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
+    return result
 
 
 def check(source: Any, seed: int = 0) -> str | None:

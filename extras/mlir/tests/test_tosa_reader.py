@@ -305,9 +305,9 @@ def test_shifts_to_the_right(by: int) -> None:
             read(text.text(made))
         return
     x = np.random.default_rng(0).integers(-128, 128, (1, 2, 3, 4)).astype(np.int8)
-    (found,) = run_graph(import_model(text.text(made)), {"x0": x}).values()
+    (actual,) = run_graph(import_model(text.text(made)), {"x0": x}).values()
     shifted = ((x.astype(np.int64) - 5) << 20) >> by
-    np.testing.assert_array_equal(found, np.clip((shifted + (1 << 12)) >> 13, -128, 127))
+    np.testing.assert_array_equal(actual, np.clip((shifted + (1 << 12)) >> 13, -128, 127))
 
 
 def test_weights_must_be_constant() -> None:

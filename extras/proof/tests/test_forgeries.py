@@ -323,16 +323,16 @@ def test_the_proven_program_runs(
         link.symlink_to("b")
 
     def load(path: Any) -> weft.Program:
-        found = loaded(path)
+        actual = loaded(path)
         if moment == "when it was loaded":
             swap()
-        return found
+        return actual
 
     def verify(*arguments: Any, **options: Any) -> Any:
-        found = proven(*arguments, **options)
+        actual = proven(*arguments, **options)
         if moment == "when it was proven":
             swap()
-        return found
+        return actual
 
     monkeypatch.setattr(weft, "load", load, raising=False)
     monkeypatch.setattr(weft.extras.proof.certificate, "verify", verify)

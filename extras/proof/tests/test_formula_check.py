@@ -64,7 +64,6 @@ def test_formulas_are_close(name: str) -> None:
 
 
 def test_wrong_weight() -> None:
-    """A wrong weight is detected."""
     op = operator("LayerNorm")
     weight = WEIGHT.copy()
     weight[5] += 0.5

@@ -15,16 +15,16 @@ from weft.extras.proof.programs.network import Network
 from weft.extras.proof.programs.sums import Sums
 from weft.extras.proof.programs.symbols import Symbols
 from weft.extras.proof.programs.values import CONSTANTS, Values
-from weft.extras.proof.tests.support.certified import graph_before, inputs_of, outputs, proven
+from weft.extras.proof.tests.support.certified import graph_before, inputs_of, outputs, prove_program
 from weft.hdl.isa.config import Config
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_programs(kind: str, seed: int) -> None:
-    found = proven(*compile_random(kind, seed), seed=seed)
-    assert found.compared > 0
-    assert found.error < -50
+    actual = prove_program(*compile_random(kind, seed), seed=seed)
+    assert actual.compared > 0
+    assert actual.error < -50
 
 
 @pytest.mark.long
@@ -41,9 +41,9 @@ def evaluate_constants(graph: Graph, config: Config, point: dict[str, np.ndarray
     for name in graph.inputs:
         network.buffers[name] = point[name].ravel().view(np.uint8).astype(np.int64)
     network.run(graph)
-    found = {name: network.buffers[name] for name in graph.outputs}
-    assert all((part < CONSTANTS).all() for part in found.values())
-    return {name: part[part >= 0].astype(np.uint8).tobytes() for name, part in found.items()}
+    result = {name: network.buffers[name] for name in graph.outputs}
+    assert all((part < CONSTANTS).all() for part in result.values())
+    return {name: part[part >= 0].astype(np.uint8).tobytes() for name, part in result.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,10 +54,10 @@ def test_definitions_on_constants(kind: str, seed: int) -> None:
     program, graph = compile_segment(segment, config), graph_before(segment)
     rng = np.random.default_rng(seed)
     for point in (inputs_of(graph, program, rng) for _ in range(3)):
-        found = outputs(program, config, point)
+        actual = outputs(program, config, point)
         written = written_bytes(graph, config)
         for expected, given, places in zip(
-            evaluate_constants(graph, config, point).values(), found or [], written, strict=True
+            evaluate_constants(graph, config, point).values(), actual or [], written, strict=True
         ):
             assert np.frombuffer(given, np.uint8)[places].tobytes() == expected
 
@@ -68,7 +68,7 @@ def test_groups_of_different_exponents() -> None:
     op = attention_cases.attention(9, 5 * config.n, 16, score_scale=2e-3, q_zero=3, v_zero=-5, scale=1.3)
     segment = segment_of(op)
     program, graph = compile_segment(segment, config), graph_before(segment)
-    assert proven(segment, config, program).compared == 9 * 16
+    assert prove_program(segment, config, program).compared == 9 * 16
     rng = np.random.default_rng(1)
     point = {name: rng.integers(-90, 90, program.input_shape(name)).astype(np.int8) for name in graph.inputs}
     assert outputs(program, config, point) == [evaluate_constants(graph, config, point)["y"]]

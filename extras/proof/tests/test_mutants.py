@@ -1,4 +1,4 @@
-"""Mutants of a skid buffer: the property of its words sees them, a weaker one does not."""
+"""Mutants of a skid buffer: its property detects them, a weaker property does not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weft.hdl.lib.queues import SkidBuffer
 
 
 class Weak(Bench):
-    """Claims that a buffer that shows no word takes one, which is little."""
+    """Claims only that a buffer without a word accepts one."""
 
     def watch(self, m: Module) -> None:
         self.free_inputs(m)
@@ -30,20 +30,20 @@ class Weak(Bench):
 
 def test_a_strong_property_kills_all() -> None:
     strong = next(queues.properties())
-    found = mutants(strong, 12, 3)
-    assert (found.killed, found.count) == (12, 12)
+    actual = mutants(strong, 12, 3)
+    assert (actual.killed, actual.count) == (12, 12)
 
 
-def test_a_weak_one_does_not() -> None:
-    found = mutants(
+def test_a_weak_property_misses_some() -> None:
+    actual = mutants(
         Property("lib/skid_buffer", "weak", "It takes a word.", lambda: Weak(SkidBuffer(3))), 6, 3
     )
-    assert 0 < len(found.survivors) < found.count == 6
-    assert all(command.startswith("mutate ") for command in found.survivors)
+    assert 0 < len(actual.survivors) < actual.count == 6
+    assert all(command.startswith("mutate ") for command in actual.survivors)
 
 
 class Sum(wiring.Component):
-    """``a + b`` and whether that is odd, each in the next cycle. A term of the latter makes no difference."""
+    """``a + b`` and its parity, each a cycle later. A term does not influence the parity."""
 
     def __init__(self) -> None:
         super().__init__({"a": In(2), "b": In(2), "sum": Out(3), "odd": Out(1)})
@@ -56,7 +56,7 @@ class Sum(wiring.Component):
 
 
 class Part(Bench):
-    """Claims what one output of a `Sum` should be."""
+    """Claims the value of one output of a `Sum`."""
 
     def __init__(self, about: str) -> None:
         super().__init__(Sum())
@@ -78,35 +78,35 @@ def part(about: str) -> Property:
 
 
 def test_properties_of_parts_kill_together() -> None:
-    found = mutants(part("sum"), 10, 1, beside=[part("sum"), part("odd"), next(queues.properties())])
-    assert (found.killed, found.others, found.survivors, found.undecided) == (5, 5, [], [])
+    actual = mutants(part("sum"), 10, 1, beside=[part("sum"), part("odd"), next(queues.properties())])
+    assert (actual.killed, actual.others, actual.survivors, actual.undecided) == (5, 5, [], [])
 
 
-def test_what_changes_nothing_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutants_without_effect_are_no_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
     either = re.search(r"cell \$or (\S+)", netlist.logic(netlist.source(Part("sum"))))
     assert either is not None
     term = f"mutate -mode {{}} -module top.dut -cell {either[1]} -port B -portbit 0"
     listed = [term.format("const0"), term.format("const1")]
     monkeypatch.setattr(netlist, "mutations", lambda *given: listed)
-    found = mutants(part("sum"), 2, 1)
-    assert (found.same, found.survivors, found.count) == (listed[:1], listed[1:], 1)
+    actual = mutants(part("sum"), 2, 1)
+    assert (actual.same, actual.survivors, actual.count) == (listed[:1], listed[1:], 1)
 
 
-def test_what_takes_too_long_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what was found of all is kept."""
+def test_timeouts_are_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other results are cached."""
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
     with monkeypatch.context() as hurried:
         hurried.setattr(engines, "decide", lambda *given: engines.Verdict(None, "no time"))
         assert len(mutants(part("sum"), 3, 1).undecided) == 3
-    found = mutants(part("sum"), 3, 1)
-    assert (found.seen, len(found.survivors), found.undecided) == (2, 1, [])
+    actual = mutants(part("sum"), 3, 1)
+    assert (actual.seen, len(actual.survivors), actual.undecided) == (2, 1, [])
     monkeypatch.setattr(engines, "decide", lambda *given: engines.Verdict(None, "no time"))
-    assert mutants(part("sum"), 3, 1) == found
+    assert mutants(part("sum"), 3, 1) == actual
 
 
 class Half(wiring.Component):
-    """The lower of two bits, a cycle later; the upper one is kept as well, and nothing reads it."""
+    """The lower of two bits, a cycle later; the upper bit is registered but never read."""
 
     def __init__(self) -> None:
         super().__init__({"a": In(2), "o": Out(1)})
@@ -127,7 +127,7 @@ class Watched(Bench):
 
 
 @pytest.mark.parametrize("bit", [0, 1])
-def test_what_nothing_reads_is_no_fault(bit: int, tmp_path: Path) -> None:
+def test_unread_bits_are_no_faults(bit: int, tmp_path: Path) -> None:
     source = netlist.source(Watched(Half()))
     register = re.search(r"cell \$s?dff (\S+)", netlist.logic(source))
     assert register is not None
@@ -152,8 +152,8 @@ def test_other_units_are_not_shown_the_mutants() -> None:
         ("load/unpack: places of vectors", "load/unpack: bytes of vectors"),
     ],
 )
-def test_what_a_bench_looks_at_does_not_make_another_unit(titles: tuple[str, str]) -> None:
-    """Amaranth writes connections in another order then, and numbers those without names otherwise."""
+def test_observed_signals_do_not_change_the_unit(titles: tuple[str, str]) -> None:
+    """Amaranth then reorders connections and renumbers unnamed signals."""
     every = {item.title: item for module in (rows, transfers, load) for item in module.properties()}
     first, second = (netlist.logic(netlist.source(every[title].bench())) for title in titles)
     assert first == second
@@ -180,8 +180,8 @@ class Kept(Bench):
 
 
 def test_submodules_are_left_out(tmp_path: Path) -> None:
-    found = netlist.source(Kept(Outer()))
-    every = netlist.mutations(found, tmp_path, 12, 1)
+    actual = netlist.source(Kept(Outer()))
+    every = netlist.mutations(actual, tmp_path, 12, 1)
     assert any("top.dut.inner" in command for command in every)
-    some = netlist.mutations(found, tmp_path, 12, 1, but=("inner",))
+    some = netlist.mutations(actual, tmp_path, 12, 1, but=("inner",))
     assert {command.split(" -module ")[1].split()[0] for command in some} == {"top.dut"}

@@ -1,4 +1,4 @@
-"""What synthesis makes of the core, with models of the vendors' cells, runs a matrix product like the golden device."""
+"""The synthesised core, with models of the vendors' cells, matches the golden device on a matrix product."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ SMALLEST = PRESETS["tiny"].replace(
 MEMORY = 1 << 13
 PROGRAM = 0x1800
 ROWS, STEPS = 12, 3
-"""Rows of A, and vectors of the contraction."""
+"""Rows of A, and contraction length in vectors."""
 
 
 def netlist(config: Config, family: str, kind: type[Core | SequentialCore]) -> str:
-    """The synthesised core of `config`, without vendors' cells; kept in the cache."""
+    """Synthesise the core of `config` without vendors' cells; cached."""
     core = generate(kind(config, multipliers(family)), name=TOP)
     commands = [
         "read_verilog core.v",
@@ -48,16 +48,17 @@ def netlist(config: Config, family: str, kind: type[Core | SequentialCore]) -> s
     ]
     text = "\n".join([core, *commands, version("pyosys")])
 
-    def make(folder: Path) -> None:
+    def synthesise(folder: Path) -> None:
         (folder / "core.v").write_text(core)
         run_yosys(*commands, cwd=folder)
 
-    made = entry(f"netlist-{hashlib.sha256(text.encode()).hexdigest()[:24]}", make) / "netlist.v"
+    made = entry(f"netlist-{hashlib.sha256(text.encode()).hexdigest()[:24]}", synthesise) / "netlist.v"
     return replace_cells(made.read_text(), top=TOP, models=models(family))
 
 
 def product(device: Device, config: Config, limit: int, shift: int) -> bytes:
-    """All memory after a product of random matrices, of elements below `limit`, scaled by about ``2**(15 - shift)``."""
+    """Return all memory after a product of random matrices of elements below `limit`, scaled by about ``2**(15 -
+    shift)``."""
     n, depth, generator = config.n, config.scratchpad_depth, np.random.default_rng(1)
     vectors = {"run": n, "row_pitch": n, "length": n, "pitch": n, "dst_row": 1}
     program = (
@@ -80,7 +81,7 @@ def product(device: Device, config: Config, limit: int, shift: int) -> bytes:
     return device.read(0, MEMORY)
 
 
-# A minute or two each to synthesise and compile, when the cache is empty.
+# With an empty cache each takes a minute or two to synthesise and compile.
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("config", "family"),
@@ -97,14 +98,14 @@ def test_netlist(config: Config, family: str) -> None:
 
 @pytest.mark.long
 def test_netlist_of_a_sequential_core() -> None:
-    """The one that is on the board."""
+    """Uses a board's configuration."""
     compare(BOARDS["icebreaker"].config, "ice40", SequentialCore)
 
 
 def compare(config: Config, family: str, kind: type[Core | SequentialCore]) -> None:
     golden = GoldenDevice(config, MEMORY)
     with RtlDevice(config, MEMORY, verilog=netlist(config, family, kind), stall_probability=0.2) as device:
-        # Sums of any size, of which the result keeps the top, and small ones, of which it keeps every bit.
+        # Large sums, whose upper bits are kept, and small sums, whose bits are all kept.
         for limit, shift in ((128, 24), (4, 15)):
             expected = product(golden, config, limit, shift)
             assert len(set(expected[0x1000 : 0x1000 + ROWS * config.n])) > 10, "a result worth comparing"

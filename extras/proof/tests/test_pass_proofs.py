@@ -1,4 +1,4 @@
-"""Passes of the compiler keep the function of a network for all inputs, and certificates are of what they make."""
+"""Compiler passes preserve networks for all inputs, and certificates cover their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.compiler.passes import groups, order
 from weft.compiler.passes.drop_channels import drop_channels
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.planner import Planner
-from weft.extras.proof.tests.support.certified import differs, proven
+from weft.extras.proof.tests.support.certified import prove_program, unproven_outputs
 from weft.hdl.isa.config import PRESETS
 
 TINY = PRESETS["tiny"]
@@ -30,14 +30,14 @@ def test_dropped_channels() -> None:
         made = drop_channels(segment, Planner(Target(TINY)))
         if made.ops == segment.ops:
             continue
-        assert differs(segment, made, TINY) == []
+        assert unproven_outputs(segment, made, TINY) == []
         if cases < 3:
-            proven(segment, TINY)
+            prove_program(segment, TINY)
         at, op = next((at, op) for at, op in enumerate(made.ops) if isinstance(op, Conv) and op.weight.any())
         weight = op.weight.copy()
         weight[tuple(np.argwhere(weight)[0])] += 1
         other = (*made.ops[:at], op.replace(weight=weight), *made.ops[at + 1 :])
-        cases += bool(differs(segment, DeviceSegment("other", other), TINY))
+        cases += bool(unproven_outputs(segment, DeviceSegment("other", other), TINY))
         if cases == 6:
             return
     assert cases > 3
@@ -50,13 +50,13 @@ def test_divided_pools(name: str) -> None:
         segment = segment_of(overlapping_pool(rng, config))
         made = split_pool(segment, Planner(Target(config)))
         divided += len(made.ops) == 2
-        assert differs(segment, made, config) == []
+        assert unproven_outputs(segment, made, config) == []
     assert divided
 
 
 @pytest.fixture
 def _forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All groups for which there is room, and all moves that are allowed."""
+    """Return all groups that fit, with all allowed moves."""
     monkeypatch.setattr(groups, "_GAIN", 1e9)
     monkeypatch.setattr(order, "_SHARE", -1e9)
 
@@ -64,7 +64,7 @@ def _forced(monkeypatch: pytest.MonkeyPatch) -> None:
 def check_proof(seed: int) -> None:
     name = ("tiny", "small", "default")[seed % 3]
     segment, _ = branches(np.random.default_rng(seed), 5, 20)
-    assert proven(segment, PRESETS[name], seed=seed).compared > 0
+    assert prove_program(segment, PRESETS[name], seed=seed).compared > 0
 
 
 @pytest.mark.usefixtures("_forced")

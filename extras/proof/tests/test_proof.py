@@ -9,12 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from support.certified_cases import draw_network
-from support.op_cases import (
-    convolution,
-    random_convolutions,
-    segment_of,
-    whole,
-)
+from support.op_cases import convolution, random_convolutions, segment_of, whole
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Add, Attention, Window
@@ -23,7 +18,7 @@ from weft.extras.proof.certificate import placement_of
 from weft.extras.proof.programs.graph import Graph
 from weft.extras.proof.programs.proof import Placement, prove
 from weft.extras.proof.programs.value_device import Unproven
-from weft.extras.proof.tests.support.certified import graph_before, proven, refused, rng_of
+from weft.extras.proof.tests.support.certified import find_refusal, graph_before, prove_program, rng_of
 from weft.hdl.isa import End, Store
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS
@@ -33,9 +28,9 @@ from weft.hdl.isa.config import PRESETS
 def test_random_programs(seed: int) -> None:
     print(f"seed {seed}")
     segment, config = draw_network(seed)
-    found = proven(segment, config, seed=seed)
-    assert found.compared > 0
-    assert found.error < -50
+    actual = prove_program(segment, config, seed=seed)
+    assert actual.compared > 0
+    assert actual.error < -50
 
 
 @pytest.mark.long
@@ -49,13 +44,13 @@ def test_many_random_programs(seed: int) -> None:
 def test_networks_of_convolutions(seed: int) -> None:
     rng = rng_of(seed)
     segment, _ = random_convolutions(rng)
-    proven(segment, PRESETS[("tiny", "small", "default")[seed % 3]])
+    prove_program(segment, PRESETS[("tiny", "small", "default")[seed % 3]])
 
 
 def test_an_overflow_is_not_proven() -> None:
     op = convolution(whole("x", (1, 1, 1, 70_000), "input"), 3, Window())
     with pytest.raises(Unproven, match="differ from the network's"):
-        proven(segment_of(op.replace(weight=np.full_like(op.weight, 255))), PRESETS["default"])
+        prove_program(segment_of(op.replace(weight=np.full_like(op.weight, 255))), PRESETS["default"])
 
 
 def test_paged_keys_are_not_proven() -> None:
@@ -65,7 +60,7 @@ def test_paged_keys_are_not_proven() -> None:
     table = whole("table", (1, 1, 4, 4), "table")
     op = Attention("paged", q, k, v, y, 1, 1, 1, 0.01, (64,), page=16, table=table)
     with pytest.raises(Unproven, match="comes from a page table, and it depends on inputs"):
-        proven(segment_of(op), PRESETS["default"])
+        prove_program(segment_of(op), PRESETS["default"])
 
 
 def test_missing_results_are_not_proven() -> None:
@@ -74,7 +69,7 @@ def test_missing_results_are_not_proven() -> None:
     segment, config = segment_of(op), PRESETS["tiny"]
     program = compile_segment(segment, config)
     early = dataclasses.replace(program, instructions=Code.of([End()]))
-    assert "differ from the network's" in refused(segment, config, early)
+    assert "differ from the network's" in find_refusal(segment, config, early)
 
 
 def test_a_store_outside_of_outputs_is_not_proven() -> None:
@@ -84,7 +79,7 @@ def test_a_store_outside_of_outputs_is_not_proven() -> None:
     op = dataclasses.replace(convolution(whole("x", (1, 4, 4, 8), "input"), 8, Window()), dst=inside)
     segment, config = segment_of(op), PRESETS["tiny"]
     program = compile_segment(segment, config)
-    assert refused(segment, config, program) == ""
+    assert find_refusal(segment, config, program) == ""
     items = list(program.instructions)
     last = max(index for index, item in enumerate(items) if isinstance(item, Store))
     store = dataclasses.replace(items[last], wait=0, signal=0)
@@ -95,7 +90,7 @@ def test_a_store_outside_of_outputs_is_not_proven() -> None:
         (constants, "of memory outside of its buffers"),
     ):
         changed = Code.of([*items[: last + 1], again, *items[last + 1 :]])
-        assert message in refused(segment, config, dataclasses.replace(program, instructions=changed))
+        assert message in find_refusal(segment, config, dataclasses.replace(program, instructions=changed))
 
 
 Change = Callable[[Graph, Placement], tuple[Graph, Placement]]

@@ -1,4 +1,4 @@
-"""Verdicts on a counter of which what holds is known."""
+"""Verdicts on a counter with known properties."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.extras.proof.hardware.property import Bench, Bounded, Induction, Invar
 
 
 class Counter(wiring.Component):
-    """Counts `step`, of which there may be one in two cycles, from 0 to 9 and on from 0."""
+    """Counts `step`, at most one in two cycles, from 0 to 9 and wraps to 0."""
 
     def __init__(self) -> None:
         super().__init__({"step": In(1), "value": Out(4)})
@@ -68,7 +68,7 @@ def below(limit: int) -> Callable[[CounterBench, Module], None]:
 
 
 @pytest.mark.parametrize("method", [Invariant(), Induction(2), Bounded(14)], ids=repr)
-def test_what_holds(method: Method) -> None:
+def test_true_properties_are_proven(method: Method) -> None:
     result = of(below(10), method)
     assert result.outcome is (Outcome.BOUNDED if isinstance(method, Bounded) else Outcome.PROVEN)
     assert result.good
@@ -77,7 +77,7 @@ def test_what_holds(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", [Invariant(), Induction(12), Bounded(14)], ids=repr)
-def test_what_does_not_hold(method: Method) -> None:
+def test_false_properties_fail(method: Method) -> None:
     result = of(below(9), method)
     assert result.outcome is Outcome.FAILED
     assert not result.good
@@ -85,13 +85,13 @@ def test_what_does_not_hold(method: Method) -> None:
     assert (Path(result.folder) / "trace.vcd").read_text().startswith("$")
 
 
-def test_a_bound_says_nothing_of_what_is_behind_it() -> None:
+def test_a_bound_proves_nothing_beyond_it() -> None:
     assert of(below(9), Bounded(9)).outcome is Outcome.BOUNDED
     assert of(below(9), Bounded(10)).outcome is Outcome.FAILED
 
 
 def test_induction_that_does_not_close() -> None:
-    """From 15, which is never reached, the counter goes on to 0; 12 is not below 12, and comes from 11."""
+    """The unreachable 15 wraps to 0; 12 is not below 12 and follows 11."""
     result = of(below(12), Induction(1))
     assert result.outcome is Outcome.UNDECIDED
     assert not result.folder
@@ -144,7 +144,7 @@ def test_signals_inside() -> None:
 @pytest.mark.parametrize(
     ("path", "width", "told"), [("hiden", 4, "no signal 'dut.hiden'"), ("hidden", 3, "4 bits, not 3")]
 )
-def test_signals_that_are_not_there(path: str, width: int, told: str) -> None:
+def test_missing_signals(path: str, width: int, told: str) -> None:
     def watch(bench: CounterBench, m: Module) -> None:
         bench.claim("any", bench.peek(path, width) == 0)
 
@@ -153,7 +153,7 @@ def test_signals_that_are_not_there(path: str, width: int, told: str) -> None:
 
 
 class Twins(wiring.Component):
-    """Two registers of one name: the first one keeps `i`, the second one its complement."""
+    """Two registers of one name: the first follows `i`, the second its complement."""
 
     def __init__(self) -> None:
         super().__init__({"i": In(1), "o": Out(1)})
@@ -189,7 +189,7 @@ def test_signals_of_one_name() -> None:
 
 
 class Crowded(wiring.Component):
-    """Counter in a submodule that has the name of a signal, with `more` other signals in front of it."""
+    """Counter in a submodule named like a signal, with `more` other signals before it."""
 
     def __init__(self, more: int) -> None:
         super().__init__({"step": In(1), "value": Out(4)})
@@ -228,7 +228,7 @@ def test_a_path_to_several_signals_is_refused() -> None:
 
 
 class Table(wiring.Component):
-    """A memory of four words, which is written at ``place`` only."""
+    """A memory of four words, written only at ``place``."""
 
     def __init__(self) -> None:
         super().__init__({"place": In(2), "word": In(2), "read": Out(2)})
@@ -277,7 +277,7 @@ def test_words_of_memories(offset: int, outcome: Outcome) -> None:
 
 
 def test_out_of_time_is_not_proven() -> None:
-    """Two factors of a prime of 40 bits: no solver sees in a second that there are none."""
+    """Factoring a prime of 40 bits: no solver refutes it in a second."""
 
     def watch(bench: CounterBench, m: Module) -> None:
         a, b = bench.constant(m, 20, "a"), bench.constant(m, 21, "b")
@@ -289,7 +289,7 @@ def test_out_of_time_is_not_proven() -> None:
     assert not result.folder
 
 
-def test_results_are_kept() -> None:
+def test_results_are_cached() -> None:
     first, second = of(below(10)), of(below(10))
     assert first == second
     assert first.folder

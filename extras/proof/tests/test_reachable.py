@@ -45,7 +45,6 @@ def core() -> MutatedCore:
 
 
 def invert_bit(core: MutatedCore, register: str) -> Mutant:
-    """Return the mutant that inverts the lowest bit of a register."""
     text = (core.folder / PLAIN).read_text()
     cell = re.search(rf"cell \$\w*dff\w* (\S+)\n(?:    .*\n)*?    connect \\Q \\nest\.{register}\n", text)
     assert cell is not None

@@ -23,10 +23,10 @@ def variables(symbols: Symbols, count: int) -> Sums:
 
 
 def maximum_of(symbols: Symbols, members: list[Sums]) -> Sums:
-    found = Register(members[0])
+    result = Register(members[0])
     for item in members[1:]:
-        found = maximum(symbols, found, Register(item))
-    return found.number
+        result = maximum(symbols, result, Register(item))
+    return result.number
 
 
 def test_maxima_have_no_order() -> None:

@@ -34,12 +34,12 @@ def test_hashes_of_sets_have_no_order() -> None:
     rng = np.random.default_rng(2)
     members = rng.integers(0, 1 << 31, (50, 4, PRIMES)).astype(np.uint64)
     keys = rng.integers(0, 1 << 63, (50, PRIMES)).astype(np.uint64)
-    found = hash_sets(members, None, keys)
-    assert (hash_sets(members[:, ::-1], None, keys) == found).all()
-    assert len(np.unique(found, axis=0)) == 50
+    actual = hash_sets(members, None, keys)
+    assert (hash_sets(members[:, ::-1], None, keys) == actual).all()
+    assert len(np.unique(actual, axis=0)) == 50
     other = members.copy()
     other[:, 2, 1] ^= np.uint64(1)
-    assert (hash_sets(other, None, keys) != found).any(axis=1).all()
+    assert (hash_sets(other, None, keys) != actual).any(axis=1).all()
 
 
 @given(form=FORMS, numbers=st.lists(st.integers(-(1 << 20), 1 << 20), min_size=1, max_size=20))

@@ -1,4 +1,4 @@
-"""How many points `weft explore` measures in an hour, and how much two workers are quicker than one.
+"""Measure points per hour of `weft explore`, with one worker and with two.
 
     python extras/search/benchmarks/exploring.py [--network mobilenet_v2] [--points 24] [--seed 1]
 
@@ -38,26 +38,25 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 from zoo import NETWORKS, quantised
 
 
-def drawn(task: Task, count: int, seed: int) -> list[Point]:
-    """Random points that may be solutions."""
-    rng, found = np.random.default_rng(seed), list[Point]()
-    while len(found) < count:
+def draw_points(task: Task, count: int, seed: int) -> list[Point]:
+    """Return random points that may be solutions."""
+    rng, result = np.random.default_rng(seed), list[Point]()
+    while len(result) < count:
         chosen = {name: int(rng.choice(known)) for name, known in task.space.fields.items()}
         if not task.rejection(chosen, task.places[0]):
-            found.append(Point.of(task.space.config(chosen), task.places[0]))
-    return found
+            result.append(Point.of(task.space.config(chosen), task.places[0]))
+    return result
 
 
 class Spent(NamedTuple):
-    """Seconds of the clock, and of processors, for some jobs."""
+    """Wall time and processor time of some jobs, in seconds."""
 
     wall: float
     processor: float
 
 
-def measured(jobs: Sequence[Job], count: int) -> Spent:
-    """By so many processes, all of which are warm: each has done the first of the jobs, which does not count, for
-    itself: where one has kept it, the others have nothing to do."""
+def measure_workers(jobs: Sequence[Job], count: int) -> Spent:
+    """Time jobs on warm processes: each first runs one job untimed, with its own cache."""
     workers = evaluators(count)
     for index in range(count):
         workers.add(("warm", index), dataclasses.replace(jobs[0], folder=f"{jobs[0].folder}-{index}"))
@@ -72,7 +71,7 @@ def measured(jobs: Sequence[Job], count: int) -> Spent:
 
 
 def _processor(workers: Workers[Job, Timing]) -> float:
-    """Processor time in seconds that the workers have taken, as Linux tells it."""
+    """Return the workers' processor time in seconds, as reported by Linux."""
     ticks = 0
     for process in workers.processes:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -101,7 +100,7 @@ def main() -> int:
         path.write_bytes(quantised(options.network).SerializeToString())
         models = copy_models(folder, [path], {})
         task = Task(models, Space(), make_places(None), ("ms", "lut"))
-        first, *others = drawn(task, options.points + 1, options.seed)
+        first, *others = draw_points(task, options.points + 1, options.seed)
         points, without = [first, *sorted(others, key=lambda point: point.config.n)], unused_units(models)
         spent = {}
         for count in (1, 2):
@@ -110,7 +109,7 @@ def main() -> int:
                     str(folder / f"results-{count}"))
                 for point in points
             ]  # fmt: skip
-            spent[count] = measured(jobs, count)
+            spent[count] = measure_workers(jobs, count)
             wall, processor = spent[count]
             print(
                 f"{count} at a time: {options.points} points in {wall:.0f} s, {3600 * options.points / wall:,.0f} an "

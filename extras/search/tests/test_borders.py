@@ -1,4 +1,4 @@
-"""Parts of convolutions without what is padding: the same bytes, and no more elements of a kernel than outputs see."""
+"""Convolutions split at borders: equal bytes, and only kernel elements that see the image."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from weft.extras.search.substitution.borders import (
 )
 from weft.extras.search.substitution.moves import WITHOUT_PADDING, Moves
 from weft.extras.search.substitution.search import Search
-from weft.extras.search.tests.support.substitution_cases import Drawn, atrous, outputs
+from weft.extras.search.tests.support.substitution_cases import RandomSegment, atrous, outputs
 
 
 @st.composite
-def drawn(draw: st.DrawFn) -> tuple[Window, tuple[int, int]]:
-    """A window of any kind, and an image of which it makes something."""
+def draw_convolution(draw: st.DrawFn) -> tuple[Window, tuple[int, int]]:
+    """Draw a window of any kind and an image that it fits."""
 
     def pair(low: int, high: int) -> tuple[int, int]:
         return draw(st.integers(low, high)), draw(st.integers(low, high))
@@ -41,17 +41,17 @@ def drawn(draw: st.DrawFn) -> tuple[Window, tuple[int, int]]:
 
 
 def convolution(window: Window, size: tuple[int, int], groups: bool = False) -> tuple[DeviceSegment, Conv]:
-    made = Drawn(3)
-    made.values = [made.view((1, *size, 3), "input")]
-    made.conv(made.values[0], window, 4, depth=groups)
-    segment = made.segment()
+    builder = RandomSegment(3)
+    builder.values = [builder.view((1, *size, 3), "input")]
+    builder.conv(builder.values[0], window, 4, depth=groups)
+    segment = builder.segment()
     (op,) = segment.ops
     assert isinstance(op, Conv)
     return segment, op.replace(x_zero=-7)
 
 
-@given(drawn(), st.booleans())
-def test_parts_compute_the_same(case: tuple[Window, tuple[int, int]], groups: bool) -> None:
+@given(draw_convolution(), st.booleans())
+def test_parts_compute_equal_bytes(case: tuple[Window, tuple[int, int]], groups: bool) -> None:
     window, size = case
     segment, op = convolution(window, size, groups)
     wanted = outputs(dataclasses.replace(segment, ops=(op,)), 1)
@@ -63,12 +63,14 @@ def test_parts_compute_the_same(case: tuple[Window, tuple[int, int]], groups: bo
 
 
 @given(
-    drawn(), st.tuples(st.integers(1, 3), st.integers(1, 3)), st.tuples(st.integers(1, 3), st.integers(1, 3))
+    draw_convolution(),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
 )
-def test_parts_of_what_is_not_packed(
+def test_parts_of_strided_views(
     case: tuple[Window, tuple[int, int]], apart: tuple[int, int], step: tuple[int, int]
 ) -> None:
-    """Inputs are rows and columns of a larger image, some apart from each other, and so are outputs."""
+    """Inputs and outputs are rows and columns of larger images, some with gaps."""
     window, size = case
     _, op = convolution(window, size)
 
@@ -84,9 +86,9 @@ def test_parts_of_what_is_not_packed(
             np.testing.assert_array_equal(values, wanted[name])
 
 
-@given(drawn())
+@given(draw_convolution())
 def test_each_output_of_a_part_sees_all_elements_of_its_kernel(case: tuple[Window, tuple[int, int]]) -> None:
-    """Except where there is nothing that it sees."""
+    """Except for outputs that see only padding."""
     window, size = case
     for axis, outputs_ in enumerate(window.output(*size)):
         parts = border_parts(window, axis, size[axis], outputs_)
@@ -112,15 +114,15 @@ def test_another_part_has_other_products(change: dict[str, range | int]) -> None
 
 
 @pytest.mark.parametrize(("dilation", "taps"), [(1, 9), (3, 9), (6, 4), (12, 1)])
-def test_what_no_output_sees_is_left_out(dilation: int, taps: int) -> None:
-    """Of 12 rows, a dilation of 12 leaves the middle of the kernel, and one of 6 two of its rows for each half."""
+def test_unseen_kernel_elements_are_dropped(dilation: int, taps: int) -> None:
+    """Of 12 rows, dilation 12 leaves the kernel's middle, and dilation 6 two kernel rows per half."""
     window = Window((3, 3), (1, 1), (dilation,) * 2, (dilation,) * 4)
     _, op = convolution(window, (12, 12))
-    found = split(op, border_parts, border_parts) or [op]
-    assert max(part.weight[0, ..., 0].size for part in found) == taps
+    actual = split(op, border_parts, border_parts) or [op]
+    assert max(part.weight[0, ..., 0].size for part in actual) == taps
 
 
-def test_what_is_no_convolution_alone_stays() -> None:
+def test_other_operators_are_not_split() -> None:
     window = Window((3, 3), (1, 1), (6, 6), (6, 6, 6, 6))
     segment, op = convolution(window, (12, 12))
     assert len(list(find_splits(op))) == 3
@@ -132,14 +134,14 @@ def test_what_is_no_convolution_alone_stays() -> None:
     assert not [move for move in Moves((), 24).find(segment, segment.ops[0]) if move.rule != WITHOUT_PADDING]
 
 
-def test_an_output_that_sees_nothing_is_not_left_out() -> None:
-    """It is the bias, and there is no convolution without a kernel."""
+def test_an_output_that_sees_only_padding_is_kept() -> None:
+    """It equals the bias, and a convolution needs a kernel."""
     window = Window((1, 1), (1, 1), (1, 1), (3, 3, 3, 3))
     _, op = convolution(window, (4, 4))
     assert not list(find_splits(op))
 
 
-def test_a_search_takes_it_where_it_is_quicker() -> None:
+def test_a_search_splits_where_that_is_faster() -> None:
     segment = atrous()
     products = [0]
 
@@ -147,16 +149,16 @@ def test_a_search_takes_it_where_it_is_quicker() -> None:
         products.append(sum(op.macs for op in part.ops))
         return products[-1]
 
-    found = Search((), cost, 24, 16, 100).run(segment)
-    assert [item.rules for item in found.used] == [(WITHOUT_PADDING,)]
-    assert sum(op.macs for op in found.segment.ops) < 0.6 * sum(op.macs for op in segment.ops)
-    views = [op.dst for op in found.segment.ops if isinstance(op.dst, View)]
+    actual = Search((), cost, 24, 16, 100).run(segment)
+    assert [item.rules for item in actual.used] == [(WITHOUT_PADDING,)]
+    assert sum(op.macs for op in actual.segment.ops) < 0.6 * sum(op.macs for op in segment.ops)
+    views = [op.dst for op in actual.segment.ops if isinstance(op.dst, View)]
     assert len(views) == len(segment.ops) + 3
 
 
-@given(drawn(), st.booleans())
+@given(draw_convolution(), st.booleans())
 def test_products_without_padding(case: tuple[Window, tuple[int, int]], groups: bool) -> None:
-    """As many as ones that a window of ones sees in an image of ones."""
+    """The count equals the sum of an all-ones window over an all-ones image."""
     window, size = case
     _, op = convolution(window, size, groups)
     top, left, bottom, right = window.pad

@@ -1,4 +1,4 @@
-"""Compiling with rewrites that round otherwise: what is told of the difference is what the programs differ by."""
+"""Compilation with rewrites that change rounding: the reported difference is the measured one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ CONFIGS = PRESETS | {name: board.config for name, board in BOARDS.items()}
 
 
 def transition(seed: int, classes: bool = True) -> onnx.ModelProto:
-    """Parts of a concatenation, one behind a mean as in Inception, a convolution, and a mean of it as between blocks of
-    DenseNet. Its output is bytes."""
+    """Return parts of a concatenation, one after a mean as in Inception, a convolution, and its mean as between blocks
+    of DenseNet. The output is bytes."""
     builder = qdq_models.Builder(np.random.default_rng(seed))
     value = builder.conv(builder.input((1, 8, 12, 12)), 32, (1, 1), relu=True)
     parts = [builder.conv(value, 16, pads=(1, 1, 1, 1), gain=gain) for gain in (1.0, 1.7)]
@@ -48,20 +48,20 @@ def samples_of(program: weft.Program, count: int, seed: int = 1) -> dict[str, np
 
 
 def difference(one: weft.Program, other: weft.Program, samples: dict[str, np.ndarray]) -> tuple[int, int]:
-    """The largest one of outputs on golden devices, and in how many runs the maximum is elsewhere."""
+    """Return outputs' largest difference on golden devices, and the number of runs whose maximum moves."""
     largest = elsewhere = 0
     for index in range(len(next(iter(samples.values())))):
         inputs = {name: values[index] for name, values in samples.items()}
-        wanted, given = (
+        wanted, changed = (
             next(iter(program.run(inputs).outputs.values())).astype(int) for program in (one, other)
         )
-        largest = max(largest, int(np.abs(wanted - given).max()))
-        elsewhere += int((wanted.argmax(-1) != given.argmax(-1)).sum()) if wanted.ndim == 2 else 0
+        largest = max(largest, int(np.abs(wanted - changed).max()))
+        elsewhere += int((wanted.argmax(-1) != changed.argmax(-1)).sum()) if wanted.ndim == 2 else 0
     return largest, elsewhere
 
 
 @pytest.mark.parametrize("seed", mostly_long(range(2), 0))
-def test_what_is_told_is_what_programs_differ_by(seed: int) -> None:
+def test_the_reported_difference_matches_the_programs(seed: int) -> None:
     model = transition(seed).SerializeToString()
     plain = weft.compile(model, "small", memory=4)
     samples = samples_of(plain, 3)
@@ -132,17 +132,17 @@ def test_budgets(text: object, budget: Budget) -> None:
 @pytest.mark.parametrize(
     "text", [-1, "-1%", "101%", "", "%", "one", True, None, "nan", float("inf"), 65_536, [1]]
 )
-def test_what_is_no_budget(text: object) -> None:
+def test_invalid_budgets(text: object) -> None:
     with pytest.raises(InputError, match="'budget' must be steps of outputs"):
         Budget.of(text)
 
 
-def test_what_a_budget_allows() -> None:
-    found = Difference(runs=10, largest=3, mean=0.5, choices=10, moved=2)
-    assert Budget(steps=3).allows(found)
-    assert not Budget(steps=2.9).allows(found)
-    assert Budget(share=0.2).allows(found)
-    assert not Budget(share=0.19).allows(found)
+def test_budgets_allow_differences_up_to_a_limit() -> None:
+    actual = Difference(runs=10, largest=3, mean=0.5, choices=10, moved=2)
+    assert Budget(steps=3).allows(actual)
+    assert not Budget(steps=2.9).allows(actual)
+    assert Budget(share=0.2).allows(actual)
+    assert not Budget(share=0.19).allows(actual)
 
 
 def test_a_share_of_classes() -> None:
@@ -156,12 +156,12 @@ def test_a_share_of_classes() -> None:
         weft.compile(transition(1, classes=False).SerializeToString(), "small", budget="5%", samples=samples)
 
 
-def refused(call: Any, message: str) -> None:
+def refuse(call: Any, message: str) -> None:
     with pytest.raises((WeftError, OSError), match=message):
         call()
 
 
-def test_what_does_not_fit() -> None:
+def test_refused_combinations() -> None:
     model = transition(1).SerializeToString()
     samples = samples_of(weft.compile(model, "small"), 1)
     (name,) = samples
@@ -175,7 +175,7 @@ def test_what_does_not_fit() -> None:
         ({"budget": 1, "samples": "nowhere.npz"}, "nowhere.npz"),
         ({"budget": 1, "samples": 5}, "samples"),
     ):
-        refused(lambda options=options: weft.compile(model, "small", **options), message)
+        refuse(lambda options=options: weft.compile(model, "small", **options), message)
 
 
 def test_the_command_and_its_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,13 +187,13 @@ def test_the_command_and_its_certificate(tmp_path: Path, capsys: pytest.CaptureF
     assert "'budget' is measured on 'samples'" in capsys.readouterr().err
     assert not folder.exists()
     assert code([*arguments, "--budget", "3", "--samples", str(data)]) == 0
-    told = " ".join("".join(capsys.readouterr()).split())
-    assert "rewrites with different rounding" in told
-    assert "on 2 samples values that leave the device differ by" in told
-    assert "are proven" in told
+    output = " ".join("".join(capsys.readouterr()).split())
+    assert "rewrites with different rounding" in output
+    assert "on 2 samples values that leave the device differ by" in output
+    assert "are proven" in output
     written = json.loads((folder / "certificate.json").read_text())
     assert any("mean taken before" in rule for item in written["roundings"] for rule in item["rules"])
-    assert f"after {len(written['roundings'])} rewrites with different rounding" in told
+    assert f"after {len(written['roundings'])} rewrites with different rounding" in output
     assert code(["verify", str(folder), "--model", str(model)]) == 0
     assert "rewrites with different rounding" in " ".join("".join(capsys.readouterr()).split())
     written["roundings"] = written["roundings"][1:]

@@ -1,4 +1,4 @@
-"""The search for rules: what is found of a small family, and that nothing is told twice."""
+"""The search for rules: results on a small family, without duplicates."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ TASO = (
 
 
 @pytest.fixture(scope="module")
-def found() -> Discovery:
+def discover() -> Discovery:
     return find([SMALL], progress=lambda text: None)
 
 
-def test_a_small_family(found: Discovery) -> None:
-    texts = {one.text for rule in found.rules for one in (rule, rule.reversed)}
+def test_a_small_family(discover: Discovery) -> None:
+    texts = {one.text for rule in discover.rules for one in (rule, rule.reversed)}
     assert texts >= {
         "first(cat(x, y)) = x",
         "cat(max[a](x), max[a](y)) = max[a](cat(x, y))",
@@ -61,28 +61,28 @@ def test_a_small_family(found: Discovery) -> None:
     }
     whole = Enumeration(SMALL, 1)
     pairs = sum(1 for _ in whole.pairs())
-    assert (found.terms, found.pairs) == (whole.terms, pairs)
-    assert found.terms > pairs > len(found.rules) + len(found.unproven)
+    assert (discover.terms, discover.pairs) == (whole.terms, pairs)
+    assert discover.terms > pairs > len(discover.rules) + len(discover.unproven)
 
 
-def test_nothing_is_told_twice(found: Discovery) -> None:
-    for one, other in permutations(found.rules, 2):
+def test_rules_have_no_duplicates(discover: Discovery) -> None:
+    for one, other in permutations(discover.rules, 2):
         assert not is_instance(one, other), f"{one.text} is a case of {other.text}"
 
 
-def test_every_rule_is_proven(found: Discovery) -> None:
-    for rule in found.rules:
+def test_every_rule_is_proven(discover: Discovery) -> None:
+    for rule in discover.rules:
         assert holds(rule), rule.description
 
 
-def test_other_integers_give_the_same_rules(found: Discovery) -> None:
+def test_other_integers_give_the_same_rules(discover: Discovery) -> None:
     assert {rule.text for rule in find([SMALL], seed=8, progress=lambda text: None).rules} == {
-        rule.text for rule in found.rules
+        rule.text for rule in discover.rules
     }
 
 
 @pytest.mark.parametrize("text", TASO)
-def test_what_taso_found_is_there(text: str) -> None:
+def test_rules_of_taso_are_found(text: str) -> None:
     left, right = map(parse, text.split(" = "))
     wanted = prove(*canonical_names(left, right))
     assert wanted is not None
@@ -96,7 +96,7 @@ def test_as_many_rules_as_promised() -> None:
     assert sum(max(rule.left.size, rule.right.size) <= 4 for rule in builtin_rules()) >= 300
 
 
-def test_terms_are_made_once_and_small() -> None:
+def test_terms_are_unique_and_small() -> None:
     for family in FAMILIES[:2]:
         enumeration = Enumeration(family, 1)
         for left, right in enumeration.pairs():
@@ -104,7 +104,7 @@ def test_terms_are_made_once_and_small() -> None:
             assert max(left.size, right.size) <= family.size
 
 
-def test_what_both_sides_have_in_common_becomes_a_variable() -> None:
+def test_common_subterms_become_variables() -> None:
     left, right = parse("first(cat(max[a](x), y))"), parse("max[a](x)")
     assert canonical_names(*next(iter(generalise(left, right)))) == (
         left,
@@ -125,7 +125,7 @@ def test_a_case_of_a_rule() -> None:
     assert is_instance(rule("cat(func[g](x), func[g](max[a](y))) = func[g](cat(x, max[a](y)))"), known)
     assert is_instance(rule("func[f](cat(x, x)) = cat(func[f](x), func[f](x))"), known)
     assert not is_instance(rule("cat(func[f](x), func[g](y)) = func[f|g](cat(x, y))"), known)
-    # Names of several functions, each of which stands for one.
+    # One name for each of several functions.
     both = rule("func[g](func[f](x)) = func[g.f](x)")
     assert is_instance(rule("func[f](func[f](x)) = func[f.f](x)"), both)
     assert is_instance(rule("func[f](func[h](max[a](x))) = func[f.h](max[a](x))"), both)
@@ -133,7 +133,7 @@ def test_a_case_of_a_rule() -> None:
     assert not is_instance(rule("func[g](func[f](x)) = func[f.g](x)"), both)
 
 
-def test_rules_that_make_terms_no_larger() -> None:
+def test_rules_do_not_enlarge_terms() -> None:
     assert _is_reducing(rule("func[g](func[f](x)) = func[g.f](x)"))
     assert _is_reducing(rule("cat(func[f](x), func[f](y)) = func[f](cat(x, y))"))
     assert not _is_reducing(rule("func[f](cat(x, y)) = cat(func[f](x), func[f](y))"))

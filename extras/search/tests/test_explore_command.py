@@ -1,4 +1,4 @@
-"""The command `weft explore`: what it writes, says and refuses, and what an interrupt leaves."""
+"""The command `weft explore`: output, refusals and interrupts."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def test_a_search(tmp_path: Path, space: Path, capsys: pytest.CaptureFixture[str
     about = ("explore", model(tmp_path), "-o", out, "--space", space, "--seed", 3, "--jobs", 2)
     assert call(*about, "--trials", 5) == 0
     said = capsys.readouterr().out
-    found = points(out)
-    assert sum(item["origin"] == "search" for item in found) >= 5
-    assert f"{len(found)} points measured, {sum(item['front'] for item in found)} on the front" in said
-    assert all(Config.from_dict(item["config"]) for item in found)
-    tiny = next(item for item in found if item["origin"] == "preset tiny")
+    actual = points(out)
+    assert sum(item["origin"] == "search" for item in actual) >= 5
+    assert f"{len(actual)} points measured, {sum(item['front'] for item in actual)} on the front" in said
+    assert all(Config.from_dict(item["config"]) for item in actual)
+    tiny = next(item for item in actual if item["origin"] == "preset tiny")
     assert tiny["config"] == PRESETS["tiny"].to_dict()
     assert tiny["ms"] == pytest.approx(tiny["cycles"] / 75e3)
     assert "<svg" in (out / "front.html").read_text()
     assert call(*about, "--trials", 2) == 0
-    assert {item["origin"] for item in points(out)} == {item["origin"] for item in found}
-    assert len(points(out)) >= len(found) + 2
+    assert {item["origin"] for item in points(out)} == {item["origin"] for item in actual}
+    assert len(points(out)) >= len(actual) + 2
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_search(tmp_path: Path, space: Path, capsys: pytest.CaptureFixture[str
         (["--scheduler", "tcp://127.0.0.1:9"], "no Dask scheduler answers at tcp://127.0.0.1:9"),
     ],
 )
-def test_what_is_refused(
+def test_refused_arguments(
     tmp_path: Path,
     space: Path,
     arguments: list[str],
@@ -89,7 +89,7 @@ def test_what_is_refused(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In one sentence, with exit code 2; nothing is measured."""
+    """One sentence and exit code 2; nothing is measured."""
     monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.5)
     wrong = tmp_path / "wrong.json"
     wrong.write_text(json.dumps({"format": FORMAT, "fields": {"side": [4]}}))
@@ -117,10 +117,10 @@ def test_another_search_in_the_same_folder(
 
 
 @pytest.mark.parametrize("wrong", [["--limit", "lut=10"], ["--scheduler", "nonsense"]])
-def test_a_search_that_was_refused_is_not_in_the_way(
+def test_a_refused_search_leaves_no_state(
     tmp_path: Path, space: Path, wrong: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of another one in the same folder."""
+    """Another search may use the folder."""
     monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.5)
     about = ("explore", model(tmp_path), "-o", tmp_path / "out", "--space", space, "--trials", 1, "--jobs", 1)
     assert call(*about, *wrong) == 2
@@ -128,7 +128,7 @@ def test_a_search_that_was_refused_is_not_in_the_way(
     assert points(tmp_path / "out")
 
 
-def test_an_interrupt_keeps_what_was_found(tmp_path: Path, space: Path) -> None:
+def test_an_interrupt_keeps_results(tmp_path: Path, space: Path) -> None:
     out = tmp_path / "out"
     command = [
         sys.executable, "-m", "weft", "explore", str(model(tmp_path)), "-o", str(out), "--space", str(space),
@@ -136,7 +136,7 @@ def test_an_interrupt_keeps_what_was_found(tmp_path: Path, space: Path) -> None:
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for _ in range(600):
-        # Of what workers have written, four may not have been looked at: so many are under way.
+        # Up to four results are in flight: written by workers but not yet read.
         if len(entries(out)) > 2 + 4 or process.poll() is not None:
             break
         time.sleep(0.1)
@@ -151,8 +151,8 @@ def test_an_interrupt_keeps_what_was_found(tmp_path: Path, space: Path) -> None:
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> tuple[object, ...]:
-    """A search of which the only point of the front is the smallest preset, to be confirmed."""
+def one_point_search(tmp_path: Path) -> tuple[object, ...]:
+    """Write a search whose front is the smallest preset alone, to be confirmed."""
     path = tmp_path / "one.json"
     path.write_text(json.dumps({"format": FORMAT, "base": "tiny", "fields": {"n": [4]}}))
     out = tmp_path / "out"
@@ -161,11 +161,11 @@ def one(tmp_path: Path) -> tuple[object, ...]:
 
 
 def test_the_front_is_confirmed(
-    tmp_path: Path, one: tuple[object, ...], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, one_point_search: tuple[object, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And what was confirmed is kept."""
+    """Confirmations are cached."""
     for _ in range(2):
-        assert call(*one) == 0
+        assert call(*one_point_search) == 0
         assert "number 1, 4 x 4 on memory, verified: " in capsys.readouterr().out
         (best,) = (item for item in points(tmp_path / "out") if item["front"])
         assert best["verified"]["good"]
@@ -174,34 +174,34 @@ def test_the_front_is_confirmed(
     assert len(list((tmp_path / "out" / "results").glob("run-*"))) == 1
 
 
-def test_a_front_that_is_not_as_it_should_be(
-    one: tuple[object, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_failed_confirmations(
+    one_point_search: tuple[object, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ends with 1, an interrupt with what was found, and a scheduler that is lost with 2."""
-    told = Outcome("3 bytes differ", {"good": False})
+    """Exit code 1; an interrupt keeps results, and a lost scheduler gives 2."""
+    outcome = Outcome("3 bytes differ", {"good": False})
 
     def bad(
         wanted: Mapping[Name, Check], workers: object, tell: Callable[..., None], progress: object
     ) -> bool:
         ((name, check),) = wanted.items()
-        tell(name, check, told, {check.item.point.key: {check.kind: told.details}})
+        tell(name, check, outcome, {check.item.point.key: {check.kind: outcome.details}})
         return False
 
     monkeypatch.setattr(checks, "confirm_all", bad)
-    assert call(*one) == 1
+    assert call(*one_point_search) == 1
     assert "verified: 3 bytes differ (not as it should be)" in capsys.readouterr().out
-    found = (WorkersError("the scheduler is lost"), KeyboardInterrupt())
+    actual = (WorkersError("the scheduler is lost"), KeyboardInterrupt())
 
     def fails(*given: object, error: BaseException) -> bool:
         bad(*given)  # type: ignore[arg-type]
         raise error
 
-    monkeypatch.setattr(checks, "confirm_all", partial(fails, error=found[0]))
-    assert call(*one) == 2
+    monkeypatch.setattr(checks, "confirm_all", partial(fails, error=actual[0]))
+    assert call(*one_point_search) == 2
     assert "the scheduler is lost" in capsys.readouterr().err
-    monkeypatch.setattr(checks, "confirm_all", partial(fails, error=found[1]))
+    monkeypatch.setattr(checks, "confirm_all", partial(fails, error=actual[1]))
     with pytest.raises(KeyboardInterrupt):
-        main.main([str(item) for item in one])
+        main.main([str(item) for item in one_point_search])
     assert "results are kept; the same command resumes the confirmation" in capsys.readouterr().err
-    (best,) = (item for item in points(Path(str(one[3]))) if item["front"])
+    (best,) = (item for item in points(Path(str(one_point_search[3]))) if item["front"])
     assert best["verified"] == {"good": False}

@@ -1,5 +1,5 @@
-"""Points that are confirmed, on the RTL and by synthesis: that a difference is seen, where cycles depend on data, and
-where a board turns out to be too small."""
+"""Confirmation of points on the RTL and by synthesis: differences, data-dependent cycles, and boards that are too
+small."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from weft.extras.search.explore.explore import Exploration, Task
 from weft.extras.search.explore.output import copy_models
 from weft.extras.search.explore.point import MEMORY, Measured, Place, Point, Timing
 from weft.extras.search.explore.workers import Workers
-from weft.extras.search.tests.support.explored import OBJECTIVES, measured, model, task
+from weft.extras.search.tests.support.explored import OBJECTIVES, measure_config, model, task
 from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.device import DeviceError
 
@@ -55,44 +55,46 @@ from weft.sim.device import DeviceError
         pytest.param("ulx3s-12f", {}, marks=pytest.mark.long),
     ],
 )
-def test_layers_on_the_rtl(tmp_path: Path, board: str, changes: dict[str, int]) -> None:
-    """On both cores: no byte differs, and cycles are the model's."""
-    made = task(tmp_path, boards=[board] if board else [])
+def test_layers_match_on_the_rtl(tmp_path: Path, board: str, changes: dict[str, int]) -> None:
+    """On both cores bytes and cycles match the model."""
+    search = task(tmp_path, boards=[board] if board else [])
     config = BOARDS[board].config if board else PRESETS["tiny"].replace(**changes)
-    found = run_layer(measured(made, config, tmp_path), made.models)
-    assert found.good, found
-    assert found.layer
-    assert 0 < found.rtl == found.model
-    json.dumps(found.to_dict())
+    actual = run_layer(measure_config(search, config, tmp_path), search.models)
+    assert actual.good, actual
+    assert actual.layer
+    assert 0 < actual.rtl == actual.model
+    json.dumps(actual.to_dict())
 
 
 def test_attention_on_the_rtl(tmp_path: Path) -> None:
     path = tmp_path / "attention.onnx"
     path.write_bytes(attention.model())
-    made = task(tmp_path)
-    made = Task(copy_models(tmp_path, [path], {}), made.space, made.places, OBJECTIVES)
-    assert run_layer(measured(made, PRESETS["tiny"], tmp_path), made.models, seed=2).good
+    search = task(tmp_path)
+    search = Task(copy_models(tmp_path, [path], {}), search.space, search.places, OBJECTIVES)
+    assert run_layer(measure_config(search, PRESETS["tiny"], tmp_path), search.models, seed=2).good
 
 
 def test_differences_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a byte, and in a cycle."""
-    made = task(tmp_path)
-    item = measured(made, PRESETS["tiny"], tmp_path)
+    search = task(tmp_path)
+    item = measure_config(search, PRESETS["tiny"], tmp_path)
     compared = confirming._compare
     for change, said in (
         (lambda differ, rtl: (3, rtl), "3 bytes of "),
         (lambda differ, rtl: (0, rtl + 1), "the model's "),
     ):
         monkeypatch.setattr(confirming, "_compare", lambda *given, change=change: change(*compared(*given)))
-        found = run_layer(item, made.models)
-        assert not found.good
-        assert said in found.summary
+        actual = run_layer(item, search.models)
+        assert not actual.good
+        assert said in actual.summary
 
 
-def test_the_golden_interpreter_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another program it has other bytes."""
-    made = task(tmp_path)
-    item = measured(made, PRESETS["tiny"], tmp_path)
+def test_bytes_are_compared_with_the_golden_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It returns other bytes here."""
+    search = task(tmp_path)
+    item = measure_config(search, PRESETS["tiny"], tmp_path)
     device = confirming.golden_device
 
     class Wrong:
@@ -103,56 +105,56 @@ def test_the_golden_interpreter_is_asked(tmp_path: Path, monkeypatch: pytest.Mon
             return getattr(self._device, name)
 
         def read(self, address: int, size: int) -> bytes:
-            found = bytearray(self._device.read(address, size))
-            found[-1] ^= 1
-            return bytes(found)
+            actual = bytearray(self._device.read(address, size))
+            actual[-1] ^= 1
+            return bytes(actual)
 
     monkeypatch.setattr(confirming, "golden_device", Wrong)
-    found = run_layer(item, made.models)
-    assert found.mismatches == 1
-    assert not found.good
+    actual = run_layer(item, search.models)
+    assert actual.mismatches == 1
+    assert not actual.good
 
 
 def test_no_layer_is_small_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confirming, "PREFERRED_CYCLES", 50)
     monkeypatch.setattr(confirming, "MAX_CYCLES", 100)
-    made = task(tmp_path)
-    found = run_layer(measured(made, PRESETS["tiny"], tmp_path), made.models)
-    assert found == Run("")
-    assert not found.good
-    assert found.summary == "nothing to run: no layer with multiplications takes 100 cycles or fewer"
+    search = task(tmp_path)
+    actual = run_layer(measure_config(search, PRESETS["tiny"], tmp_path), search.models)
+    assert actual == Run("")
+    assert not actual.good
+    assert actual.summary == "nothing to run: no layer with multiplications takes 100 cycles or fewer"
 
 
 def test_the_shortest_layer_where_all_are_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the model's cycles, whether or not that is sure from multiplications alone; of others the largest."""
-    made = task(tmp_path)
-    item = measured(made, PRESETS["tiny"], tmp_path)
-    cycles = {op.name: cycles for op, _, _, _, cycles in every(item, made.models)}
+    """By the model's cycles; among others the largest layer."""
+    search = task(tmp_path)
+    item = measure_config(search, PRESETS["tiny"], tmp_path)
+    cycles = {op.name: cycles for op, _, _, _, cycles in all_layers(item, search.models)}
     shortest, longest = min(cycles, key=lambda name: cycles[name]), max(cycles, key=lambda name: cycles[name])
     assert cycles[shortest] < cycles[longest]
-    assert run_layer(item, made.models).layer == longest
+    assert run_layer(item, search.models).layer == longest
     for limit in (cycles[shortest] - 1, 1):
         monkeypatch.setattr(confirming, "PREFERRED_CYCLES", limit)
-        found = run_layer(item, made.models)
-        assert found.layer == shortest
-        assert found.good
-        assert found.rtl == cycles[shortest]
+        actual = run_layer(item, search.models)
+        assert actual.layer == shortest
+        assert actual.good
+        assert actual.rtl == cycles[shortest]
     monkeypatch.setattr(confirming, "PREFERRED_CYCLES", cycles[shortest])
-    assert run_layer(item, made.models).layer == shortest
+    assert run_layer(item, search.models).layer == shortest
     monkeypatch.setattr(confirming, "PREFERRED_CYCLES", 1)
     monkeypatch.setattr(confirming, "_is_long", lambda *given: False)
-    assert run_layer(item, made.models).layer == shortest
+    assert run_layer(item, search.models).layer == shortest
 
 
-def every(item: Measured, models: Models) -> list[confirming._Layer]:
-    """All layers, as none is short enough."""
+def all_layers(item: Measured, models: Models) -> list[confirming._Layer]:
+    """Return all layers, none of which is short enough."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(confirming, "PREFERRED_CYCLES", 1)
         patch.setattr(confirming, "_is_long", lambda *given: False)
         return list(confirming._candidate_layers(item, models, 0))
 
 
-def test_how_near_synthesis_is() -> None:
+def test_error_of_estimates() -> None:
     known = Resources(1000, 1000, 0, 10)
     assert Synthesis(known, known).good
     assert Synthesis(dataclasses.replace(known, lut=1099, dsp=1, ram=20), known).good
@@ -164,16 +166,16 @@ def test_how_near_synthesis_is() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("board", ["tang-nano-9k", "ulx3s-12f"])
 def test_synthesis(tmp_path: Path, board: str) -> None:
-    """Of a configuration that the estimates have not seen."""
-    made = task(tmp_path, boards=[board])
+    """Of a configuration that the estimates were not fitted to."""
+    search = task(tmp_path, boards=[board])
     config = BOARDS[board].config.replace(scratchpad_depth=128, accumulator_depth=64)
-    found = synthesise(measured(made, config, tmp_path))
-    print(found.summary)
-    assert found.good, found.summary
+    actual = synthesise(measure_config(search, config, tmp_path))
+    print(actual.summary)
+    assert actual.good, actual.summary
 
 
-def uncounted(name: str, config: Config) -> Measured:
-    """A point whose cycles nobody has counted, as nothing here depends on them."""
+def uncounted_point(name: str, config: Config) -> Measured:
+    """Return a point without counted cycles, on which nothing here depends."""
     point = Point.of(config, Place(name))
     return Measured(point, point.resources(), Timing([1], 1, 1, 1))
 
@@ -188,56 +190,58 @@ def only_attention(folder: Path, seed: int) -> Models:
 
 
 @pytest.mark.parametrize("config", ["tiny", pytest.param("small", marks=pytest.mark.long)])
-def test_divisions_take_what_data_say(tmp_path: Path, config: str) -> None:
-    """On the pipelined core: a few cycles a row, not more, and bytes are the same nevertheless."""
-    found = run_layer(uncounted(MEMORY, PRESETS[config]), only_attention(tmp_path, 4), seed=1)
-    assert found.good, found
-    assert found.mismatches == 0
-    assert 0 < abs(found.rtl - found.model) <= found.tolerance
-    assert f"the model's {found.model:,}" in found.summary
-    assert not dataclasses.replace(found, mismatches=1).good
-    for apart in (found.tolerance + 1, -found.tolerance - 1):
-        assert not dataclasses.replace(found, rtl=found.model + apart).good
-    assert json.loads(json.dumps(found.to_dict()))["within"] == found.tolerance
+def test_division_cycles_depend_on_data(tmp_path: Path, config: str) -> None:
+    """On the pipelined core by at most a few cycles a row; bytes match."""
+    actual = run_layer(uncounted_point(MEMORY, PRESETS[config]), only_attention(tmp_path, 4), seed=1)
+    assert actual.good, actual
+    assert actual.mismatches == 0
+    assert 0 < abs(actual.rtl - actual.model) <= actual.tolerance
+    assert f"the model's {actual.model:,}" in actual.summary
+    assert not dataclasses.replace(actual, mismatches=1).good
+    for apart in (actual.tolerance + 1, -actual.tolerance - 1):
+        assert not dataclasses.replace(actual, rtl=actual.model + apart).good
+    assert json.loads(json.dumps(actual.to_dict()))["within"] == actual.tolerance
 
 
 def test_the_sequential_model_has_the_data(tmp_path: Path) -> None:
-    found = run_layer(uncounted("tang-nano-9k", BOARDS["tang-nano-9k"].config), only_attention(tmp_path, 2))
-    assert found.good, found
-    assert found.tolerance == 0
-    assert found.rtl == found.model > 0
+    actual = run_layer(
+        uncounted_point("tang-nano-9k", BOARDS["tang-nano-9k"].config), only_attention(tmp_path, 2)
+    )
+    assert actual.good, actual
+    assert actual.tolerance == 0
+    assert actual.rtl == actual.model > 0
 
 
 def test_convolutions_come_first(tmp_path: Path) -> None:
-    """Where attention has the most multiplications."""
+    """Attention has the most multiplications."""
     convolutions, larger = copy_models(tmp_path, [model(tmp_path)], {}), only_attention(tmp_path, 4)
     both = Models(larger.paths + convolutions.paths, larger.digests + convolutions.digests)
-    item = uncounted(MEMORY, PRESETS["tiny"])
-    found = run_layer(item, both)
-    assert found == run_layer(item, convolutions)
-    assert found.good
-    assert found.tolerance == 0
+    item = uncounted_point(MEMORY, PRESETS["tiny"])
+    actual = run_layer(item, both)
+    assert actual == run_layer(item, convolutions)
+    assert actual.good
+    assert actual.tolerance == 0
 
 
 @pytest.mark.parametrize(("name", "good"), [("tang-nano-9k", False), (MEMORY, True)])
 def test_a_board_may_be_too_small(monkeypatch: pytest.MonkeyPatch, name: str, good: bool) -> None:
-    """However near the estimate is; without a board there are no limits."""
-    item = uncounted(name, BOARDS["tang-nano-9k"].config)
+    """However small the error of the estimate; without a board there are no limits."""
+    item = uncounted_point(name, BOARDS["tang-nano-9k"].config)
     available = item.point.place.estimate_board.available
     counted = dataclasses.replace(item.need, ram=available.ram + 1)
     monkeypatch.setattr(confirming, "synthesised_resources", lambda *given: counted)
-    found = synthesise(item)
-    assert found.good == good
-    assert found.lacking == (() if good else ("ram",))
-    assert ("more than the board has" in found.summary) != good
-    assert json.loads(json.dumps(found.to_dict()))["good"] == good
+    actual = synthesise(item)
+    assert actual.good == good
+    assert actual.lacking == (() if good else ("ram",))
+    assert ("more than the board has" in actual.summary) != good
+    assert json.loads(json.dumps(actual.to_dict()))["good"] == good
     full = Resources(**{kind: getattr(available, kind) for kind in Resources.NAMES})
     monkeypatch.setattr(confirming, "synthesised_resources", lambda *given: full)
     assert synthesise(item).lacking == ()
 
 
 def test_tools_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    item = uncounted("tang-nano-9k", BOARDS["tang-nano-9k"].config)
+    item = uncounted_point("tang-nano-9k", BOARDS["tang-nano-9k"].config)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ToolError, match="pip install 'weft\\[boards\\]'"):
         synthesise(item)
@@ -247,7 +251,7 @@ KNOWN = Resources(1000, 1000, 0, 10)
 
 
 class Here(Workers[Check, Outcome]):
-    """The same, but in this process, where tests have replaced functions; the last job comes first."""
+    """Worker pool in this process, where tests have replaced functions; the last job runs first."""
 
     def __init__(self) -> None:
         super().__init__(1, run_check, ABANDONED)
@@ -266,20 +270,19 @@ class Here(Workers[Check, Outcome]):
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Exploration:
-    """Two points on a front."""
-    made = task(tmp_path)
-    items = [measured(made, PRESETS["tiny"].replace(lanes=lanes), tmp_path) for lanes in (1, 2)]
+def front_of_two(tmp_path: Path) -> Exploration:
+    search = task(tmp_path)
+    items = [measure_config(search, PRESETS["tiny"].replace(lanes=lanes), tmp_path) for lanes in (1, 2)]
     return Exploration(("cycles", "lut"), items)
 
 
 @pytest.fixture
-def checks(found: Exploration, tmp_path: Path) -> dict[Name, Check]:
-    return make_checks(found, task(tmp_path).models, 0, (VERIFIED, SYNTHESISED), tmp_path / "results")
+def checks(front_of_two: Exploration, tmp_path: Path) -> dict[Name, Check]:
+    return make_checks(front_of_two, task(tmp_path).models, 0, (VERIFIED, SYNTHESISED), tmp_path / "results")
 
 
-def carried_out(wanted: dict[Name, Check]) -> tuple[bool, dict[Name, Outcome], Outcomes]:
-    """Whether all is well, what was told, and what was known in the end."""
+def confirm_front(wanted: dict[Name, Check]) -> tuple[bool, dict[Name, Outcome], Outcomes]:
+    """Return the verdict, the report, and the final results."""
     told: dict[Name, Outcome] = {}
     last: Outcomes = {}
 
@@ -299,16 +302,16 @@ def results(
 
 
 def test_each_point_of_the_front_is_checked(
-    found: Exploration, checks: dict[Name, Check], monkeypatch: pytest.MonkeyPatch
+    front_of_two: Exploration, checks: dict[Name, Check], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = Run("layer", rtl=5, model=5)
     results(monkeypatch, lambda *given: good, lambda *given: Synthesis(KNOWN, KNOWN))
     assert set(checks) == {(number, what) for number in (1, 2) for what in (VERIFIED, SYNTHESISED)}
-    well, told, known = carried_out(checks)
+    well, told, known = confirm_front(checks)
     assert well
     assert set(told) == set(checks)
     assert told[1, VERIFIED].summary == "layer: 5 cycles"
-    assert set(known) == {item.point.key for item in found.pareto_front}
+    assert set(known) == {item.point.key for item in front_of_two.pareto_front}
     for outcomes in known.values():
         assert outcomes[VERIFIED] == good.to_dict()
         assert outcomes[SYNTHESISED]["counted"] == dict(KNOWN.items())
@@ -322,18 +325,18 @@ def test_each_point_of_the_front_is_checked(
         (Run("layer"), Synthesis(dataclasses.replace(KNOWN, lut=1101), KNOWN)),
     ],
 )
-def test_one_that_is_not_as_it_should_be(
-    found: Exploration,
+def test_a_point_that_fails_confirmation(
+    front_of_two: Exploration,
     checks: dict[Name, Check],
     bad: tuple[Run, Synthesis],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the second point only: the others are, and are told."""
-    second = found.pareto_front[1]
+    """The second point fails; the first is confirmed and reported."""
+    second = front_of_two.pareto_front[1]
     good = Run("layer"), Synthesis(KNOWN, KNOWN)
     both = [lambda item, *given, at=at: (bad if item == second else good)[at] for at in (0, 1)]
     results(monkeypatch, *both)
-    well, told, known = carried_out(checks)
+    well, told, known = confirm_front(checks)
     assert not well
     assert len(told) == 4
     wrong = {
@@ -343,10 +346,10 @@ def test_one_that_is_not_as_it_should_be(
     assert wrong <= {(second.point.key, VERIFIED), (second.point.key, SYNTHESISED)}
 
 
-def test_what_fails_leaves_the_others_and_is_tried_again(
-    found: Exploration, checks: dict[Name, Check], monkeypatch: pytest.MonkeyPatch
+def test_failed_jobs_are_retried_and_leave_others(
+    front_of_two: Exploration, checks: dict[Name, Check], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, tried = found.pareto_front[0], []
+    first, tried = front_of_two.pareto_front[0], []
 
     def run(item: Any, *given: object) -> Run:
         tried.append(item)
@@ -359,7 +362,7 @@ def test_what_fails_leaves_the_others_and_is_tried_again(
 
     results(monkeypatch, run, synthesised)
     for _ in range(2):
-        well, told, known = carried_out(checks)
+        well, told, known = confirm_front(checks)
         assert not well
         assert known[first.point.key][VERIFIED] == {"failed": "no end", "good": False}
         assert told[2, VERIFIED].details["good"]
@@ -368,10 +371,10 @@ def test_what_fails_leaves_the_others_and_is_tried_again(
     assert len(tried) == 3  # the other one's run is kept
 
 
-def test_what_is_kept_is_of_the_same_point(
+def test_cached_confirmations_belong_to_one_point(
     checks: dict[Name, Check], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of other inputs, models, memory or configuration nothing is known."""
+    """Other inputs, models, memories or configurations have no cached results."""
     check = checks[1, VERIFIED]
     point, models = check.item.point, check.models
 
@@ -395,12 +398,12 @@ def test_what_is_kept_is_of_the_same_point(
     assert all(run_check(item).summary.startswith("second") for item in others)
 
 
-def test_processes_do_the_same(tmp_path: Path) -> None:
-    """Two of them, on the RTL, with other inputs."""
-    made = task(tmp_path)
-    item = measured(made, PRESETS["tiny"], tmp_path)
-    found = Exploration(("cycles",), [item])
-    both = [make_checks(found, made.models, seed, (VERIFIED,), tmp_path / "results") for seed in (0, 1)]
+def test_processes_give_equal_results(tmp_path: Path) -> None:
+    """Two processes, on the RTL, with other inputs."""
+    search = task(tmp_path)
+    item = measure_config(search, PRESETS["tiny"], tmp_path)
+    actual = Exploration(("cycles",), [item])
+    both = [make_checks(actual, search.models, seed, (VERIFIED,), tmp_path / "results") for seed in (0, 1)]
     wanted = {(number, VERIFIED): known[1, VERIFIED] for number, known in enumerate(both, 1)}
     told: dict[Name, Outcome] = {}
     workers = Workers(2, run_check, ABANDONED)
@@ -410,4 +413,4 @@ def test_processes_do_the_same(tmp_path: Path) -> None:
     for (_, what), outcome in told.items():
         assert what == VERIFIED
         assert outcome.details["rtl"] == outcome.details["model"] > 0
-    assert told[1, VERIFIED] == Outcome.of(confirming.run_layer(item, made.models, 0))
+    assert told[1, VERIFIED] == Outcome.of(confirming.run_layer(item, search.models, 0))

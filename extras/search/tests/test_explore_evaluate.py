@@ -1,4 +1,4 @@
-"""What workers keep of models: graphs of one configuration serve another one only where the model runs alike."""
+"""Workers' cache of models: graphs of one configuration serve another only where the model runs alike."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIGS = [
 ]  # fmt: skip
 
 
-def told(path: Path, config: Config) -> object:
+def record_reads(path: Path, config: Config) -> object:
     graph = import_model(path, config=config)
     return dump(graph), graph.assignment
 
@@ -33,23 +33,23 @@ def told(path: Path, config: Config) -> object:
 def test_graphs_are_those_of_the_configuration(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In any order; a model that reads nothing of it is imported once."""
+    """In any order; a model that reads no field of it is imported once."""
     path = model(tmp_path)
     if kind == "attention":
         path = tmp_path / "attention.onnx"
         path.write_bytes(attention.model())
-    expected = [told(path, config) for config in CONFIGS]
+    expected = [record_reads(path, config) for config in CONFIGS]
     calls = []
 
-    def noted(*given: object, **named: object) -> object:
+    def record(*given: object, **named: object) -> object:
         calls.append(given)
         return import_model(*given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "import_model", noted)
+    monkeypatch.setattr(module, "import_model", record)
     models = Models((str(path),), ("",))
     for _ in range(2):
-        found = [models.graphs(config)[0] for config in CONFIGS]
-        assert [(dump(graph), graph.assignment) for graph in found] == expected
+        actual = [models.graphs(config)[0] for config in CONFIGS]
+        assert [(dump(graph), graph.assignment) for graph in actual] == expected
     distinct = len({repr(item) for item in expected})
     assert distinct <= len(calls) < len(CONFIGS)
     assert (distinct > 1) == (kind == "attention")

@@ -1,4 +1,4 @@
-"""What a search says of presets and boards' own configurations: what is better, and why some are no solutions."""
+"""Report on presets and boards' own configurations: better points, and reasons for exclusion."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from weft.hdl.isa.config import PRESETS, Config
 
 
 def point(cycles: int, lut: int, origin: str = "search", config: Config = PRESETS["tiny"]) -> Measured:
-    made = Point(config, Place("memory"), 50e6, routed=False)
-    return Measured(made, Resources(lut, 1, 1, 1), Timing([cycles], 1, 1, 1), origin)
+    result = Point(config, Place("memory"), 50e6, routed=False)
+    return Measured(result, Resources(lut, 1, 1, 1), Timing([cycles], 1, 1, 1), origin)
 
 
 FOUND = Exploration(
@@ -31,14 +31,14 @@ FOUND = Exploration(
 )  # fmt: skip
 
 
-def test_references_and_what_is_better() -> None:
-    """The front is (90, 60), (100, 50), (200, 30), (300, 10). Equal points are not better."""
+def test_references_and_dominating_points() -> None:
+    """The front is (90, 60), (100, 50), (200, 30), (300, 10). Equal points do not dominate."""
     assert [(item.origin, number) for item, number in references(FOUND)] == [
         ("preset tiny", 0), ("preset small", 0), ("preset default", 3),
     ]  # fmt: skip
 
 
-def test_what_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     show(FOUND, tmp_path)
     said = " ".join(capsys.readouterr().out.split())
     assert "preset default memory 400 30 0.008 1 1 1 number 3" in said
@@ -48,16 +48,16 @@ def test_what_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert "not solutions: preset large on memory (LUTs of memory)" in said
 
 
-def test_presets_that_are_no_solutions(tmp_path: Path) -> None:
-    """Of a board, by its resources; and by what measuring them finds. The board's own configuration is one."""
-    made = task(tmp_path, boards=["ulx3s-12f"])
-    study = Study(tmp_path / "journal.log", "weft", made.space, made.places, made.objectives, "nsga2", seed=1)
-    search = Search(made, study, evaluators(1), tmp_path / "results")
-    found = search.run(0, 60)
-    fit = {item.origin for item in found.measured}
+def test_excluded_presets(tmp_path: Path) -> None:
+    """By a board's resources or by measurement; the board's own configuration is a solution."""
+    run = task(tmp_path, boards=["ulx3s-12f"])
+    study = Study(tmp_path / "journal.log", "weft", run.space, run.places, run.objectives, "nsga2", seed=1)
+    search = Search(run, study, evaluators(1), tmp_path / "results")
+    actual = search.run(0, 60)
+    fit = {item.origin for item in actual.measured}
     assert "board ulx3s-12f" in fit
-    assert {name.removesuffix(" on ulx3s-12f") for name in found.unsuitable} | fit >= {
+    assert {name.removesuffix(" on ulx3s-12f") for name in actual.unsuitable} | fit >= {
         f"preset {name}" for name in PRESETS
     }
-    assert found.unsuitable["preset default on ulx3s-12f"].endswith(" of ulx3s-12f")
-    assert not {name.removesuffix(" on ulx3s-12f") for name in found.unsuitable} & fit
+    assert actual.unsuitable["preset default on ulx3s-12f"].endswith(" of ulx3s-12f")
+    assert not {name.removesuffix(" on ulx3s-12f") for name in actual.unsuitable} & fit

@@ -1,4 +1,4 @@
-"""The page of a search: well-formed, every point where its values are, labels that can be read."""
+"""The page of a search: well-formed, points at their values, and legible labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weft.hdl.isa.config import PRESETS, Config
 THREE = ("cycles", "lut", "ram")
 LETTERS = {"k": 1e3, "M": 1e6, "G": 1e9}
 LOWEST, HIGHEST = 6.2, 9.5
-"""Of letters in pixels: the mean width in wide fonts of the labels' size, and the height above the line."""
+"""Size of letters in pixels: mean width in wide fonts at the labels' size, and height above the baseline."""
 
 
 def point(
@@ -35,19 +35,19 @@ def point(
     place: str = "memory",
     config: Config = PRESETS["tiny"],
 ) -> Measured:
-    made = Point(config, Place(place), 50e6, routed=False)
-    return Measured(made, Resources(lut, ff, dsp, ram), Timing([cycles], 700, 1000, 70), origin)
+    result = Point(config, Place(place), 50e6, routed=False)
+    return Measured(result, Resources(lut, ff, dsp, ram), Timing([cycles], 700, 1000, 70), origin)
 
 
-def some(count: int, most: int = 1000, least: int = 1) -> list[Measured]:
-    """Points at random; flip-flops tell which is which."""
+def random_points(count: int, most: int = 1000, least: int = 1) -> list[Measured]:
+    """Return random points, identified by their flip-flops."""
     rng = np.random.default_rng(count)
     rows = rng.integers(least, most, (count, 4)).tolist()
     return [point(a, b, dsp=c, ram=d, ff=1 + index) for index, (a, b, c, d) in enumerate(rows)]
 
 
-def parsed(found: Exploration) -> tuple[Element, list[Element]]:
-    """The page, and its plots. It is XML as well, so that nothing has to be forgiven to read it."""
+def parse_page(found: Exploration) -> tuple[Element, list[Element]]:
+    """Return the page and its plots, parsed as XML, which tolerates no errors."""
     text = page(found)
     root = ElementTree.fromstring(text)
     assert not {"script", "link", "img", "iframe", "image", "use"} & {item.tag for item in root.iter()}
@@ -60,7 +60,7 @@ def parsed(found: Exploration) -> tuple[Element, list[Element]]:
 
 
 def marks(plot: Element) -> Iterator[tuple[dict[str, Any], set[str], tuple[float, float]]]:
-    """Of a plot: what each says of its objectives, its kinds, and where it is, in pixels."""
+    """Return each mark's objectives, kinds and position in pixels."""
     for item in plot.iter():
         kinds = set(item.get("class", "").split())
         if kinds & {"point", "reference", "front"}:
@@ -74,7 +74,7 @@ def marks(plot: Element) -> Iterator[tuple[dict[str, Any], set[str], tuple[float
 
 
 def spots(plot: Element) -> list[tuple[float, float]]:
-    """Where the marks are, in the order of their points' flip-flops."""
+    """Return positions of marks, ordered by their points' flip-flops."""
     return [spot for _, _, spot in sorted(marks(plot), key=lambda mark: float(mark[0]["ff"]))]
 
 
@@ -83,7 +83,7 @@ def of_class(plot: Element, name: str) -> list[Element]:
 
 
 def ticks(plot: Element, anchor: str, at: str) -> list[tuple[float, float]]:
-    """Values and positions on an axis. The axis' own label is larger than the others."""
+    """Return values and positions on an axis, whose own label is larger."""
     texts = [
         item for item in plot.iter("text") if item.get("text-anchor") == anchor and not item.get("font-size")
     ]
@@ -97,22 +97,22 @@ def ticks(plot: Element, anchor: str, at: str) -> list[tuple[float, float]]:
     "objectives", [("cycles", "lut"), THREE, ("energy", "ms", "bytes", "dsp"), ("ram",), ("lut",)]
 )
 def test_every_point_is_drawn_once_in_each_plot(count: int, objectives: tuple[str, ...]) -> None:
-    found = Exploration(objectives, some(count))
-    _, plots = parsed(found)
+    actual = Exploration(objectives, random_points(count))
+    _, plots = parse_page(actual)
     assert len(plots) == max(1, len(objectives) - 1)
     for plot in plots:
         drawn = list(marks(plot))
         assert sorted(said["ff"] for said, _, _ in drawn) == list(range(1, count + 1))
         best = sorted(said["ff"] for said, kinds, _ in drawn if "front" in kinds)
-        assert best == sorted(item.need.ff for item in found.pareto_front)
+        assert best == sorted(item.need.ff for item in actual.pareto_front)
         for said, _, _ in drawn:
-            assert said == pytest.approx(found.measured[int(said["ff"]) - 1].values, rel=1e-3)
+            assert said == pytest.approx(actual.measured[int(said["ff"]) - 1].values, rel=1e-3)
 
 
 @pytest.mark.parametrize("objectives", [THREE, ("lut",), ("ram",)])
-def test_axes_say_what_they_are(objectives: tuple[str, ...]) -> None:
-    """The first objective is up; a single one is over LUTs, or they are over time."""
-    _, plots = parsed(Exploration(objectives, some(3)))
+def test_axes_have_labels(objectives: tuple[str, ...]) -> None:
+    """The first objective is vertical; a single one is plotted over LUTs, or LUTs over time."""
+    _, plots = parse_page(Exploration(objectives, random_points(3)))
     others = objectives[1:] or {"lut": ["ms"], "ram": ["lut"]}[objectives[0]]
     for plot, other in zip(plots, others, strict=True):
         across, up = (item.text for item in plot.iter("text") if item.get("font-size"))
@@ -121,9 +121,9 @@ def test_axes_say_what_they_are(objectives: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(("least", "most"), [(1, 4), (300, 1000), (1, 40), (1, 10**9)])
 def test_positions_are_in_the_order_of_values(least: int, most: int) -> None:
-    """Of linear and of logarithmic axes, and of their ticks, of which there are a few. Further up is more."""
-    items = [*some(40, most, least), point(least, least, ram=least, ff=41)]
-    _, plots = parsed(Exploration(THREE, items))
+    """On linear and logarithmic axes and for their few ticks. Larger values are higher."""
+    items = [*random_points(40, most, least), point(least, least, ram=least, ff=41)]
+    _, plots = parse_page(Exploration(THREE, items))
     for plot, other in zip(plots, THREE[1:], strict=True):
         drawn = list(marks(plot))
         across = [(said[other], x) for said, _, (x, _) in drawn]
@@ -147,7 +147,7 @@ def test_positions_are_in_the_order_of_values(least: int, most: int) -> None:
     ],
 )
 def test_axes_are_logarithmic_where_values_are_far_apart(values: tuple[int, ...], middle: float) -> None:
-    _, (plot,) = parsed(Exploration(("cycles", "dsp"), [point(ff=each, dsp=each) for each in values]))
+    _, (plot,) = parse_page(Exploration(("cycles", "dsp"), [point(ff=each, dsp=each) for each in values]))
     low, between, high = (x for x, _ in spots(plot))
     assert (between - low) / (high - low) == pytest.approx(middle, abs=1e-3)
 
@@ -155,7 +155,7 @@ def test_axes_are_logarithmic_where_values_are_far_apart(values: tuple[int, ...]
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("value", [0, 1, 2, 10**6])
 def test_equal_values_are_in_the_middle(count: int, value: int) -> None:
-    _, (plot,) = parsed(
+    _, (plot,) = parse_page(
         Exploration(("ms", "dsp"), [point(dsp=value, ff=1 + index) for index in range(count)])
     )
     (edge,) = of_class(plot, "edge")
@@ -168,15 +168,15 @@ def test_equal_values_are_in_the_middle(count: int, value: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 60])
 def test_stairs_are_the_front_of_two(count: int) -> None:
-    """From above to the first point and from the last to the right, with a corner at each."""
-    found = Exploration(THREE, some(count))
-    _, plots = parsed(found)
+    """From the top to the first point and from the last to the right, with a corner at each."""
+    actual = Exploration(THREE, random_points(count))
+    _, plots = parse_page(actual)
     for plot, other in zip(plots, THREE[1:], strict=True):
         (line,) = of_class(plot, "stairs")
         corners = [(float(x), float(y)) for x, y in re.findall(r"H([\d.]+)V([\d.]+)", line.attrib["d"])]
         drawn = spots(plot)
         assert corners == sorted(
-            drawn[item.need.ff - 1] for item in pareto_front(found.measured, ("cycles", other))
+            drawn[item.need.ff - 1] for item in pareto_front(actual.measured, ("cycles", other))
         )
         assert all(y > below for (_, below), (_, y) in itertools.pairwise(corners))
         (edge,) = of_class(plot, "edge")
@@ -189,15 +189,15 @@ def test_stairs_are_the_front_of_two(count: int) -> None:
 @pytest.mark.parametrize(
     "places", [["memory"], ["memory", "ulx3s-85f", "icebreaker", "tang-nano-9k", "x" * 90]]
 )
-def test_references_have_labels_that_are_not_over_each_other(apart: int, places: list[str]) -> None:
+def test_labels_of_references_do_not_overlap(apart: int, places: list[str]) -> None:
     """However near their points are."""
-    items = some(300)
+    items = random_points(300)
     for place in places:
         for name in PRESETS:
             at = 400 + apart * (len(items) - 300)
             items.append(point(at, at, ff=1 + len(items), origin=f"preset {name}", place=place))
         items.append(point(400, 500, ff=1 + len(items), origin=f"board {place}", place=place))
-    _, plots = parsed(Exploration(THREE, items))
+    _, plots = parse_page(Exploration(THREE, items))
     for plot in plots:
         assert sum("reference" in kinds for _, kinds, _ in marks(plot)) == len(items) - 300
         texts = of_class(plot, "label")
@@ -221,7 +221,7 @@ def test_references_have_labels_that_are_not_over_each_other(apart: int, places:
 
 def test_a_label_is_beside_its_mark_or_at_a_line_to_it() -> None:
     items = [point(origin=f"preset {name}", ff=1 + index) for index, name in enumerate(PRESETS)]
-    _, (plot,) = parsed(Exploration(("cycles", "lut"), items))
+    _, (plot,) = parse_page(Exploration(("cycles", "lut"), items))
     (where,) = set(spots(plot))
     ends = [tuple(map(float, re.findall(r"[\d.]+", line.attrib["d"]))) for line in of_class(plot, "leader")]
     assert all(end[:2] == pytest.approx(where) for end in ends)
@@ -237,12 +237,12 @@ def test_a_label_is_beside_its_mark_or_at_a_line_to_it() -> None:
 
 
 def test_a_preset_on_the_front_has_the_colour_of_its_place() -> None:
-    """Once, as a diamond; others have none. The legend says which colour is which place."""
+    """It is drawn once, as a diamond; other presets have no colour. The legend maps colours to places."""
     items = [
         point(1, 9, origin="preset tiny"), point(2, 8, place="ulx3s-85f"),
         point(9, 9, origin="board ulx3s-85f", place="ulx3s-85f"), point(3, 7), point(99, 99, place="unbeaten"),
     ]  # fmt: skip
-    root, (plot,) = parsed(Exploration(("cycles", "lut"), items))
+    root, (plot,) = parse_page(Exploration(("cycles", "lut"), items))
     (diamond,) = of_class(plot, "reference front")
     (bare,) = of_class(plot, "reference")
     dots = of_class(plot, "front")
@@ -259,10 +259,10 @@ def test_a_preset_on_the_front_has_the_colour_of_its_place() -> None:
     assert "on the front: unbeaten" not in entries
 
 
-def test_tooltips_say_everything() -> None:
+def test_tooltips_are_complete() -> None:
     config = PRESETS["small"]
     item = point(123456, 1234, origin="preset small", config=config)
-    _, (plot,) = parsed(Exploration(("ms", "lut"), [item]))
+    _, (plot,) = parse_page(Exploration(("ms", "lut"), [item]))
     (mark,) = of_class(plot, "reference front")
     title = mark.findtext("title") or ""
     assert title.splitlines()[0] == "memory, 50 MHz (preset small)"
@@ -280,7 +280,7 @@ def test_tooltips_say_everything() -> None:
 def test_the_table_has_the_front_and_what_differs() -> None:
     configs = [PRESETS["tiny"], PRESETS["tiny"].replace(lanes=1), PRESETS["small"]]
     items = [point(10 + index, 30 - index, config=config) for index, config in enumerate(configs[:2])]
-    root, _ = parsed(Exploration(("cycles", "lut"), [*items, point(999, 999, config=configs[2])]))
+    root, _ = parse_page(Exploration(("cycles", "lut"), [*items, point(999, 999, config=configs[2])]))
     heads = [item.text for item in root.iter("th")]
     assert heads == ["place", "from", *OBJECTIVES.values(), "MHz", "lanes"]
     assert [item.text for item in root.iter("th") if item.get("class") == "sought"] == ["cycles", "LUTs"]
@@ -293,11 +293,11 @@ def test_the_table_has_the_front_and_what_differs() -> None:
 
 
 def test_names_are_escaped() -> None:
-    """Of places and origins: whatever they have, the page shows, and it stays what it is."""
+    """Names of places and origins appear verbatim, and the page stays valid."""
     name = "<script>alert('&amp;\"')</script>\x07\u202e"
     shown = name[:-2] + r"\x07\u202e"
     items = [point(1, 2, place=name, origin=f"preset {name}"), point(2, 1)]
-    root, (plot,) = parsed(Exploration(("cycles", "lut"), items))
+    root, (plot,) = parse_page(Exploration(("cycles", "lut"), items))
     assert [item.text for item in root.iter("td")][:2] == [shown, f"preset {shown}"]
     (mark,) = of_class(plot, "reference front")
     assert (mark.findtext("title") or "").startswith(f"{shown}, 50 MHz (preset {shown})")
@@ -307,22 +307,22 @@ def test_names_are_escaped() -> None:
 
 
 @pytest.mark.parametrize("objectives", [THREE, ("ms",)])
-def test_a_search_that_found_nothing(objectives: tuple[str, ...]) -> None:
-    root, plots = parsed(Exploration(objectives))
+def test_a_search_without_solutions(objectives: tuple[str, ...]) -> None:
+    root, plots = parse_page(Exploration(objectives))
     assert plots == list(root.iter("table")) == []
     assert [item.text for item in root.iter("p")] == ["No solution was measured, so there is no front."]
 
 
-def test_the_same_search_has_the_same_page() -> None:
+def test_pages_are_reproducible() -> None:
     def text() -> str:
-        items = [*some(50), *(point(origin=f"preset {name}") for name in PRESETS)]
+        items = [*random_points(50), *(point(origin=f"preset {name}") for name in PRESETS)]
         return page(Exploration(THREE, items))
 
     assert text() == text()
 
 
 def test_light_and_dark() -> None:
-    root, _ = parsed(Exploration(THREE, some(5)))
+    root, _ = parse_page(Exploration(THREE, random_points(5)))
     style = root.findtext("head/style") or ""
     assert "@media (prefers-color-scheme: dark)" in style
     assert style.count("{") == style.count("}")

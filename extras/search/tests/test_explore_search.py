@@ -1,4 +1,4 @@
-"""Searches: what is measured is what a program takes, nothing is measured twice, and a search goes on."""
+"""Searches: measurements match programs, nothing is measured twice, and searches resume."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from weft.extras.search.explore.space import Space
 from weft.extras.search.tests.support.explored import (
     OBJECTIVES,
     VALUES,
-    drawn,
+    draw_points,
     entries,
     job,
     model,
@@ -43,47 +43,51 @@ from weft.run.estimate import estimate
 
 
 @pytest.mark.parametrize("board", ["", "ulx3s-12f", "tang-nano-9k", "icebreaker"])
-def test_a_point_takes_what_its_program_takes(tmp_path: Path, board: str) -> None:
-    """Compiled and counted by the API; behind a board's memory that is `weft estimate`."""
-    made = task(tmp_path, boards=[board] if board else [])
-    (place,) = made.places
+def test_points_match_their_programs(tmp_path: Path, board: str) -> None:
+    """Compiled and counted through the API; with a board's memory, by `weft estimate`."""
+    search = task(tmp_path, boards=[board] if board else [])
+    (place,) = search.places
     config = BOARDS[board].config if board else PRESETS["small"]
-    found = measure(job(made, config, place, tmp_path / "results"))
+    actual = measure(job(search, config, place, tmp_path / "results"))
     if board:
-        (expected,) = estimate(made.models.paths[0], [board])
-        assert (found.cycles, found.moved, found.macs) == ([expected.cycles], expected.moved, expected.macs)
+        (expected,) = estimate(search.models.paths[0], [board])
+        assert (actual.cycles, actual.moved, actual.macs) == (
+            [expected.cycles],
+            expected.moved,
+            expected.macs,
+        )
     else:
-        program = weft.compile(made.models.paths[0], config)
+        program = weft.compile(search.models.paths[0], config)
         inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
         report = program.run(inputs, on="timing").report
-        assert (found.cycles, found.moved, found.macs) == (
+        assert (actual.cycles, actual.moved, actual.macs) == (
             [report["cycles"]], report["dram_bytes"], report["macs"])  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_fields_that_do_not_matter(tmp_path: Path, seed: int) -> None:
-    """What `relevant` changes changes no cycle; what it leaves does."""
+def test_irrelevant_fields(tmp_path: Path, seed: int) -> None:
+    """Fields that `relevant` normalises change no cycle; the others do."""
     rng = np.random.default_rng(seed)
     board = ["", "ulx3s-45f"][seed % 2]
-    made = task(tmp_path, boards=[board] if board else [], space=Space(VALUES | {
+    search = task(tmp_path, boards=[board] if board else [], space=Space(VALUES | {
         "row_states": (64, 128, 256), "alignments": (256, 1024), "table_depth": (256, 512, 2048),
         "queue_depth": (1, 2, 8), "depthwise_taps": (0,), "lookup_tables": (0, 1, 4), "kernel": (0, 64, 256),
         "multiply": (0, 1), "probability_bits": (0, 7, 8)}))  # fmt: skip
-    (place,), changed = made.places, 0
-    without = unused_units(made.models)
+    (place,), changed = search.places, 0
+    without = unused_units(search.models)
     assert without == {"probability_bits", "kernel", "lookup_tables", "multiply"}
     for _ in range(6):
-        config = drawn(rng, made.space)
+        config = draw_points(rng, search.space)
         other = reduce_config(config, without, sequential=False)
         changed += other != config
-        work = job(made, config, place, tmp_path)
+        work = job(search, config, place, tmp_path)
         one, two = (measure(dataclasses.replace(work, config=item)) for item in (config, other))
         assert one == two, config
     assert changed
 
 
 def test_units_that_are_used(tmp_path: Path) -> None:
-    """Those that a model has operators for."""
+    """Units that a model has operators for."""
     path = tmp_path / "attention.onnx"
     path.write_bytes(attention.model())
     assert "probability_bits" not in unused_units(copy_models(tmp_path, [path], {}))
@@ -95,16 +99,16 @@ def test_units_that_are_used(tmp_path: Path) -> None:
 def test_nothing_is_quicker_than_its_roofline(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     board = ["", "ulx3s-45f", "tang-primer-20k"][seed]
-    made = task(tmp_path, boards=[board] if board else [])
-    roofline, near = Roofline.of(made.models), []
+    search = task(tmp_path, boards=[board] if board else [])
+    roofline, near = Roofline.of(search.models), []
     for _ in range(8):
-        config = drawn(rng, made.space)
-        point = Point.of(config, made.places[0])
-        if missing_feature(config, made.places[0]) or made.rejection_of_point(point):
+        config = draw_points(rng, search.space)
+        point = Point.of(config, search.places[0])
+        if missing_feature(config, search.places[0]) or search.rejection_of_point(point):
             continue
-        found = measure(job(made, point.config, point.place, tmp_path))
-        if not found.refused:
-            bound, item = roofline.bound(point), Measured(point, point.resources(), found)
+        actual = measure(job(search, point.config, point.place, tmp_path))
+        if not actual.refused:
+            bound, item = roofline.bound(point), Measured(point, point.resources(), actual)
             for name in ("cycles", "ms", "bytes", "energy"):
                 assert bound.values[name] <= item.values[name], (name, point.config)
             near.append(bound.cycles / item.cycles)
@@ -112,7 +116,7 @@ def test_nothing_is_quicker_than_its_roofline(tmp_path: Path, seed: int) -> None
 
 
 def check(found: Exploration, made: Task) -> None:
-    """The front is the front, and every preset is on it or beaten."""
+    """Check the front, and that every preset is on it or dominated."""
     best = [values(item, made.objectives) for item in found.pareto_front]
     assert best
     for item in found.measured:
@@ -121,66 +125,66 @@ def check(found: Exploration, made: Task) -> None:
     assert len({item.point.key for item in found.measured}) == len(found.measured)
 
 
-def test_a_search_and_one_that_goes_on(tmp_path: Path) -> None:
-    made = task(tmp_path)
-    first = explore(made, tmp_path, trials=8, seed=1)
-    check(first, made)
+def test_a_search_resumes(tmp_path: Path) -> None:
+    search = task(tmp_path)
+    first = explore(search, tmp_path, trials=8, seed=1)
+    check(first, search)
     assert sum(item.origin == "search" for item in first.measured) >= 8
     assert {item.origin for item in first.measured} >= {f"preset {name}" for name in PRESETS}
     before = entries(tmp_path)
-    second = explore(made, tmp_path, trials=5, seed=2)
-    check(second, made)
+    second = explore(search, tmp_path, trials=5, seed=2)
+    check(second, search)
     after = entries(tmp_path)
     assert {name: after[name] for name in before} == before  # nothing was measured again
     assert len(second.measured) >= len(first.measured) + 5
     assert set(numbers(first.measured)) <= set(numbers(second.measured))
     for item in second.measured:
-        config = reduce_config(item.point.config, unused_units(made.models), sequential=False)
-        assert read_result(job(made, config, item.point.place, tmp_path / "results")) == item.timing
+        config = reduce_config(item.point.config, unused_units(search.models), sequential=False)
+        assert read_result(job(search, config, item.point.place, tmp_path / "results")) == item.timing
 
 
-def test_presets_are_beaten_first(tmp_path: Path) -> None:
-    """By what is as quick with less: the same without the units that no model uses."""
-    found = explore(task(tmp_path, space=Space()), tmp_path, trials=len(PRESETS), jobs=1)
-    known = references(found)
+def test_presets_are_improved_first(tmp_path: Path) -> None:
+    """Dropping units that no model uses gives equal speed at lower cost."""
+    actual = explore(task(tmp_path, space=Space()), tmp_path, trials=len(PRESETS), jobs=1)
+    known = references(actual)
     assert [item.origin for item, _ in known] == [f"preset {name}" for name in PRESETS]
     assert all(number > 0 for _, number in known)
 
 
-def test_a_space_is_searched_to_its_end(tmp_path: Path) -> None:
-    """Of a few points all are measured, but for those that cannot be better, and the search ends by itself."""
+def test_a_small_space_is_exhausted(tmp_path: Path) -> None:
+    """All points are measured except those that cannot be better, and the search ends."""
     space = Space({"n": (2, 4), "lanes": (1, 2), "kernel": (0, 64)}, base="tiny")
-    made = task(tmp_path, space=space)
-    found = explore(made, tmp_path, trials=1000)
-    check(found, made)
-    inside = sum(space.indices(item.point.config) is not None for item in found.measured)
-    assert inside + found.bounded == 8
+    search = task(tmp_path, space=space)
+    actual = explore(search, tmp_path, trials=1000)
+    check(actual, search)
+    inside = sum(space.indices(item.point.config) is not None for item in actual.measured)
+    assert inside + actual.bounded == 8
 
 
 def test_boards(tmp_path: Path) -> None:
-    """Of one with the sequential core, and one where most configurations do not fit."""
+    """A board with the sequential core, and a board that most configurations exceed."""
     space = Space(VALUES | {"n": (2, 4, 8, 64)})
-    made = task(tmp_path, boards=["tang-nano-9k", "ulx3s-12f"], space=space)
-    found = explore(made, tmp_path, trials=6)
-    check(found, made)
-    assert {item.origin for item in found.measured} >= {"board tang-nano-9k", "board ulx3s-12f"}
-    for item in found.measured:
+    search = task(tmp_path, boards=["tang-nano-9k", "ulx3s-12f"], space=space)
+    actual = explore(search, tmp_path, trials=6)
+    check(actual, search)
+    assert {item.origin for item in actual.measured} >= {"board tang-nano-9k", "board ulx3s-12f"}
+    for item in actual.measured:
         board = item.point.place.board
         assert board is not None
         if item.origin == "search":
             assert all(count <= getattr(board.available, name) for name, count in item.need.items())
         assert item.point.routed == (item.point.config == board.config)
-    assert {item.point.place.name for item in found.pareto_front} == {"tang-nano-9k", "ulx3s-12f"}
-    assert found.excluded["LUTs of ulx3s-12f"] > 0
+    assert {item.point.place.name for item in actual.pareto_front} == {"tang-nano-9k", "ulx3s-12f"}
+    assert actual.excluded["LUTs of ulx3s-12f"] > 0
 
 
 def test_limits(tmp_path: Path) -> None:
-    made = task(tmp_path, limits={"lut": 21_000, "ms": 2.0})
-    found = explore(made, tmp_path, trials=6)
-    searched = [item for item in found.measured if item.origin == "search"]
+    search = task(tmp_path, limits={"lut": 21_000, "ms": 2.0})
+    actual = explore(search, tmp_path, trials=6)
+    searched = [item for item in actual.measured if item.origin == "search"]
     assert searched
     assert all(item.values["lut"] <= 21_000 and item.values["ms"] <= 2.0 for item in searched)
-    assert found.excluded["the limit of LUTs"] > 0
+    assert actual.excluded["the limit of LUTs"] > 0
 
 
 @pytest.mark.parametrize(
@@ -199,38 +203,38 @@ def test_limits(tmp_path: Path) -> None:
 )
 def test_spaces_without_a_solution(tmp_path: Path, boards: list[str], values: dict[str, tuple[int, ...]],
                                    limits: dict[str, float], said: str) -> None:  # fmt: skip
-    """Which constraint excludes how many."""
-    made = task(tmp_path, boards=boards, space=Space(VALUES | values), limits=limits)
+    """Reports how many points each constraint excludes."""
+    search = task(tmp_path, boards=boards, space=Space(VALUES | values), limits=limits)
     with pytest.raises(
         SpaceError, match=rf"no point of the space is a solution; of [\d,]+ points, .*: {said} [\d,]+"
     ):
-        explore(made, tmp_path, trials=4)
+        explore(search, tmp_path, trials=4)
     assert not entries(tmp_path)
 
 
-def test_what_the_host_would_run_is_no_solution(tmp_path: Path) -> None:
-    """A configuration without softmax is quick where the host computes it."""
+def test_points_that_need_the_host_are_excluded(tmp_path: Path) -> None:
+    """Without softmax a configuration is fast because the host computes it."""
     path = tmp_path / "attention.onnx"
     path.write_bytes(attention.model())
-    made = task(tmp_path)
+    search = task(tmp_path)
     assert ("Softmax", "device") in {(kind, place) for _, kind, place, _ in import_model(path).assignment}
-    made = Task(copy_models(tmp_path, [path], {}), made.space, made.places, OBJECTIVES)
-    found = measure(job(made, PRESETS["tiny"].replace(probability_bits=0), made.places[0], tmp_path))
-    assert "would run on the host" in found.refused
-    assert not measure(job(made, PRESETS["tiny"], made.places[0], tmp_path)).refused
+    search = Task(copy_models(tmp_path, [path], {}), search.space, search.places, OBJECTIVES)
+    actual = measure(job(search, PRESETS["tiny"].replace(probability_bits=0), search.places[0], tmp_path))
+    assert "would run on the host" in actual.refused
+    assert not measure(job(search, PRESETS["tiny"], search.places[0], tmp_path)).refused
 
 
 def test_memories_that_are_too_small(tmp_path: Path) -> None:
-    """On chip, and on the board."""
-    made = task(tmp_path)
-    found = measure(job(made, PRESETS["tiny"], made.places[0], tmp_path))
-    assert not found.refused
+    """On chip and on the board."""
+    search = task(tmp_path)
+    actual = measure(job(search, PRESETS["tiny"], search.places[0], tmp_path))
+    assert not actual.refused
     (nano,) = make_places(["tang-nano-9k"])
     (tmp_path / "large").mkdir()
     large = copy_models(tmp_path, [model(tmp_path / "large", side=96)], {})
-    board = Task(large, made.space, (nano,), OBJECTIVES)
-    found = measure(job(board, BOARDS["tang-nano-9k"].config, nano, tmp_path))
-    assert found.refused == "the memory of tang-nano-9k is too small"
+    board = Task(large, search.space, (nano,), OBJECTIVES)
+    actual = measure(job(board, BOARDS["tang-nano-9k"].config, nano, tmp_path))
+    assert actual.refused == "the memory of tang-nano-9k is too small"
 
 
 @pytest.mark.parametrize(
@@ -248,11 +252,11 @@ def test_wrong_objectives(tmp_path: Path, change: dict[str, object], said: str) 
 
 
 def test_a_folder_of_another_search(tmp_path: Path) -> None:
-    made = task(tmp_path)
+    search = task(tmp_path)
 
     def output(limits: dict[str, float]) -> Output:
         return Output.of(
-            tmp_path, made.models, made.space, made.places, made.objectives, limits, ("nsga2", 0)
+            tmp_path, search.models, search.space, search.places, search.objectives, limits, ("nsga2", 0)
         )
 
     output({"lut": 1.0})
@@ -283,31 +287,38 @@ def test_a_folder_of_another_search(tmp_path: Path) -> None:
 
 
 def test_energy_by_hand(tmp_path: Path) -> None:
-    made = task(tmp_path)
-    point = Point.of(PRESETS["tiny"], made.places[0])
-    item = Measured(point, point.resources(), measure(job(made, point.config, point.place, tmp_path)))
+    search = task(tmp_path)
+    point = Point.of(PRESETS["tiny"], search.places[0])
+    item = Measured(point, point.resources(), measure(job(search, point.config, point.place, tmp_path)))
     timing = item.timing
     expected = 0.3 * timing.macs + 1.25 * (timing.active * (4 + 2 * 16) + timing.moved) + 160 * timing.moved
     assert item.energy == pytest.approx(expected / 1e6)
 
 
-def test_several_models_are_added_up(tmp_path: Path) -> None:
-    made = task(tmp_path)
-    (place,) = made.places
-    paths = [Path(made.models.paths[0]), tmp_path / "digits.onnx"]
+def test_models_are_summed(tmp_path: Path) -> None:
+    search = task(tmp_path)
+    (place,) = search.places
+    paths = [Path(search.models.paths[0]), tmp_path / "digits.onnx"]
     paths[1].write_bytes(digits.model())
     alone = [
-        measure(job(Task(copy_models(tmp_path, [path], {}), made.space, (place,), OBJECTIVES), PRESETS["small"], place,
-                  tmp_path)) for path in paths
-    ]  # fmt: skip
-    both = Task(copy_models(tmp_path, paths, {}), made.space, (place,), OBJECTIVES)
-    found = measure(job(both, PRESETS["small"], place, tmp_path))
-    assert found.cycles == [item.cycles[0] for item in alone]
-    assert found.moved == sum(item.moved for item in alone)
-    assert found.macs == sum(item.macs for item in alone)
+        measure(
+            job(
+                Task(copy_models(tmp_path, [path], {}), search.space, (place,), OBJECTIVES),
+                PRESETS["small"],
+                place,
+                tmp_path,
+            )
+        )
+        for path in paths
+    ]
+    both = Task(copy_models(tmp_path, paths, {}), search.space, (place,), OBJECTIVES)
+    actual = measure(job(both, PRESETS["small"], place, tmp_path))
+    assert actual.cycles == [item.cycles[0] for item in alone]
+    assert actual.moved == sum(item.moved for item in alone)
+    assert actual.macs == sum(item.macs for item in alone)
 
 
-def test_no_solution_says_how_many() -> None:
+def test_reports_count_excluded_points() -> None:
     assert no_solution_message(Counter({"a": 2, "b": 1000})).endswith(
         "of 1,002 points, so many were excluded by: b 1,000, a 2"
     )

@@ -1,4 +1,4 @@
-"""Spaces of configurations: what files say, what is refused, and that every point is a configuration."""
+"""Spaces of configurations: files, refusals, and validity of every point."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_every_field_has_values() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_points_are_configurations(seed: int) -> None:
-    """Of all values that a space may have; the array's side is what was chosen."""
+    """For all values of a space; the array's side is as chosen."""
     rng, refused = np.random.default_rng(seed), 0
     wide = Space({"n": (2, 4, 8, 16, 32, 64, 128), "int4": (0, 1, 2), "bus_bytes": (4, 8, 16, 32, 64, 128),
                   "depthwise_taps": (0, 2, 3, 4, 5, 6, 7, 8), "parity": (0, 1), "loops": (0, 1),
@@ -37,7 +37,7 @@ def test_points_are_configurations(seed: int) -> None:
     assert 0 < refused < 300
 
 
-def test_memories_of_too_many_rows_are_none() -> None:
+def test_memories_with_too_many_rows_are_invalid() -> None:
     space = Space({"scratchpad_banks": (64,), "scratchpad_depth": (1 << 15,)})
     with pytest.raises(ConfigError, match="addresses are 16 bits"):
         space.config({name: known[0] for name, known in space.fields.items()})
@@ -53,7 +53,7 @@ def test_presets_have_places() -> None:
 
 
 def test_presets_and_boards_are_in_the_space() -> None:
-    """But for what changes results, mantissas, and for what is of language models, factors of blocks and loops."""
+    """Except for mantissas, which change results, and for factors of blocks and loops of language models."""
     for config in (*PRESETS.values(), *(board.config for board in BOARDS.values())):
         near = config.replace(mantissa_bits=24, int4=min(config.int4, 1), loops=0)
         places = Space().indices(near)
@@ -87,7 +87,7 @@ def test_a_base_fixes_other_fields(tmp_path: Path) -> None:
         ([], ""),
     ],
 )
-def test_files_that_are_no_space(tmp_path: Path, values: Any, said: str) -> None:
+def test_invalid_space_files(tmp_path: Path, values: Any, said: str) -> None:
     path = tmp_path / "space.json"
     path.write_text(json.dumps({"format": FORMAT} | values if isinstance(values, dict) else values))
     with pytest.raises(FileError, match="is not a valid space of configurations") as caught:
@@ -96,7 +96,7 @@ def test_files_that_are_no_space(tmp_path: Path, values: Any, said: str) -> None
 
 
 def test_every_value_of_a_field_is_taken() -> None:
-    """Whatever the other fields would have to be."""
+    """Whatever the other fields have to be."""
     for name, values in {
         "n": (2, 128), "lanes": (1, 128), "bus_bytes": (4, 128), "int4": (0, 1, 2), "depthwise_taps": (0, 2, 8),
         "scratchpad_banks": (2, 64), "scratchpad_depth": (16, 1 << 15), "accumulator_depth": (16, 1 << 15),

@@ -14,14 +14,14 @@ from weft.extras.search.tests.support.explored import task
 @pytest.mark.parametrize("mine", [None, [1.0, 2.0, 3.0]])
 @pytest.mark.parametrize("other", [None, [3.0, 2.0, 1.0]])
 @pytest.mark.parametrize("between", [False, True])
-def test_both_tell_of_one_proposal(
+def test_two_reports_of_one_proposal(
     mine: list[float] | None,
     other: list[float] | None,
     between: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first counts, also where the other one tells of it after Optuna has looked at the proposal's state."""
+    """The first counts, even if the second comes after Optuna has read the proposal's state."""
     made = task(tmp_path)
     first, second = (
         Study(tmp_path / "journal.log", "weft", made.space, made.places, made.objectives, "nsga2", seed=seed)
@@ -39,7 +39,7 @@ def test_both_tell_of_one_proposal(
     else:
         tell()
     told.append(first.tell(number, mine))
-    # What counts as a solution is the same for both, whatever they told.
+    # Both see the same solutions, whatever they reported.
     assert told == [other is not None] * 2
     solutions = [] if other is None else [(values, place)]
     assert list(first.solutions()) == list(second.solutions()) == solutions

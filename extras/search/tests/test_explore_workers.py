@@ -1,4 +1,4 @@
-"""Workers may be killed, come late, or be Dask's; a scheduler may be missing or die."""
+"""Workers that are killed, late or Dask's, and schedulers that are missing or die."""
 
 from __future__ import annotations
 
@@ -23,28 +23,27 @@ from weft.extras.search.explore.explore import Exploration, explore
 from weft.extras.search.explore.space import Space
 from weft.extras.search.explore.workers import DIED, THREAD_VARIABLES, Workers, WorkersError
 from weft.extras.search.tests.support.ended import die
-from weft.extras.search.tests.support.explored import VALUES, drawn, entries, job, numbers, task
+from weft.extras.search.tests.support.explored import VALUES, draw_points, entries, job, numbers, task
 from weft.hdl.isa.config import PRESETS
 
 SPACE = Space(VALUES | {"n": (2, 4), "kernel": (0,), "depthwise_taps": (0,)})
 
 
 def children(process: int) -> list[int]:
-    """Processes that another one has started, by number."""
     text = Path(f"/proc/{process}/task/{process}/children").read_text()
     return [int(number) for number in text.split()]
 
 
 def test_each_process_takes_one_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its start on, when libraries look it up; what is set here stays as it is."""
+    """From its start, when libraries read it; this process's environment stays unchanged."""
     first, second = THREAD_VARIABLES
     monkeypatch.setenv(first, "7")
     monkeypatch.delenv(second, raising=False)
     made, pool = task(tmp_path, space=SPACE), evaluators(1)
     pool.add("one", job(made, PRESETS["tiny"], made.places[0], tmp_path / "results"))
     (process,) = pool.processes
-    found = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
-    assert {f"{name}=1" for name in THREAD_VARIABLES} <= set(found)
+    actual = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+    assert {f"{name}=1" for name in THREAD_VARIABLES} <= set(actual)
     assert os.environ[first] == "7"
     assert second not in os.environ
     pool.close()
@@ -52,53 +51,53 @@ def test_each_process_takes_one_processor(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_processes_that_are_killed(tmp_path: Path) -> None:
-    """Each job is done by another one, and the result is what it is."""
+    """Another process does each job, with the same result."""
     made = task(tmp_path, space=SPACE)
     pool = evaluators(2)
     configs = [PRESETS["tiny"].replace(queue_depth=1 << count) for count in range(5)]
     for config in configs:
         pool.add(config, job(made, config, made.places[0], tmp_path / "results"))
-    found, killed = {}, 0
+    actual, killed = {}, 0
     while pool.running:
         for name, timing in pool.collect(0.2):
-            found[name] = timing
-        if killed < 2 and (started := [child for child in children(os.getpid()) if _spawned(child)]):
+            actual[name] = timing
+        if killed < 2 and (started := [child for child in children(os.getpid()) if _wait_for_process(child)]):
             os.kill(started[0], signal.SIGKILL)
             killed += 1
     pool.close()
     assert killed == 2
     for config in configs:
-        assert found[config] == measure(job(made, config, made.places[0], tmp_path)), config
+        assert actual[config] == measure(job(made, config, made.places[0], tmp_path)), config
     assert len(entries(tmp_path)) == len(configs)
 
 
-def _spawned(process: int) -> bool:
+def _wait_for_process(process: int) -> bool:
     with contextlib.suppress(OSError):
         return b"spawn_main" in Path(f"/proc/{process}/cmdline").read_bytes()
     return False
 
 
 def test_a_job_that_kills_its_workers() -> None:
-    """It is given up, and says so."""
+    """It is abandoned with a message."""
     pool = Workers(1, die, DIED)
     pool.add("deadly", "job")
-    found: list[tuple[str, str]] = []
+    actual: list[tuple[str, str]] = []
     while pool.running:
-        found += pool.collect(0.2)
+        actual += pool.collect(0.2)
     pool.close()
-    assert found == [("deadly", DIED)]
+    assert actual == [("deadly", DIED)]
 
 
 def _start_a_tool(folder: str) -> str:
-    """One that would go on for longer than any test, and tells its number in a file."""
+    """Start a tool that outlives any test, and write its process id to a file."""
     count = len(list(Path(folder).iterdir()))
     tool = f"import os, pathlib, time; pathlib.Path('{folder}/{count}').write_text(str(os.getpid())); time.sleep(900)"
     tools.run("tool", [sys.executable, "-c", tool], Path(folder).parent)
     return "done"
 
 
-def test_tools_end_with_what_waits_for_them(tmp_path: Path) -> None:
-    """With the workers, and without another job being begun."""
+def test_tools_end_with_their_workers(tmp_path: Path) -> None:
+    """No other job is started."""
     folder = tmp_path / "numbers"
     folder.mkdir()
     with contextlib.closing(Workers(1, _start_a_tool, DIED)) as pool:
@@ -120,7 +119,7 @@ def _alive(process: int) -> bool:
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until `condition()`; fail after five minutes, more than even a busy machine needs."""
+    """Wait until `condition()`; fail after five minutes, which suffices on a busy machine."""
     end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end
@@ -128,35 +127,35 @@ def _wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_two_searches_share_the_work(tmp_path: Path) -> None:
-    """At the same time in one folder: no result is made twice, and each takes those of the other."""
-    made, found = task(tmp_path, space=SPACE), list[Exploration]()
+    """Two searches in one folder use each other's results and compute none twice."""
+    made, actual = task(tmp_path, space=SPACE), list[Exploration]()
     both = [
-        threading.Thread(target=lambda seed=seed: found.append(explore(made, tmp_path, trials=6, seed=seed)))
+        threading.Thread(target=lambda seed=seed: actual.append(explore(made, tmp_path, trials=6, seed=seed)))
         for seed in (1, 2)
     ]
     for item in both:
         item.start()
     for item in both:
         item.join()
-    assert len(found) == 2
+    assert len(actual) == 2
     last = explore(made, tmp_path, trials=1, seed=3)
-    assert set(numbers(found[0].measured)) | set(numbers(found[1].measured)) <= set(numbers(last.measured))
+    assert set(numbers(actual[0].measured)) | set(numbers(actual[1].measured)) <= set(numbers(last.measured))
 
 
 @contextlib.contextmanager
 def scheduler(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Dask's, in a process of its own."""
+    """Start Dask's scheduler in its own process."""
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", str(port), "--no-dashboard"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        _answers(port)
+        _is_reachable(port)
         yield process
     finally:
         process.kill()
         process.wait()
 
 
-def _answers(port: int) -> None:
+def _is_reachable(port: int) -> None:
     for _ in range(200):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
@@ -166,7 +165,7 @@ def _answers(port: int) -> None:
 
 @contextlib.contextmanager
 def worker(port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """One of Dask's workers."""
+    """Start a Dask worker."""
     command = [
         sys.executable, "-m", "distributed.cli.dask_worker", f"tcp://127.0.0.1:{port}", "--nthreads", "1",
         "--no-dashboard", "--no-nanny", "--local-directory", str(folder),
@@ -180,24 +179,24 @@ def worker(port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as result:
+        result.bind(("127.0.0.1", 0))
+        return int(result.getsockname()[1])
 
 
 def test_dask(tmp_path: Path) -> None:
-    """A worker that is killed, and one that comes late; the search ends as any other."""
+    """A worker is killed and another comes late; the search completes."""
     made, port = task(tmp_path, space=SPACE), free_port()
     with scheduler(port), worker(port, tmp_path / "1") as first, contextlib.ExitStack() as late:
         killed = []
 
-        def told(found: Exploration, asked: int) -> None:
+        def report_and_act(found: Exploration, asked: int) -> None:
             if found.measured and not killed:
                 first.kill()
                 killed.append(first.pid)
                 late.enter_context(worker(port, tmp_path / "2"))
 
-        found = explore(made, tmp_path, trials=4, scheduler=f"tcp://127.0.0.1:{port}", report=told)
+        found = explore(made, tmp_path, trials=4, scheduler=f"tcp://127.0.0.1:{port}", report=report_and_act)
     assert killed
     assert sum(item.origin == "search" for item in found.measured) >= 4
     for item in found.measured:
@@ -215,7 +214,7 @@ def test_no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failed_client_is_deleted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A garbage collection that deletes it later could deadlock another client."""
+    """Later deletion by the garbage collector could deadlock another client."""
     distributed = pytest.importorskip("distributed")
     monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.2)
     deleted = []
@@ -230,15 +229,15 @@ def test_a_failed_client_is_deleted_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_scheduler_that_dies(tmp_path: Path) -> None:
-    """What was found is kept: the same search goes on without one."""
+    """Results are kept, and the search resumes without a scheduler."""
     made, port = task(tmp_path, space=SPACE), free_port()
     with scheduler(port) as process, worker(port, tmp_path / "1"):
 
-        def told(found: Exploration, asked: int) -> None:
+        def report_and_act(found: Exploration, asked: int) -> None:
             if len(found.measured) > 2:
                 process.kill()
 
-        found = explore(made, tmp_path, trials=50, scheduler=f"tcp://127.0.0.1:{port}", report=told)
+        found = explore(made, tmp_path, trials=50, scheduler=f"tcp://127.0.0.1:{port}", report=report_and_act)
         assert "no longer answers: results are kept" in found.workers_error
         assert len(found.measured) > 2
     before = entries(tmp_path)
@@ -248,7 +247,7 @@ def test_a_scheduler_that_dies(tmp_path: Path) -> None:
     assert len(found.measured) > 4
 
 
-def test_results_that_are_damaged_are_made_anew(tmp_path: Path) -> None:
+def test_damaged_results_are_computed_again(tmp_path: Path) -> None:
     made = task(tmp_path, space=SPACE)
     work = job(made, PRESETS["tiny"], made.places[0], tmp_path / "results")
     first = evaluate(work)
@@ -259,7 +258,7 @@ def test_results_that_are_damaged_are_made_anew(tmp_path: Path) -> None:
         assert evaluate(work) == first
 
 
-def test_keys_tell_all_that_counts(tmp_path: Path) -> None:
+def test_cache_keys_cover_all_inputs(tmp_path: Path) -> None:
     """Of models, configurations, memories; not of where results are."""
     import dataclasses
 
@@ -269,12 +268,12 @@ def test_keys_tell_all_that_counts(tmp_path: Path) -> None:
     (place,) = made.places
     work = job(made, PRESETS["tiny"], place, tmp_path)
     others = [
-        dataclasses.replace(work, config=drawn(np.random.default_rng(1), made.space)),
+        dataclasses.replace(work, config=draw_points(np.random.default_rng(1), made.space)),
         dataclasses.replace(work, place=dataclasses.replace(place, latency=31)),
         dataclasses.replace(work, place=dataclasses.replace(place, bandwidth=1.5)),
         dataclasses.replace(work, models=dataclasses.replace(work.models, digests=("0",))),
         dataclasses.replace(work, models=dataclasses.replace(work.models, shapes=(("n", 2),))),
-        *(job(made, PRESETS["tiny"], found, tmp_path) for found in task(tmp_path, boards=[
+        *(job(made, PRESETS["tiny"], actual, tmp_path) for actual in task(tmp_path, boards=[
             "ulx3s-12f", "icebreaker", "tang-nano-9k", "tang-primer-20k"]).places),
     ]  # fmt: skip
     assert len({item.key for item in (work, *others)}) == len(others) + 1

@@ -1,4 +1,4 @@
-"""What names of rules stand for."""
+"""Names of windows in rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.extras.search.substitution.term import HALF
 
 @pytest.mark.parametrize(("name", "window"), [("1", Window((1, 1))), ("s", Window((1, 1), (2, 2)))])
 def test_windows_that_have_names_of_their_own(name: str, window: Window) -> None:
-    """A window of one element, and every second row and column: equal ones, and no others."""
+    """Windows of one element, and of every second row and column; equal windows only."""
     match = Match()
     assert match.with_window(name, window) == match
     assert match.with_window(name, Window((3, 3))) is None

@@ -1,4 +1,4 @@
-"""Uses of rules on random segments: no byte of an output changes, whatever rule is used wherever it can be."""
+"""Uses of rules on random segments: no byte of an output changes, whichever rule is applied."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from weft.extras.search.substitution.term import parse
 from weft.extras.search.tests.support.substitution_cases import (
     KERNELS,
     POOLS,
-    Drawn,
+    RandomSegment,
     dense_block,
-    drawn,
+    draw_segment,
     joined_maxima,
     outputs,
 )
@@ -28,7 +28,7 @@ BITS = 24
 
 
 def check(segment: DeviceSegment, made: Move, seed: int) -> None:
-    """The same outputs, of a segment that keeps all rules of the representation."""
+    """Check equal outputs, and that the segment keeps the representation's invariants."""
     verify_segment(made.segment)
     before, behind = outputs(segment, seed, BITS), outputs(made.segment, seed, BITS)
     assert before.keys() == behind.keys(), made.rule
@@ -40,33 +40,33 @@ def uses(segment: DeviceSegment, moves: Moves) -> list[Move]:
     return [move for op in segment.ops for move in moves.find(segment, op)]
 
 
-def walked(seeds: range, steps: int) -> Counter[str]:
-    """Random walks: after each use, others are possible. Counts the uses of each rule."""
-    moves, found = Moves(builtin_rules(), BITS), Counter[str]()
+def random_walks(seeds: range, steps: int) -> Counter[str]:
+    """Walk randomly, because a use enables others; count the uses of each rule."""
+    moves, result = Moves(builtin_rules(), BITS), Counter[str]()
     for seed in seeds:
-        rng, segment = np.random.default_rng(seed), drawn(seed)
+        rng, segment = np.random.default_rng(seed), draw_segment(seed)
         first = segment
         for _ in range(steps):
             possible = uses(segment, moves)
             if not possible:
                 break
             for move in possible:
-                found[move.rule] += 1
+                result[move.rule] += 1
                 check(segment, move, seed)
             segment = possible[int(rng.integers(len(possible)))].segment
         check(first, Move("all of them", segment), seed)
-    return found
+    return result
 
 
-def test_no_use_changes_a_byte() -> None:
-    found = walked(range(20), 2)
-    assert len(found) >= 15, found
+def test_uses_keep_all_bytes() -> None:
+    actual = random_walks(range(20), 2)
+    assert len(actual) >= 15, actual
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(40))
-def test_no_use_of_many_changes_a_byte(seed: int) -> None:
-    assert sum(walked(range(1000 + 5 * seed, 1005 + 5 * seed), 4).values()) > 0
+def test_many_uses_keep_all_bytes(seed: int) -> None:
+    assert sum(random_walks(range(1000 + 5 * seed, 1005 + 5 * seed), 4).values()) > 0
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_no_use_of_many_changes_a_byte(seed: int) -> None:
         ({"lookup": np.arange(-128, 128).astype(np.int8)}, False),
     ],
 )
-def test_which_poolings_rules_know(changes: dict[str, Any], known: bool) -> None:
-    """Maxima that do nothing else."""
-    made = Drawn(7)
+def test_rules_match_plain_maxima(changes: dict[str, Any], known: bool) -> None:
+    """Maxima with a fused operation do not match."""
+    made = RandomSegment(7)
     made.pool(made.values[0], POOLS[1])
     assert (kind_of(made.ops[-1].replace(**changes)) == "max") == known
 
@@ -110,25 +110,25 @@ def test_maxima_go_into_the_parts_of_a_concatenation() -> None:
         if item.rule == "max[a](cat(x, y)) = cat(max[a](x), max[a](y))"
     ]
     pools = [op for op in move.segment.ops if isinstance(op, Pool)]
-    # The part that was copied is read where it was made; of the other one the requantisation stays in front.
+    # The copied part is read at its source; the other part keeps its requantisation.
     assert [op.src.shape[3] for op in pools] == [32, 32]
     assert all(not (isinstance(op, Rescale) and op.is_identity) for op in move.segment.ops)
     check(segment, move, 1)
 
 
-def test_what_is_copied_lies_in_its_place_from_the_start() -> None:
+def test_copied_parts_are_written_in_place() -> None:
     segment = dense_block()
     moves = Moves(builtin_rules(), BITS)
     for _ in range(10):
-        found = [item for item in uses(segment, moves) if item.rule == "x = first(cat(x, y))"]
-        if not found:
+        actual = [item for item in uses(segment, moves) if item.rule == "x = first(cat(x, y))"]
+        if not actual:
             break
-        check(segment, found[0], 2)
-        segment = found[0].segment
+        check(segment, actual[0], 2)
+        segment = actual[0].segment
     assert not any(isinstance(op, Rescale) for op in segment.ops)
 
 
-def test_a_function_that_falls_does_not_pass_a_maximum() -> None:
+def test_decreasing_functions_do_not_pass_a_maximum() -> None:
     moves, rule = Moves(builtin_rules(), BITS), "func[f](max[a](x)) = max[a](func[f](x))"
     falling = np.arange(127, -129, -1).astype(np.int8)
     for table, wanted in ((None, True), (np.sort(falling), True), (falling, False)):
@@ -145,46 +145,47 @@ def test_a_function_that_falls_does_not_pass_a_maximum() -> None:
 
 @pytest.mark.parametrize("h", [8, 9, 60, 61])
 @pytest.mark.parametrize(("first", "then"), [(2, 0), (1, 4), (3, 1)])
-def test_windows_become_one_where_they_can(h: int, first: int, then: int) -> None:
-    """Not if the first one leaves out elements, and of an odd number of rows not where the second one has padding in
-    place of the last."""
-    made = Drawn(1)
+def test_windows_are_merged(h: int, first: int, then: int) -> None:
+    """Not if the first skips elements or, for an odd number of rows, if the second pads the last."""
+    made = RandomSegment(1)
     made.values = [made.view((1, h, h, 2), "input")]
     made.pool(made.pool(made.values[0], POOLS[first]), POOLS[then])
     segment = made.segment()
     moves = Moves(builtin_rules(), BITS).find(segment, segment.ops[-1])
-    found = [move for move in moves if move.rule == "max[b](max[a](x)) = max[a*b](x)"]
-    assert bool(found) == {2: True, 1: h % 2 == 0, 3: False}[first]
-    for move in found:
+    actual = [move for move in moves if move.rule == "max[b](max[a](x)) = max[a*b](x)"]
+    assert bool(actual) == {2: True, 1: h % 2 == 0, 3: False}[first]
+    for move in actual:
         check(segment, move, 5)
 
 
 @pytest.mark.parametrize("scale", [0.5, -0.5])
-def test_operands_are_exchanged_unless_one_is_taken_from_the_other(scale: float) -> None:
-    made = Drawn(2)
+def test_operands_of_all_but_differences_are_exchanged(scale: float) -> None:
+    made = RandomSegment(2)
     one = made.rescale(made.values[0])
     made.put(Add("sum", made.values[0], one, made.view(one.shape), 0.7, scale, 3, -4))
     segment = made.segment()
-    found = [move for move in Moves(builtin_rules(), BITS).find(segment, segment.ops[-1]) if "~" in move.rule]
-    assert bool(found) == (scale > 0)
-    for move in found:
+    actual = [
+        move for move in Moves(builtin_rules(), BITS).find(segment, segment.ops[-1]) if "~" in move.rule
+    ]
+    assert bool(actual) == (scale > 0)
+    for move in actual:
         check(segment, move, 3)
 
 
-def test_a_depthwise_convolution_of_two_images_is_one_of_each() -> None:
+def test_a_depthwise_convolution_of_two_images_is_split() -> None:
     """Each part has the weights of its own channels."""
-    made = Drawn(3)
+    made = RandomSegment(3)
     one = made.rescale(made.values[0])
     made.conv(made.cat([one, made.rescale(one)]), KERNELS[1], 0, depth=True)
     segment = made.segment()
     (last,) = (op for op in segment.ops if isinstance(op, Conv))
-    found = [
+    actual = [
         move
         for move in Moves(builtin_rules(), BITS).find(segment, last)
         if move.rule.startswith("depth[a,f|g](cat(x, y), outs(p, q)) = cat(")
     ]
-    assert found
-    for move in found:
+    assert actual
+    for move in actual:
         convs = [op for op in move.segment.ops if isinstance(op, Conv)]
         parts = sorted(convs, key=lambda op: op.dst.c)
         assert [len(op.weight) for op in parts] == [one.shape[3]] * 2
@@ -192,10 +193,10 @@ def test_a_depthwise_convolution_of_two_images_is_one_of_each() -> None:
         check(segment, move, 7)
 
 
-def test_images_that_lie_beside_each_other_are_one_without_a_copy() -> None:
-    """Two parts of a buffer are read as the image that they are together, if the second is right behind the first."""
+def test_adjacent_images_are_joined_without_a_copy() -> None:
+    """Two parts of a buffer are read as one image if the second directly follows the first."""
     for gap in (0, 1):
-        made = Drawn(3)
+        made = RandomSegment(3)
         source, dst = made.view((1, 6, 5, 7 + gap), "input"), made.view((1, 6, 5, 7))
         made.values, at = [source], 0
         for size in (3, 4):
@@ -205,22 +206,22 @@ def test_images_that_lie_beside_each_other_are_one_without_a_copy() -> None:
             at += size
         made.ops.append(Rescale("last", dst, made.view(dst.shape), 0.5))
         segment = made.segment()
-        found = [
+        actual = [
             move
             for move in uses(segment, Moves(builtin_rules(), BITS))
             if move.rule.endswith("= depth[a,f|g](cat(x, y), outs(p, q))")
         ]
-        assert found
-        for move in found:
+        assert actual
+        for move in actual:
             (conv,) = (op for op in move.segment.ops if isinstance(op, Conv))
             assert conv.src.shape[3] == 7
             assert (conv.src.buffer.name == source.buffer.name) == (gap == 0)
             check(segment, move, 8)
 
 
-def test_a_part_that_a_rule_leaves_as_it_is_stays() -> None:
-    """It lies in what is replaced, and is made by an operator, not copied: there is nowhere else to read it."""
-    made = Drawn(4)
+def test_an_unchanged_part_is_not_copied() -> None:
+    """It lies inside the replaced buffer and has no other copy, so its operator stays."""
+    made = RandomSegment(4)
     source = made.values[0]
     other = made.rescale(made.rescale(source))
     c = source.shape[3]

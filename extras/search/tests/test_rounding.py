@@ -1,4 +1,4 @@
-"""Rewrites that round otherwise, against bounds on what one rounding more or less can do."""
+"""Rewrites that change rounding, against bounds on the effect of one rounding more or less."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from weft.extras.search.substitution.rounding import (
     STEPS,
     rewrites,
 )
-from weft.extras.search.tests.support.substitution_cases import POOLS, drawn, outputs
+from weft.extras.search.tests.support.substitution_cases import POOLS, draw_segment, outputs
 
 SHAPE = (1, 6, 8, 4)
 KERNEL = Window((3, 3), (1, 1), (1, 1), (1, 1, 1, 1))
@@ -43,7 +43,7 @@ def view(name: str, shape: tuple[int, int, int, int] = SHAPE, kind: str = "temp"
 
 @dataclass
 class Draw:
-    """Two operators, one behind the other, that a rewrite is for: with everything that it may depend on random."""
+    """Two adjacent operators that a rewrite matches, with random parameters."""
 
     rng: np.random.Generator
 
@@ -76,8 +76,8 @@ class Draw:
         scales = self.scale(), self.scale() * int(self.rng.choice([-1, 1]))
         return Add("op", one, other, dst, *scales, *zeros, zero, **self.clamp())
 
-    def behind(self, kind: str) -> tuple[list[DeviceOp], float]:
-        """An operator and a requantisation behind it, and by how much its output may change."""
+    def op_then_rescale(self, kind: str) -> tuple[list[DeviceOp], float]:
+        """Return an operator followed by a requantisation, and the bound on its output's change."""
         x, y, middle, zero = view("x", kind="input"), view("y", kind="input"), view("m"), self.zero()
         made: DeviceOp
         match kind:
@@ -102,8 +102,8 @@ class Draw:
         )
         return [made, then], scale / 2 + 1
 
-    def ahead(self, kind: str) -> tuple[list[DeviceOp], float]:
-        """A requantisation that saturates nowhere, and what reads it."""
+    def rescale_then_op(self, kind: str) -> tuple[list[DeviceOp], float]:
+        """Return a requantisation without saturation, followed by its reader."""
         x, y, middle, out = (
             view("x", kind="input"),
             view("y", kind="input"),
@@ -121,7 +121,7 @@ class Draw:
             case "conv":
                 op = self.conv(middle, out, KERNEL, zero, self.zero(), 0.01)
                 assert isinstance(op, Conv)
-                # Half a step in each element, and in the bias.
+                # Half a step per element, and in the bias.
                 reach = np.abs(op.weight).sum(axis=(1, 2, 3)) * 0.5 + 0.5 * scale
                 return [first, op], float((reach * op.scale).max()) + 1
             case "add, first operand" | "add, second operand":
@@ -138,8 +138,8 @@ class Draw:
                 op = Pool("op", middle, out, kind.split()[0], window, 1.7, zero, self.zero(), **self.clamp())
         return [first, op], 0.5 * 1.7 + 1
 
-    def mean(self) -> tuple[list[DeviceOp], float]:
-        """A convolution of one element that saturates nowhere, and a mean of it."""
+    def convolution_then_mean(self) -> tuple[list[DeviceOp], float]:
+        """Return a 1 x 1 convolution without saturation, followed by a mean."""
         window = PLAIN_POOLS[int(self.rng.integers(3))]
         zero, scale = int(self.rng.integers(-30, 31)), self.scale(0.2, 2)
         conv = self.conv(view("x", kind="input"), view("m"), Window(), self.zero(), zero, 0.0005)
@@ -148,8 +148,8 @@ class Draw:
         reach = np.abs(conv.weight).sum(axis=(1, 2, 3)) * conv.scale
         return [conv, pool], float(reach.max() * scale) * 0.5 + 0.5 * scale + 1
 
-    def convolved(self, steps: int) -> tuple[list[DeviceOp], float]:
-        """A mean that saturates nowhere, and a convolution of one element."""
+    def mean_then_convolution(self, steps: int) -> tuple[list[DeviceOp], float]:
+        """Return a mean without saturation, followed by a 1 x 1 convolution."""
         window = [*PLAIN_POOLS, KERNEL][int(self.rng.integers(4))]
         zero, scale = int(self.rng.integers(-10, 11)), self.scale(0.2, 0.9)
         means = view("m", (1, *window.output(6, 8), 4))
@@ -169,10 +169,10 @@ class Draw:
         return [pool, conv], float((reach * conv.scale).max()) + 0.5 * steps + 1
 
     def case(self, what: str, kind: str) -> tuple[list[DeviceOp], float]:
-        """Operators that a rewrite is for, and by how much their output may change."""
+        """Return operators that a rewrite matches, and the bound on their output's change."""
         if what in (INTO_PRODUCER, INTO_READER):
-            return self.behind(kind) if what == INTO_PRODUCER else self.ahead(kind)
-        return self.mean() if what == MEAN_FIRST else self.convolved(int(kind))
+            return self.op_then_rescale(kind) if what == INTO_PRODUCER else self.rescale_then_op(kind)
+        return self.convolution_then_mean() if what == MEAN_FIRST else self.mean_then_convolution(int(kind))
 
 
 CASES = [
@@ -188,41 +188,41 @@ CASES = [
 
 
 @pytest.mark.parametrize(("what", "kind"), CASES)
-def test_a_rounding_less_changes_no_more_than_it_can(what: str, kind: str) -> None:
+def test_fewer_roundings_stay_within_the_bound(what: str, kind: str) -> None:
     changed = 0
     for seed in range(30):
         draw = Draw(np.random.default_rng(seed))
         ops, bound = draw.case(what, kind)
         segment = DeviceSegment("drawn", tuple(ops))
         verify_segment(segment)
-        found = [item for item in rewrites(segment) if item.rule == what]
-        assert len(found) == 1, seed
-        verify_segment(found[0].segment)
-        apart = compared(segment, found[0].segment, seed)
+        actual = [item for item in rewrites(segment) if item.rule == what]
+        assert len(actual) == 1, seed
+        verify_segment(actual[0].segment)
+        apart = max_difference(segment, actual[0].segment, seed)
         assert apart <= bound, seed
         changed += apart > 0
     assert changed  # it does round otherwise, so it belongs here
 
 
-def compared(one: DeviceSegment, other: DeviceSegment, seed: int) -> int:
-    """The largest difference of outputs on random inputs."""
-    wanted, given = outputs(one, seed), outputs(other, seed)
-    assert wanted.keys() == given.keys()
-    return max(int(np.abs(values.astype(int) - given[name]).max()) for name, values in wanted.items())
+def max_difference(one: DeviceSegment, other: DeviceSegment, seed: int) -> int:
+    """Return the largest difference of outputs on random inputs."""
+    wanted, changed = outputs(one, seed), outputs(other, seed)
+    assert wanted.keys() == changed.keys()
+    return max(int(np.abs(values.astype(int) - changed[name]).max()) for name, values in wanted.items())
 
 
 def changed(ops: list[DeviceOp], at: int, **fields: object) -> DeviceSegment:
     return DeviceSegment("drawn", tuple(op.replace(**fields) if i == at else op for i, op in enumerate(ops)))
 
 
-def test_saturation_stays() -> None:
-    """Zero points at the end of a range make a ReLU of saturation: it is no linear function."""
-    ops, _ = Draw(np.random.default_rng(1)).mean()
+def test_saturation_is_kept() -> None:
+    """A zero point at the end of a range makes saturation a ReLU, which is not linear."""
+    ops, _ = Draw(np.random.default_rng(1)).convolution_then_mean()
     assert isinstance(ops[1], Pool)
     assert list(rewrites(changed(ops, 0, y_zero=ops[1].x_zero, low=ops[1].x_zero - 15))) == []
     relu = [ops[0].replace(y_zero=-128), ops[1].replace(x_zero=-128)]
     assert list(rewrites(DeviceSegment("drawn", tuple(relu)))) == []
-    ops, _ = Draw(np.random.default_rng(1)).ahead("conv")
+    ops, _ = Draw(np.random.default_rng(1)).rescale_then_op("conv")
     assert len(list(rewrites(DeviceSegment("drawn", tuple(ops))))) == 1
     assert list(rewrites(changed(ops, 0, low=-20))) == []
     assert list(rewrites(changed(ops, 0, high=20))) == []
@@ -231,44 +231,44 @@ def test_saturation_stays() -> None:
 
 def test_zero_points_that_differ_are_no_rewrite() -> None:
     for ops, _ in (
-        Draw(np.random.default_rng(2)).mean(),
-        *(Draw(np.random.default_rng(2)).behind(kind) for _, kind in CASES[:6]),
+        Draw(np.random.default_rng(2)).convolution_then_mean(),
+        *(Draw(np.random.default_rng(2)).op_then_rescale(kind) for _, kind in CASES[:6]),
     ):
         assert list(rewrites(changed(ops, 0, y_zero=ops[0].y_zero + 1))) == []
     for _, kind in CASES[6:-3]:
-        ops, _ = Draw(np.random.default_rng(2)).ahead(kind)
+        ops, _ = Draw(np.random.default_rng(2)).rescale_then_op(kind)
         assert list(rewrites(changed(ops, 0, y_zero=ops[0].y_zero + 1))) == []
 
 
-def test_what_others_read_stays() -> None:
-    """A value with two readers, or that leaves the device, is still made."""
-    ops, _ = Draw(np.random.default_rng(3)).behind("add")
+def test_values_with_other_readers_are_kept() -> None:
+    """Also values that leave the device."""
+    ops, _ = Draw(np.random.default_rng(3)).op_then_rescale("add")
     other = Rescale("other", ops[0].dst, view("more", kind="output"))
     assert [item.operator for item in rewrites(DeviceSegment("drawn", (*ops, other)))] == []
-    kept = view("m", kind="output")
+    output = view("m", kind="output")
     assert (
         list(
             rewrites(
                 DeviceSegment(
                     "drawn",
                     (
-                        ops[0].replace(dst=kept),
-                        ops[1].map_views(lambda item: kept if item.buffer.name == "m" else item),
+                        ops[0].replace(dst=output),
+                        ops[1].map_views(lambda item: output if item.buffer.name == "m" else item),
                     ),
                 )
             )
         )
         == []
     )
-    # One that reads it takes the requantisation in, and for the other one it stays.
-    ops, _ = Draw(np.random.default_rng(3)).ahead("conv")
+    # One reader absorbs the requantisation, and the other keeps it.
+    ops, _ = Draw(np.random.default_rng(3)).rescale_then_op("conv")
     pool = Pool("pool", ops[0].dst, view("more", kind="output"), "max", Window())
-    found = list(rewrites(DeviceSegment("drawn", (*ops, pool))))
-    assert [len(item.segment.ops) for item in found if item.operator == "conv"] == [3]
+    actual = list(rewrites(DeviceSegment("drawn", (*ops, pool))))
+    assert [len(item.segment.ops) for item in actual if item.operator == "conv"] == [3]
 
 
 def test_means_with_padding_or_of_windows_are_no_rewrite() -> None:
-    ops, _ = Draw(np.random.default_rng(4)).mean()
+    ops, _ = Draw(np.random.default_rng(4)).convolution_then_mean()
     padded = Window((2, 2), (2, 2), (1, 1), (0, 0, 2, 2))
     out = view("out", (1, *padded.output(6, 8), 4), "output")
     assert list(rewrites(changed(ops, 1, window=padded, dst=out))) == []
@@ -278,9 +278,9 @@ def test_means_with_padding_or_of_windows_are_no_rewrite() -> None:
     assert list(rewrites(changed(ops, 0, pool=Window()))) == []
 
 
-def test_convolutions_that_stay_behind_their_means() -> None:
-    """Where padding counts, more channels are made than read, or the mean saturates."""
-    ops, _ = Draw(np.random.default_rng(6)).convolved(2)
+def test_convolutions_that_do_not_move_before_their_means() -> None:
+    """Padding counts, there are more channels made than read, or the mean saturates."""
+    ops, _ = Draw(np.random.default_rng(6)).mean_then_convolution(2)
     pool, conv = ops
     assert isinstance(pool, Pool)
     assert isinstance(conv, Conv)
@@ -305,11 +305,10 @@ def test_convolutions_that_stay_behind_their_means() -> None:
 
 
 def test_random_segments_stay_valid() -> None:
-    """All that can be done to them one after the other, with what is drawn for rules: concatenations, tables, parts of
-    channels."""
+    """Apply all rewrites in sequence to the rules' random segments: concatenations, tables, parts of channels."""
     done: Counter[str] = Counter()
     for seed in range(150):
-        segment = drawn(seed, 9)
+        segment = draw_segment(seed, 9)
         while (item := next(rewrites(segment), None)) is not None:
             verify_segment(item.segment)
             assert len(item.segment.ops) <= len(segment.ops)

@@ -1,4 +1,4 @@
-"""What proofs hold, and what they must not: each wrong rule is one that differs on integers."""
+"""Proofs of rules: right rules pass, and wrong rules, which differ on integers, fail."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def test_wrong(text: str) -> None:
     assert rule_of(text) is None
 
 
-def test_a_stronger_claim_than_the_proof_is_not_held() -> None:
+def test_claims_beyond_the_proof_are_refused() -> None:
     for text in ("func[f](max[a](x)) = max[a](func[f](x))", "max[b](max[a](x)) = max[a*b](x)"):
         left, right = map(parse, text.split(" = "))
         assert not holds(Rule(left, right))
 
 
-def on_integers(rule: Rule, scene: Scene, rng: np.random.Generator) -> bool | None:
-    """Whether both sides are equal for random integers, and functions that fall where that is allowed."""
+def holds_on_integers(rule: Rule, scene: Scene, rng: np.random.Generator) -> bool | None:
+    """Return whether both sides agree on random integers, with decreasing functions where the rule allows them."""
     names = {
         char
         for side in (rule.left, rule.right)
@@ -109,32 +109,32 @@ def on_integers(rule: Rule, scene: Scene, rng: np.random.Generator) -> bool | No
     return one.shape == other.shape and bool((one == other).all())
 
 
-def check_carried(rules: tuple[Rule, ...], seed: int) -> int:
-    """All of some rules hold on integers wherever they must; counts the scenes."""
+def check_rules(rules: tuple[Rule, ...], seed: int) -> int:
+    """Check that rules hold on integers wherever they claim to; count the scenes."""
     rng, counted = np.random.default_rng(seed), 0
     for rule in rules:
         square = "turn" in rule.text or "spun" in rule.text
         for scene in make_scenes(window_names(rule.left, rule.right), square=square):
-            found = on_integers(rule, scene, rng)
+            actual = holds_on_integers(rule, scene, rng)
             if not rule.bound:
-                assert found is not False, rule.description
-            counted += found is True
+                assert actual is not False, rule.description
+            counted += actual is True
     return counted
 
 
-def test_carried_rules_hold_on_integers() -> None:
-    assert check_carried(builtin_rules()[::6], 1) > 150
+def test_built_in_rules_hold_on_integers() -> None:
+    assert check_rules(builtin_rules()[::6], 1) > 150
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
-def test_all_carried_rules_hold_on_integers(seed: int) -> None:
-    assert check_carried(builtin_rules(), seed) > 1000
+def test_all_built_in_rules_hold_on_integers(seed: int) -> None:
+    assert check_rules(builtin_rules(), seed) > 1000
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(8))
-def test_all_carried_rules_are_proven(part: int) -> None:
+def test_all_built_in_rules_are_proven(part: int) -> None:
     for rule in builtin_rules()[part::8]:
         assert holds(rule), rule.description
 
@@ -145,24 +145,26 @@ def test_all_carried_rules_are_proven(part: int) -> None:
 @pytest.mark.parametrize(
     "then", [Window((2, 2), (1, 1), (1, 1), (0, 0, 1, 1)), Window((3, 3), (1, 1), (1, 1), (1, 1, 1, 1))]
 )
-def test_windows_at_hand(first: Window, then: Window) -> None:
-    """What is proven for windows and a size is so on integers, and what is not, is not, for many sizes."""
+def test_proofs_for_given_windows(first: Window, then: Window) -> None:
+    """Proofs for windows and sizes agree with integers for many sizes."""
     left, right = parse("max[b](max[a](x))"), parse("max[a*b](x)")
     rng, seen = np.random.default_rng(3), set()
     windows = {"a": first, "b": then}
     for h in (*range(5, 30, 4), 60, 61):
         for w in (6, 17, 60):
             scene = Scene((h, w, 2), tuple(windows.items()))
-            equal = all(on_integers(Rule(left, right, ("f",)), scene, rng) is not False for _ in range(8))
+            equal = all(
+                holds_on_integers(Rule(left, right, ("f",)), scene, rng) is not False for _ in range(8)
+            )
             proven = holds_for(left, right, windows, (h, w))
             assert not proven or equal
-            # Integers that are drawn need not show where both differ, but eight draws of so many do.
+            # One random draw may miss a difference; eight draws of this many do not.
             assert proven or not equal, (h, w)
             seen.add(proven)
     assert seen
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_rules_are_read(tmp_path: Path) -> None:
     write(tmp_path / "rules.json", builtin_rules())
     again = read(tmp_path / "rules.json")
     assert again == builtin_rules()
@@ -185,7 +187,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ({"format": FORMAT, "rules": [{"left": "x", "right": "x", "rising": "f"}]}, "'rising'"),
     ],
 )
-def test_what_holds_no_rules(data: object, what: str, tmp_path: Path) -> None:
+def test_files_without_rules(data: object, what: str, tmp_path: Path) -> None:
     path = tmp_path / "rules.json"
     path.write_text(data if isinstance(data, str) else json.dumps(data))
     with pytest.raises(RuleError, match=what) as told:
@@ -193,12 +195,12 @@ def test_what_holds_no_rules(data: object, what: str, tmp_path: Path) -> None:
     assert str(path) in str(told.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(RuleError, match="cannot read"):
         read(tmp_path / "none.json")
 
 
-def test_a_rule_that_was_edited(tmp_path: Path) -> None:
+def test_an_edited_rule(tmp_path: Path) -> None:
     path = tmp_path / "rules.json"
     rules = [{"left": "first(cat(x, y))", "right": "x"}, {"left": "second(cat(x, y))", "right": "x"}]
     path.write_text(json.dumps({"format": FORMAT, "rules": rules}))

@@ -1,4 +1,4 @@
-"""The search over uses of rules, with costs that are easy to see through."""
+"""The search over uses of rules, with simple cost functions."""
 
 from __future__ import annotations
 
@@ -12,63 +12,68 @@ from weft.extras.search.substitution.rounding import rewrites
 from weft.extras.search.substitution.rule import Rule, builtin_rules
 from weft.extras.search.substitution.search import PartCosts, Search, differing_parts, part_with, shape_digest
 from weft.extras.search.substitution.term import parse
-from weft.extras.search.tests.support.substitution_cases import atrous, dense_block, drawn, joined_maxima
+from weft.extras.search.tests.support.substitution_cases import (
+    atrous,
+    dense_block,
+    draw_segment,
+    joined_maxima,
+)
 
 BITS, RATE = 24, 256
 
 
 def elements(segment: DeviceSegment) -> int:
-    """A machine on which maxima and requantisations cost what they read, and nothing else does."""
+    """Cost function: maxima and requantisations cost their input elements, others nothing."""
     return sum(int(np.prod(op.sources[0].shape)) for op in segment.ops if isinstance(op, Pool | Rescale)) + 1
 
 
-def searched(segment: DeviceSegment, most: int = 1000, **options: object) -> module.SearchResult:
+def run_search(segment: DeviceSegment, most: int = 1000, **options: object) -> module.SearchResult:
     return Search(builtin_rules(), elements, BITS, RATE, most).run(segment)
 
 
 def test_a_requantisation_moves_behind_the_maximum() -> None:
     segment = joined_maxima()
-    found = searched(segment)
-    # It is a part of the convolution in front, as its table, so that nothing is read for it.
-    assert elements(found.segment) < elements(segment)
-    assert sum(isinstance(op, Rescale) for op in found.segment.ops) == 0
-    assert found.complete
-    assert found.used
-    assert found.used[0].saving > 0
+    actual = run_search(segment)
+    # It becomes the table of the convolution before it, and reads nothing.
+    assert elements(actual.segment) < elements(segment)
+    assert sum(isinstance(op, Rescale) for op in actual.segment.ops) == 0
+    assert actual.complete
+    assert actual.used
+    assert actual.used[0].saving > 0
 
 
 def test_copies_into_concatenations_disappear() -> None:
-    found = searched(dense_block(3))
-    assert not any(isinstance(op, Rescale) for op in found.segment.ops)
+    actual = run_search(dense_block(3))
+    assert not any(isinstance(op, Rescale) for op in actual.segment.ops)
 
 
-def test_what_is_not_quicker_stays_as_it_is() -> None:
+def test_slower_rewrites_are_not_applied() -> None:
     segment = joined_maxima()
     assert Search(builtin_rules(), lambda part: 1000, BITS, RATE, 1000).run(segment).segment is segment
-    # More operators cost more: copies that disappear are all that is left to do.
-    found = Search(builtin_rules(), lambda part: 1000 * len(part.ops), BITS, RATE, 1000).run(segment)
-    assert len(found.segment.ops) < len(segment.ops)
+    # Operators have a price, so removing copies is the only gain.
+    actual = Search(builtin_rules(), lambda part: 1000 * len(part.ops), BITS, RATE, 1000).run(segment)
+    assert len(actual.segment.ops) < len(segment.ops)
 
 
-def test_the_search_ends_when_it_has_asked_enough() -> None:
+def test_the_search_ends_at_its_budget() -> None:
     asked: list[DeviceSegment] = []
 
-    def counted(part: DeviceSegment) -> int:
+    def count_calls(part: DeviceSegment) -> int:
         asked.append(part)
         return elements(part)
 
     segment = dense_block(2)
-    whole = Search(builtin_rules(), counted, BITS, RATE, 1000).run(segment)
-    # Operators by themselves, which are looked at first, do not count.
+    whole = Search(builtin_rules(), count_calls, BITS, RATE, 1000).run(segment)
+    # Single operators, which are costed first, do not count.
     alone = {shape_digest(part_with(segment, [op])) for op in segment.ops}
     assert {shape_digest(part) for part in asked[: len(alone)]} == alone
     assert whole.measured_parts == len(asked) - len(alone)
-    few = Search(builtin_rules(), counted, BITS, RATE, 2).run(dense_block(2))
+    few = Search(builtin_rules(), count_calls, BITS, RATE, 2).run(dense_block(2))
     assert not few.complete
     assert few.measured_parts < whole.measured_parts
 
 
-def test_what_was_found_is_used_without_the_end_of_the_search() -> None:
+def test_an_exhausted_search_returns_its_best() -> None:
     asked: list[DeviceSegment] = []
 
     def products(part: DeviceSegment) -> int:
@@ -76,13 +81,13 @@ def test_what_was_found_is_used_without_the_end_of_the_search() -> None:
         return sum(op.macs for op in part.ops)
 
     segment = atrous()
-    found = Search((), products, BITS, RATE, 2).run(segment)
-    assert not found.complete
-    assert [item.operator for item in found.used] == ["op1"]
-    assert len(asked) == found.measured_parts + len(segment.ops)
+    actual = Search((), products, BITS, RATE, 2).run(segment)
+    assert not actual.complete
+    assert [item.operator for item in actual.used] == ["op1"]
+    assert len(asked) == actual.measured_parts + len(segment.ops)
 
 
-def test_the_search_begins_where_the_array_waits_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_starts_at_the_worst_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:
     segment, order = joined_maxima(), list[str]()
 
     def nothing(self: Search, segment: DeviceSegment, op: DeviceOp) -> None:
@@ -101,16 +106,16 @@ def test_the_search_begins_where_the_array_waits_most(monkeypatch: pytest.Monkey
     assert idle[0] > idle[-1]
 
 
-def test_what_cannot_be_compiled_is_passed_over() -> None:
-    def refused(part: DeviceSegment) -> int:
+def test_candidates_that_do_not_compile_are_skipped() -> None:
+    def refuse(part: DeviceSegment) -> int:
         raise CompileError("too large")
 
     segment = joined_maxima()
-    assert Search(builtin_rules(), refused, BITS, RATE, 1000).run(segment).segment == segment
+    assert Search(builtin_rules(), refuse, BITS, RATE, 1000).run(segment).segment == segment
 
 
-def test_a_rule_that_does_not_hold_is_seen() -> None:
-    """Whatever a file says: the bytes are compared."""
+def test_a_wrong_rule_is_detected() -> None:
+    """The search compares bytes, whatever a rule file claims."""
     wrong = Rule(parse("max[a](cat(x, y))"), parse("cat(max[a](y), max[a](x))"))
     with pytest.raises(IrError, match="changed bytes"):
         Search(
@@ -120,22 +125,21 @@ def test_a_rule_that_does_not_hold_is_seen() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_segments(seed: int) -> None:
-    """The search compares all bytes of what it keeps by itself."""
-    segment = drawn(200 + seed, 9)
-    found = searched(segment)
-    assert elements(found.segment) <= elements(segment)
+    """The search itself compares all bytes of its result."""
+    segment = draw_segment(200 + seed, 9)
+    actual = run_search(segment)
+    assert elements(actual.segment) <= elements(segment)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(15))
 def test_many_random_segments(seed: int) -> None:
-    segment = drawn(3000 + seed, 14)
-    found = searched(segment)
-    assert elements(found.segment) <= elements(segment)
+    segment = draw_segment(3000 + seed, 14)
+    actual = run_search(segment)
+    assert elements(actual.segment) <= elements(segment)
 
 
 def buffers(part: DeviceSegment, kind: str) -> set[str]:
-    """The names of its buffers of a kind."""
     views = (view for op in part.ops for view in (*op.sources, op.dst))
     return {view.buffer.name for view in views if view.buffer.kind == kind}
 
@@ -143,7 +147,7 @@ def buffers(part: DeviceSegment, kind: str) -> set[str]:
 def test_parts_have_the_same_inputs_and_outputs() -> None:
     compared = 0
     for seed in range(40):
-        segment = drawn(seed, 14)
+        segment = draw_segment(seed, 14)
         for item in rewrites(segment):
             before, behind = differing_parts(segment, item.segment) or pytest.fail("too many operators")
             for kind in ("input", "output"):
@@ -156,8 +160,8 @@ def test_parts_have_the_same_inputs_and_outputs() -> None:
     assert compared > 20
 
 
-def test_alike_parts_cost_the_same() -> None:
-    """Names and the values of weights are no part of what a cost is kept by; shapes and functions are."""
+def test_costs_are_cached_by_shape() -> None:
+    """Costs are cached by shapes and functions, not by names and weight values."""
     one, other = dense_block(2), dense_block(2)
     assert shape_digest(one) == shape_digest(other)
     renamed = DeviceSegment("other", tuple(op.replace(name=f"{op.name}'") for op in other.ops))
@@ -169,7 +173,7 @@ def test_alike_parts_cost_the_same() -> None:
     assert shape_digest(dense_block(3)) != shape_digest(one)
 
 
-def test_each_part_is_asked_for_once() -> None:
+def test_each_part_is_costed_once() -> None:
     asked: list[DeviceSegment] = []
 
     def cost(part: DeviceSegment) -> int:
@@ -186,8 +190,8 @@ def test_each_part_is_asked_for_once() -> None:
     assert costs.measured == len(asked) == 2
 
 
-def test_what_cannot_be_compiled_is_not_compared() -> None:
-    segment = next(item for seed in range(40) if next(rewrites(item := drawn(seed, 14)), None))
+def test_candidates_that_do_not_compile_are_not_compared() -> None:
+    segment = next(item for seed in range(40) if next(rewrites(item := draw_segment(seed, 14)), None))
     changed = next(rewrites(segment)).segment
     parts = differing_parts(segment, changed)
     assert parts is not None
@@ -195,13 +199,13 @@ def test_what_cannot_be_compiled_is_not_compared() -> None:
         len(part.ops) for part in parts
     )
 
-    def refused(part: DeviceSegment) -> int:
+    def refuse(part: DeviceSegment) -> int:
         raise CompileError("not here")
 
-    assert PartCosts(refused).compare(segment, changed) is None
+    assert PartCosts(refuse).compare(segment, changed) is None
 
 
-def test_no_other_parts_are_asked_for_at_the_end() -> None:
+def test_no_new_parts_are_costed_at_the_end() -> None:
     first, other = atrous(), atrous(2)
     costs = PartCosts(lambda part: len(part.ops))
     assert costs.cost(first) == 3

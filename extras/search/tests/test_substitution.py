@@ -1,4 +1,4 @@
-"""Graph substitutions of whole models: fewer cycles, the same bytes, on the golden interpreter and the RTL."""
+"""Graph substitutions of whole models: fewer cycles and equal bytes, on the golden interpreter and the RTL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
 from weft.errors import InputError
 from weft.extras.search.substitute import substitute_operators
-from weft.extras.search.tests.support.substitution_cases import atrous, dense_block, drawn, joined_maxima
+from weft.extras.search.tests.support.substitution_cases import (
+    atrous,
+    dense_block,
+    draw_segment,
+    joined_maxima,
+)
 from weft.hdl.isa.config import PRESETS, Config
 from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
@@ -28,7 +33,7 @@ CONFIGS = PRESETS | {name: board.config for name, board in BOARDS.items()}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two branches whose scales differ, joined, and pooled: the requantisation is cheaper behind the maximum."""
+    """Two branches of different scales, joined and pooled: requantisation is cheaper after the maximum."""
     builder = qdq_models.Builder(np.random.default_rng(3))
     value = builder.conv(builder.input((1, 16, 24, 24)), 16, (1, 1))
     parts = [builder.conv(value, 32, (1, 1)), builder.conv(value, 32, pads=(1, 1, 1, 1))]
@@ -39,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_model_takes_fewer_cycles_and_gives_the_same(model: Path) -> None:
+def test_a_model_takes_fewer_cycles_with_equal_results(model: Path) -> None:
     plain = weft.compile(model, "small", memory=4)
     program = weft.compile(model, "small", memory=4, substitute=60)
     assert plain.substitutions is None
@@ -50,34 +55,32 @@ def test_a_model_takes_fewer_cycles_and_gives_the_same(model: Path) -> None:
         name: np.random.default_rng(1).normal(0, 1, shape).astype(np.float32)
         for name, (_, shape) in program.inputs.items()
     }
-    wanted, given = plain.run(inputs), program.run(inputs)
+    wanted, changed = plain.run(inputs), program.run(inputs)
     for name, values in wanted.outputs.items():
-        np.testing.assert_array_equal(given.outputs[name], values)
+        np.testing.assert_array_equal(changed.outputs[name], values)
     timed = [item.run(inputs, on="timing", bandwidth=4).report["cycles"] for item in (plain, program)]
     assert timed == [program.substitutions.before, program.substitutions.after]
 
 
-def test_the_command_tells_what_it_did(
+def test_the_command_reports_substitutions(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["compile", str(model), "-o", str(tmp_path / "p"), "--config", "small", "--substitute", "60"]
     assert code([*arguments, "--certify"]) == 0
-    told = "".join(capsys.readouterr())
-    assert "cat(max[a](x), max[a](y))" in told
-    assert "by the cycle model" in told
-    assert "proven" in told
+    output = "".join(capsys.readouterr())
+    assert "cat(max[a](x), max[a](y))" in output
+    assert "by the cycle model" in output
+    assert "proven" in output
     assert code(["verify", str(tmp_path / "p"), "--model", str(model)]) == 0
 
 
 @pytest.mark.parametrize("most", [0, -1, 1.5, "10"])
-def test_what_is_no_number_of_parts(most: object, model: Path) -> None:
+def test_invalid_numbers_of_parts(most: object, model: Path) -> None:
     with pytest.raises(InputError, match="substitute"):
         weft.compile(model, "small", substitute=most)  # type: ignore[arg-type]
 
 
-def test_a_rule_that_does_not_hold_is_refused(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_rule_is_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rules.json"
     path.write_text('{"format": "weft rules 1", "rules": [{"left": "cat(x, y)", "right": "cat(y, x)"}]}')
     arguments = ["compile", str(model), "-o", str(tmp_path / "p"), "--rules", str(path)]
@@ -88,8 +91,8 @@ def test_a_rule_that_does_not_hold_is_refused(
     assert not (tmp_path / "p").exists()
 
 
-def on_rtl(segment: DeviceSegment, config: Config, seed: int) -> None:
-    """All of memory after a run with random stalls is the golden interpreter's."""
+def check_rtl(segment: DeviceSegment, config: Config, seed: int) -> None:
+    """Check that all of memory matches the golden interpreter after a run with random stalls."""
     program = compile_segment(segment, config)
     image = Image(program)
     rng = np.random.default_rng(seed)
@@ -106,7 +109,7 @@ def on_rtl(segment: DeviceSegment, config: Config, seed: int) -> None:
 
 
 def check(segment: DeviceSegment, config: Config, bandwidth: float | None, seed: int) -> int:
-    """The program of what a search makes computes the same, and is proven to; counts the uses of rules."""
+    """Check that a searched program is equivalent, and proven so; count the uses of rules."""
     (made,), done = substitute_operators([segment], config, most=40, bandwidth=bandwidth)
     assert done.after <= done.before
     if not done.used:
@@ -133,7 +136,7 @@ def test_equal_on_rtl_and_proven(segment: DeviceSegment) -> None:
 def test_random_segments(name: str) -> None:
     for seed in range(2):
         check(
-            drawn(70 + seed, 8, CONFIGS[name].lookup_tables > 0, bool(CONFIGS[name].multiply)),
+            draw_segment(70 + seed, 8, CONFIGS[name].lookup_tables > 0, bool(CONFIGS[name].multiply)),
             CONFIGS[name],
             [None, 1, 2, 4][seed],
             seed,
@@ -145,7 +148,7 @@ def test_random_segments(name: str) -> None:
 def test_random_segments_on_every_configuration(name: str) -> None:
     uses = sum(
         check(
-            drawn(500 + seed, 10, CONFIGS[name].lookup_tables > 0, bool(CONFIGS[name].multiply)),
+            draw_segment(500 + seed, 10, CONFIGS[name].lookup_tables > 0, bool(CONFIGS[name].multiply)),
             CONFIGS[name],
             [None, 1, 2, 4, 16, 64][seed % 6],
             seed,

@@ -1,4 +1,4 @@
-"""Terms as text, and what is no term."""
+"""Terms as text, and invalid terms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.extras.search.substitution.rule import builtin_rules
 from weft.extras.search.substitution.term import Term, TermError, parse
 
 
-def test_every_carried_side_is_read_as_it_is_written() -> None:
+def test_every_built_in_side_round_trips() -> None:
     for rule in builtin_rules():
         for side in (rule.left, rule.right):
             assert parse(side.text) == side
@@ -39,6 +39,6 @@ def test_size_counts_equal_parts_once() -> None:
         ("outs(w, x)", "weights are expected"),
     ],
 )
-def test_what_is_no_term(text: str, what: str) -> None:
+def test_invalid_terms(text: str, what: str) -> None:
     with pytest.raises(TermError, match=what.replace("*", r"\*")):
         parse(text)

@@ -1,4 +1,4 @@
-"""The search for plans: what it finds is used, changes no result, and is found again."""
+"""The search for plans: plans are used, change no result, and are reproducible."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Two convolutions, alike but for their weights, and another one; their results are too large to stay on chip."""
+    """Write two convolutions that differ only in weights and another one, with results too large to stay on chip."""
     return three_layers(tmp_path, 18)
 
 
@@ -66,16 +66,16 @@ def ranked(index: int) -> Callable[[ConvShape], ConvPlan | None]:
 
 
 @pytest.mark.parametrize("index", [1, 40, 10**6])
-def test_every_plan_computes_the_same(index: int) -> None:
+def test_every_plan_gives_equal_results(index: int) -> None:
     images = digits.held_out()[0][:2]
     default = weft.compile(digits.model(), TINY)
     other = weft.compile(digits.model(), TINY, choose=ranked(index))
     assert other.disassemble() != default.disassemble()
     for image in images:
-        given, wanted = (
+        actual, wanted = (
             program.run({"image": image[None]}).outputs["logits"] for program in (other, default)
         )
-        assert np.array_equal(given, wanted)
+        assert np.array_equal(actual, wanted)
 
 
 def shapes_of(model: Path | bytes, config: Config) -> dict[str, ConvShape]:
@@ -90,7 +90,7 @@ def shapes_of(model: Path | bytes, config: Config) -> dict[str, ConvShape]:
 
 
 @pytest.mark.parametrize("preset", ["tiny", "small"])
-def test_a_tiling_says_all_of_a_plan(preset: str) -> None:
+def test_a_tiling_determines_the_plan(preset: str) -> None:
     groups = set()
     for shape in shapes_of(digits.model(), PRESETS[preset]).values():
         plans: dict[Tiling, ConvPlan] = {}
@@ -101,8 +101,8 @@ def test_a_tiling_says_all_of_a_plan(preset: str) -> None:
     assert len(groups) > 2
 
 
-def test_finds_what_an_exhaustive_search_finds(model: Path) -> None:
-    """With as many trials as there are plans for the smallest layer, none is better."""
+def test_matches_an_exhaustive_search(model: Path) -> None:
+    """With as many trials as the smallest layer has plans, the result is optimal."""
     shapes = shapes_of(model, TINY)
     memory = tuner._Judge(TINY, RunOptions("timing"))
     plans = {
@@ -110,13 +110,13 @@ def test_finds_what_an_exhaustive_search_finds(model: Path) -> None:
     }
     key = min(plans, key=lambda key: len(plans[key]))
     cycles = [memory.cycles(shapes[key], plan) for plan in plans[key]]
-    found = tuner._search(shapes[key], memory, RANKED_TRIALS, 0)
-    assert (found.default, found.cycles) == (cycles[0], min(cycles[:RANKED_TRIALS]))
-    assert min(cycles) <= tuner._search(shapes[key], memory, 40, 0).cycles <= found.cycles
+    actual = tuner._search(shapes[key], memory, RANKED_TRIALS, 0)
+    assert (actual.default, actual.cycles) == (cycles[0], min(cycles[:RANKED_TRIALS]))
+    assert min(cycles) <= tuner._search(shapes[key], memory, 40, 0).cycles <= actual.cycles
     assert min(cycles) < max(cycles)
 
 
-def test_what_is_found_is_what_the_program_takes(model: Path) -> None:
+def test_found_cycles_match_the_program(model: Path) -> None:
     tuning, default, cycles = tune(model, TINY, trials=20, latency=100, bandwidth=3)
 
     def takes(**options: Any) -> int:
@@ -129,8 +129,8 @@ def test_what_is_found_is_what_the_program_takes(model: Path) -> None:
     assert all(layer.cycles < layer.default for layer in tuning.layers.values())
 
 
-def test_every_decision_is_by_the_plans_of_the_tuning(tmp_path: Path) -> None:
-    """A layer that turned out to take much longer beside what is on chip gets that in another place, or not at all."""
+def test_placement_uses_tuned_plans(tmp_path: Path) -> None:
+    """A layer much slower beside resident data gets it elsewhere, or not at all."""
     model = three_layers(tmp_path, 9)
     shapes = shapes_of(model, TINY).values()
     (between,) = (
@@ -140,14 +140,9 @@ def test_every_decision_is_by_the_plans_of_the_tuning(tmp_path: Path) -> None:
 
     def resident(cycles: int) -> dict[str, int]:
         tuning = Tuning(TINY, 30, None, {between.key: TunedLayer("layer", tiling, 100, cycles)})
-        found: dict[str, int] = {}
-        weft.compile(
-            model,
-            TINY,
-            choose=tuning.chooser(),
-            watch=lambda _, made: found.update(made.resident),
-        )
-        return found
+        actual: dict[str, int] = {}
+        weft.compile(model, TINY, choose=tuning.chooser(), watch=lambda _, made: actual.update(made.resident))
+        return actual
 
     usual = resident(50)
     assert resident(100) == usual
@@ -156,7 +151,7 @@ def test_every_decision_is_by_the_plans_of_the_tuning(tmp_path: Path) -> None:
 
 
 def test_layers_whose_results_stay_on_chip(tmp_path: Path) -> None:
-    """They are tried with their operands where they are in the program, and what else is there in the scratchpad."""
+    """They are tried with operands and scratchpad contents as in the program."""
     model = three_layers(tmp_path, 9)
     shapes = shapes_of(model, TINY)
     held = [(shape.src.resident is not None, shape.dst.resident is not None) for shape in shapes.values()]
@@ -178,19 +173,19 @@ def test_layers_whose_results_stay_on_chip(tmp_path: Path) -> None:
     assert all(np.array_equal(given[name], wanted[name]) for name in wanted)
 
 
-def test_the_same_again_and_from_the_cache(
+def test_results_are_reproducible_and_cached(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = tune(model, TINY, trials=12)
-    kept = sorted((tmp_path / "cache").iterdir())
-    for path in kept:
+    files = sorted((tmp_path / "cache").iterdir())
+    for path in files:
         shutil.rmtree(path)
     assert tune(model, TINY, trials=12) == first
-    assert sorted((tmp_path / "cache").iterdir()) == kept
-    assert len(kept) == 2  # the two that are alike are searched once
+    assert sorted((tmp_path / "cache").iterdir()) == files
+    assert len(files) == 2  # the two that are alike are searched once
     monkeypatch.setattr(tuner, "_search", lambda *_: pytest.fail("searched again"))
     assert tune(model, TINY, trials=12) == first
-    layer = kept[0] / "layer.json"
+    layer = files[0] / "layer.json"
     whole = layer.read_text()
     for damaged in (
         "{",
@@ -214,8 +209,8 @@ def test_proposals_depend_on_the_seed_alone(model: Path) -> None:
     assert len(proposals(1)) == 10
 
 
-def test_only_what_makes_the_program_faster(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers that are faster by themselves may not be in the program."""
+def test_only_improvements_of_the_program_are_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that are faster alone may not be faster in the program."""
     worst = {}
 
     def search(shape: ConvShape, *_: object) -> TunedLayer:
@@ -291,11 +286,11 @@ print(*(module.__file__ for name, module in list(sys.modules.items()) if name.st
 """
 NO_CYCLES = ("__init__", "api", "arguments", "configurations", "devices", "errors", "execution", "files", "options",
              "program", "report", "run_report", "tuning")  # fmt: skip
-"""Modules of weft/ and of this extra that take part in a search and do not decide its cycles."""
+"""Modules that take part in a search without influencing its cycles."""
 
 
-def test_what_cycles_depend_on(model: Path) -> None:
-    """The whole compiler, hardware and cycle model; and of the rest, what a search loads."""
+def test_sources_that_cycles_depend_on(model: Path) -> None:
+    """The compiler, hardware and cycle model, and any other module that a search loads."""
     root = Path(__file__).resolve().parents[3]
     folders = {"compiler": ("py",), "hdl": ("py",), "sim/timing": ("py", "h", "cpp")}
     sources = {path.resolve() for path in timed_sources()}
@@ -333,18 +328,18 @@ def test_a_change_of_any_source_is_another_version(
 @pytest.mark.parametrize(
     "raw", [b"\xff{", b"", b"[" * 100_000, b'{"a": ' * 5000, b"9" * 5000, b"null", b"[]"], ids=range(7)
 )
-def test_a_file_that_is_something_else(raw: bytes, tmp_path: Path) -> None:
+def test_other_files_are_refused(raw: bytes, tmp_path: Path) -> None:
     (tmp_path / "tuning.json").write_bytes(raw)
     with pytest.raises(FileError, match=r"tuning.json is not a valid tuning: .*; run `weft tune` again$"):
         Tuning.load(tmp_path / "tuning.json", TINY)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_plans_are_read(tmp_path: Path) -> None:
     tiling = Tiling((1, 2), (3, 4), 7, 5, 6, True)
-    made = Tuning(TINY, 100, 2.5, {"key": TunedLayer("conv", tiling, 20, 10)})
+    plans = Tuning(TINY, 100, 2.5, {"key": TunedLayer("conv", tiling, 20, 10)})
     path = tmp_path / "tuning.json"
-    path.write_text(made.text())
-    assert Tuning.load(path, TINY) == made
+    path.write_text(plans.text())
+    assert Tuning.load(path, TINY) == plans
 
 
 def call(*arguments: str) -> int:

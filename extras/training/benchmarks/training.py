@@ -41,7 +41,7 @@ PRODUCTS = {
 
 
 def product(rows: int, depth: int, columns: int) -> onnx.ModelProto:
-    """The gradient by weights for gradients (depth, rows) of results and inputs (depth, columns)."""
+    """Return weight gradients for gradients (depth, rows) of results and inputs (depth, columns)."""
     nodes = []
     for name in ("a", "b"):
         nodes.append(helper.make_node("QuantizeLinear", [name, "one", "zero"], [f"{name}/q"]))
@@ -77,20 +77,20 @@ def products() -> None:
 
 
 def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Images float32 (count, 1, 8, 8) and labels to train with, and those held out, as the example splits them."""
+    """Return training and held-out images float32 (count, 1, 8, 8) with labels, split as the example does."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    found = load_digits()
-    images = found.images.astype(np.float32)[:, None] / 16
+    digits = load_digits()
+    images = digits.images.astype(np.float32)[:, None] / 16
     train, held, labels, held_labels = train_test_split(
-        images, found.target, test_size=0.25, stratify=found.target, random_state=SEED
+        images, digits.target, test_size=0.25, stratify=digits.target, random_state=SEED
     )
     return train, labels, held, held_labels
 
 
-def untrained() -> onnx.ModelProto:
-    """The digits network in real numbers with random weights (He et al., 2015) and without biases."""
+def random_network() -> onnx.ModelProto:
+    """Return the digits network in real numbers with random weights (He et al., 2015) and no biases."""
     real_network = to_real_network(read(digits.model()))
     network, rng = real_network.with_original_names(), np.random.default_rng(SEED)
     constants = dict(network.constants)
@@ -104,43 +104,43 @@ def untrained() -> onnx.ModelProto:
     return model_of(resolve(dataclasses.replace(network, constants=constants)).network)
 
 
-def scratch(epochs: int = 20) -> None:
+def train_from_scratch(epochs: int = 20) -> None:
     train, labels, held, held_labels = data()
     started = time.time()
-    made = weft.train(
-        untrained(), {"image": train}, labels, CONFIG, layers=None, epochs=epochs, rate=0.01, seed=SEED,
-        progress=_told(started),
+    trained = weft.train(
+        random_network(), {"image": train}, labels, CONFIG, layers=None, epochs=epochs, rate=0.01, seed=SEED,
+        progress=_progress(started),
     )  # fmt: skip
-    for index, epoch in enumerate(made.epochs, 1):
+    for index, epoch in enumerate(trained.epochs, 1):
         print(f"epoch {index}: loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.2%}")
-    quantised = weft.quantise(made.model, {"image": train}).model
+    quantised = weft.quantise(trained.model, {"image": train}).model
     print(
         f"held out, on the golden interpreter: {accuracy(quantised, {'image': held}, held_labels, CONFIG):.2%}"
     )
     print(f"{time.time() - started:.0f} s")
 
 
-def _told(started: float) -> Callable[[str], None]:
-    def told(text: str) -> None:
+def _progress(started: float) -> Callable[[str], None]:
+    def report(text: str) -> None:
         if "compiling" in text:
             print(f"{time.time() - started:.0f} s: {text}", file=sys.stderr, flush=True)
 
-    return told
+    return report
 
 
-def moved(images: np.ndarray) -> np.ndarray:
-    """Two pixels up and to the left."""
+def shift(images: np.ndarray) -> np.ndarray:
+    """Shift images two pixels up and to the left."""
     return np.pad(images, ((0, 0), (0, 0), (0, 2), (0, 2)))[:, :, 2:, 2:]
 
 
-def changed() -> None:
+def retrain() -> None:
     train, labels, held, held_labels = data()
     before = accuracy(digits.model(), {"image": held}, held_labels, CONFIG)
     print(f"as deployed: {before:.2%}", flush=True)
-    for name, change in (("inverted", lambda images: 1 - images), ("shifted", moved)):
+    for name, change in (("inverted", lambda images: 1 - images), ("shifted", shift)):
         lost = accuracy(digits.model(), {"image": change(held)}, held_labels, CONFIG)
         for layers, epochs, rate in ((1, 10, 0.03), (3, 10, 0.01), (None, 8, 0.005)):
-            made = weft.train(
+            trained = weft.train(
                 digits.model(),
                 {"image": change(train)},
                 labels,
@@ -149,9 +149,9 @@ def changed() -> None:
                 epochs=epochs,
                 rate=rate,
             )
-            found = accuracy(made.model, {"image": change(held)}, held_labels, CONFIG)
-            share = (found - lost) / (before - lost)
-            print(f"| {name} | {layers or 'all'} | {lost:.1%} | {found:.1%} | {share:.1%} |", flush=True)
+            result = accuracy(trained.model, {"image": change(held)}, held_labels, CONFIG)
+            share = (result - lost) / (before - lost)
+            print(f"| {name} | {layers or 'all'} | {lost:.1%} | {result:.1%} | {share:.1%} |", flush=True)
 
 
 def step() -> None:
@@ -165,17 +165,17 @@ def step() -> None:
         kinds: Counter[str] = Counter()
         for layer in report["layers"]:
             kinds[layer["kind"]] += layer["cycles"]
-        told = ", ".join(f"{kind} {cycles:,}" for kind, cycles in kinds.most_common())
+        summary = ", ".join(f"{kind} {cycles:,}" for kind, cycles in kinds.most_common())
         on_device = sum(node[2] == "device" for node in trainer.nodes)
         print(
             f"{layers or 'all'} layers: {report['cycles']:,} cycles, {report['utilisation']:.1%} of the array; ",
             end="",
         )
-        print(f"{on_device} of {len(trainer.nodes)} nodes on the device; {told}")
+        print(f"{on_device} of {len(trainer.nodes)} nodes on the device; {summary}")
 
 
 if __name__ == "__main__":
-    parts = {"products": products, "scratch": scratch, "changed": changed, "step": step}
+    parts = {"products": products, "scratch": train_from_scratch, "changed": retrain, "step": step}
     if len(sys.argv) != 2 or sys.argv[1] not in parts:
         raise SystemExit(__doc__)
     parts[sys.argv[1]]()

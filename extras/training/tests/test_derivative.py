@@ -21,7 +21,7 @@ from weft.extras.training.gradient.expression import (
     evaluate,
     sum_over,
 )
-from weft.extras.training.tests.support.gradient_cases import CASES, Case, gradients_of, meant
+from weft.extras.training.tests.support.gradient_cases import CASES, Case, expressions_of, gradients_of
 
 
 def _differences(
@@ -43,9 +43,9 @@ def _differences(
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_gradients_match_differences(case: Case) -> None:
     rng = np.random.default_rng(1)
-    _, outputs = meant(case)
-    given, seeds, found = gradients_of(case, rng)
-    for name, gradient in zip(given, found, strict=True):
+    _, outputs = expressions_of(case)
+    given, seeds, actual = gradients_of(case, rng)
+    for name, gradient in zip(given, actual, strict=True):
         np.testing.assert_allclose(
             gradient, _differences(outputs, given, seeds, name), rtol=1e-5, atol=2e-6, err_msg=name
         )
@@ -54,7 +54,7 @@ def test_gradients_match_differences(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_meanings_match_onnx_runtime(case: Case) -> None:
     given = case.inputs(np.random.default_rng(2))
-    _, outputs = meant(case)
+    _, outputs = expressions_of(case)
     session = plain_session(case.model())
     expected = session.run(None, {name: array.astype(np.float32) for name, array in given.items()})
     for value, wanted in zip(evaluate(outputs, given), expected, strict=True):
@@ -66,12 +66,12 @@ def test_meanings_match_onnx_runtime(case: Case) -> None:
 def test_gradients_match_pytorch(case: Case) -> None:
     import torch
 
-    given, seeds, found = gradients_of(case, np.random.default_rng(3))
+    given, seeds, actual = gradients_of(case, np.random.default_rng(3))
     tensors = [torch.tensor(array, requires_grad=True) for array in given.values()]
     result = case.torch(*tensors)
     results = result if isinstance(result, tuple) else (result,)
     expected = torch.autograd.grad(results, tensors, [torch.tensor(seed) for seed in seeds])
-    for gradient, wanted in zip(found, expected, strict=True):
+    for gradient, wanted in zip(actual, expected, strict=True):
         np.testing.assert_allclose(gradient, wanted.numpy(), rtol=1e-7, atol=1e-9)
 
 
@@ -81,12 +81,12 @@ def test_gradients_count_repetitions() -> None:
     x, bias = Source("x", (a, b)), Source("b", (b,))
     reduce_over = sum_over(apply("add", x, bias), (a, b))
     seed = Source("seed", ())
-    found = gradients([(reduce_over, seed)], [x, bias])
+    actual = gradients([(reduce_over, seed)], [x, bias])
     given = {"x": np.zeros((3, 4)), "b": np.zeros(4), "seed": np.array(5.0)}
-    assert [item is not None for item in found] == [True, True]
+    assert [item is not None for item in actual] == [True, True]
     whole = [
         broadcast_to(item, source.axes)
-        for item, source in zip(found, (x, bias), strict=True)
+        for item, source in zip(actual, (x, bias), strict=True)
         if item is not None
     ]
     by_x, by_bias = evaluate(whole, given)
@@ -102,14 +102,14 @@ def test_adjacent_windows_are_found(case: Case) -> None:
     """In adjacent windows each element has one window; elsewhere it has several or none."""
     tiles = case.attributes.get("strides") == [2, 2] == case.attributes["kernel_shape"]
     tiles &= case.shapes == ((2, 3, 6, 4),)
-    _, (value,) = meant(case)
+    _, (value,) = expressions_of(case)
     reduced = next(
         item for item in _parts(value) if isinstance(item, Reduce) and isinstance(item.operand, Reindex)
     )
-    found = _find_tiles(reduced.operand, reduced.over)
-    assert (found is not None) == tiles
-    if found is not None:
-        assert [(outer.size, inner.size) for outer, inner in found.values()] == [(3, 2), (2, 2)]
+    actual = _find_tiles(reduced.operand, reduced.over)
+    assert (actual is not None) == tiles
+    if actual is not None:
+        assert [(outer.size, inner.size) for outer, inner in actual.values()] == [(3, 2), (2, 2)]
 
 
 def _parts(value: Expression) -> Iterator[Expression]:

@@ -22,8 +22,8 @@ def test_networks_of_gradients(case: Case) -> None:
     feed = {item.name: full[item.name].astype(np.float32) for item in session.get_inputs()}
     names = [item.name for item in session.get_outputs()]
     assert names == [f"{name}/gradient" for name in given]
-    for found, wanted in zip(session.run(None, feed), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+    for actual, wanted in zip(session.run(None, feed), expected, strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=2e-4, atol=2e-4)
 
 
 def test_equal_nodes_are_shared_unless_named() -> None:

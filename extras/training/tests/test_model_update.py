@@ -34,10 +34,10 @@ def model_with_shared_scale() -> onnx.ModelProto:
 def test_shared_scales_change_only_where_trained() -> None:
     model = model_with_shared_scale()
     weights = np.array([[2.54, -1.0], [0.5, 1.27]], np.float32)
-    made = update_weights(model, to_real_network(read(model)), {"w/d": weights}, {"sum": (-6.35, 2.0)})
-    onnx.checker.check_model(made, full_check=True)
-    values = {item.name: numpy_helper.to_array(item) for item in made.graph.initializer}
-    read_by = {node.output[0]: [values.get(name) for name in node.input] for node in made.graph.node}
+    updated = update_weights(model, to_real_network(read(model)), {"w/d": weights}, {"sum": (-6.35, 2.0)})
+    onnx.checker.check_model(updated, full_check=True)
+    values = {item.name: numpy_helper.to_array(item) for item in updated.graph.initializer}
+    read_by = {node.output[0]: [values.get(name) for name in node.input] for node in updated.graph.node}
     for name, scale in (("x/q", 0.05), ("x/d", 0.05), ("w/d", 0.02), ("y/q", 0.05), ("y", 0.05)):
         np.testing.assert_allclose(read_by[name][1], scale, rtol=1e-6, err_msg=name)
         assert read_by[name][2] == 0

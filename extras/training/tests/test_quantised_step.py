@@ -55,15 +55,15 @@ def test_steps_match_onnx_runtime(kind: int, quantised: bool, layers: int | None
         for name, value in trainer.program.states.items()
     }
     given = {**given, **{name.removesuffix("/kept"): value for name, value in kept.items()}}
-    found = weft.compile(with_integers(model, trainer), trainer.config).run(given).outputs
+    actual = weft.compile(with_integers(model, trainer), trainer.config).run(given).outputs
     alone = one_by_one(model, trainer)
     session = plain_session(alone)
-    feed = {item.name: given.get(item.name, found.get(item.name)) for item in session.get_inputs()}
+    feed = {item.name: given.get(item.name, actual.get(item.name)) for item in session.get_inputs()}
     compared = 0
     for item, value in zip(session.get_outputs(), session.run(None, feed), strict=True):
         name = item.name.removesuffix("/made")
-        if name in found and value.dtype.kind == "i":
-            off = np.abs(value.astype(int) - found[name].astype(int))
+        if name in actual and value.dtype.kind == "i":
+            off = np.abs(value.astype(int) - actual[name].astype(int))
             softmax = name == probabilities_of(model)
             assert off.max() <= (4 if softmax else 2 if value.dtype == np.int16 else 1), name
             compared += 1
@@ -84,25 +84,25 @@ def integers_of(model: onnx.ModelProto, trainer: Trainer) -> list[onnx.ValueInfo
 
 def with_integers(model: onnx.ModelProto, trainer: Trainer) -> onnx.ModelProto:
     """Return the model with the results of all QuantizeLinear nodes as outputs."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    made.graph.output.extend(integers_of(model, trainer))
-    return made
+    model_copy = onnx.ModelProto()
+    model_copy.CopyFrom(model)
+    model_copy.graph.output.extend(integers_of(model, trainer))
+    return model_copy
 
 
 def one_by_one(model: onnx.ModelProto, trainer: Trainer) -> onnx.ModelProto:
     """Return the model cut at each QuantizeLinear: its result is an output, and its readers take an input."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    model_copy = onnx.ModelProto()
+    model_copy.CopyFrom(model)
     for item in integers_of(model, trainer):
-        made.graph.input.append(item)
-        output = made.graph.output.add()
+        model_copy.graph.input.append(item)
+        output = model_copy.graph.output.add()
         output.CopyFrom(item)
         output.name = f"{item.name}/made"
-    for node in made.graph.node:
+    for node in model_copy.graph.node:
         if node.op_type == "QuantizeLinear":
             node.output[0] = f"{node.output[0]}/made"
-    return made
+    return model_copy
 
 
 def probabilities_of(model: onnx.ModelProto) -> str:
@@ -123,9 +123,9 @@ def test_rtl(name: str, kind: int) -> None:
         before = program.states
         golden, states = program.run(given), program.states
         program.reset(before)
-        found = program.run(given, on="rtl", stall_seed=index)
-        assert found.memory == golden.memory
-        assert (found.outputs[PROBABILITIES] == golden.outputs[PROBABILITIES]).all()
+        actual = program.run(given, on="rtl", stall_seed=index)
+        assert actual.memory == golden.memory
+        assert (actual.outputs[PROBABILITIES] == golden.outputs[PROBABILITIES]).all()
         assert all((program.states[item] == value).all() for item, value in states.items())
 
 
@@ -136,8 +136,8 @@ def test_other_configurations(name: str) -> None:
     trainer, batches = prepare_trainer(3, 0, config, quantised=True, layers=None)
     other, _ = prepare_trainer(3, 0, KERNEL["default"], quantised=True, layers=None)
     for given in batches:
-        found, expected = trainer.program.run(given), other.program.run(given)
-        off = np.abs(found.outputs[PROBABILITIES] - expected.outputs[PROBABILITIES])
+        actual, expected = trainer.program.run(given), other.program.run(given)
+        off = np.abs(actual.outputs[PROBABILITIES] - expected.outputs[PROBABILITIES])
         assert off.max() < 0.1
 
 
@@ -183,8 +183,8 @@ def test_frozen_layers_keep_their_bytes() -> None:
     rows = np.concatenate([logits.run({"x": row[None]}).outputs["y"] for row in given["x"]])
     expected = np.exp(rows - rows.max(1, keepdims=True))
     expected /= expected.sum(1, keepdims=True)
-    found = trainer.program.run(given).outputs[PROBABILITIES]
-    assert np.abs(found - expected).max() < 0.1
+    actual = trainer.program.run(given).outputs[PROBABILITIES]
+    assert np.abs(actual - expected).max() < 0.1
 
 
 def test_a_step_is_certified() -> None:

@@ -21,18 +21,18 @@ def test_real_numbers_are_near_the_integers(kind: int) -> None:
     model = trained_nets.quantise_by_samples(
         trained_nets.convolutional(np.random.default_rng([51, kind]), kind)
     )
-    found = to_real_network(read(model))
-    assert not any("Linear" in node.op for node in found.network.nodes)
-    real = plain_session(model_of(resolve(found.network).network))
+    actual = to_real_network(read(model))
+    assert not any("Linear" in node.op for node in actual.network.nodes)
+    real = plain_session(model_of(resolve(actual.network).network))
     whole = plain_session(model)
     x, _ = trained_nets.samples(model, 16)
-    step = float(found.kinds[found.network.outputs[0]].scale)
+    step = float(actual.kinds[actual.network.outputs[0]].scale)
     for sample in x:
         off = real.run(None, {"x": sample[None]})[0] - whole.run(None, {"x": sample[None]})[0]
         assert np.abs(off).max() < 8 * step
     # Without the ReLU implied by the zero point, or without weights, the outputs would be far off.
-    assert sum(node.op == "Relu" for node in found.network.nodes) == 2
-    assert len(found.stored) >= 4
+    assert sum(node.op == "Relu" for node in actual.network.nodes) == 2
+    assert len(actual.stored) >= 4
 
 
 def test_relu_is_not_repeated() -> None:

@@ -31,15 +31,15 @@ def test_fine_tuning_after_a_change_of_the_data() -> None:
     """The last layer of the digits network learns from 320 inverted digits; the others measure it."""
     x, labels = inverted_digits()
     before = accuracy(MODEL, {"image": x[320:]}, labels[320:], CONFIG)
-    made = weft.train(MODEL, {"image": x[:320]}, labels[:320], layers=1, epochs=5, rate=0.03)
-    after = accuracy(made.model, {"image": x[320:]}, labels[320:], CONFIG)
+    trained = weft.train(MODEL, {"image": x[:320]}, labels[:320], layers=1, epochs=5, rate=0.03)
+    after = accuracy(trained.model, {"image": x[320:]}, labels[320:], CONFIG)
     assert before is not None
     assert after is not None
     assert before < 0.35
     assert after > before + 0.1
-    assert [len(made.epochs), made.constants[-1]] == [5, "classify.bias"]
-    assert made.epochs[-1].loss < made.epochs[0].loss
-    onnx.checker.check_model(made.model, full_check=True)
+    assert [len(trained.epochs), trained.constants[-1]] == [5, "classify.bias"]
+    assert trained.epochs[-1].loss < trained.epochs[0].loss
+    onnx.checker.check_model(trained.model, full_check=True)
 
 
 @pytest.mark.long
@@ -48,12 +48,12 @@ def test_training_all_layers_recovers_accuracy() -> None:
     x, labels = inverted_digits()
     whole = accuracy(MODEL, {"image": 1 - x[320:]}, labels[320:], CONFIG)
     lost = accuracy(MODEL, {"image": x[320:]}, labels[320:], CONFIG)
-    made = weft.train(MODEL, {"image": x[:320]}, labels[:320], layers=None, epochs=30, rate=0.005)
-    found = accuracy(made.model, {"image": x[320:]}, labels[320:], CONFIG)
+    trained = weft.train(MODEL, {"image": x[:320]}, labels[:320], layers=None, epochs=30, rate=0.005)
+    actual = accuracy(trained.model, {"image": x[320:]}, labels[320:], CONFIG)
     assert whole is not None
     assert lost is not None
-    assert found is not None
-    assert found - lost >= 0.9 * (whole - lost)
+    assert actual is not None
+    assert actual - lost >= 0.9 * (whole - lost)
 
 
 @pytest.mark.parametrize("kind", [-1, pytest.param(1, marks=pytest.mark.long)])
@@ -62,11 +62,11 @@ def test_from_random_weights(kind: int) -> None:
     rng = np.random.default_rng([61, kind + 1])
     model = trained_nets.perceptron(rng, (9, 12, 4)) if kind < 0 else trained_nets.convolutional(rng, kind)
     x, labels = trained_nets.samples(model, 100)
-    made = weft.train(model, {"x": x}, labels, layers=None, epochs=3, batch=10, rate=0.05)
-    session = plain_session(made.model)
+    trained = weft.train(model, {"x": x}, labels, layers=None, epochs=3, batch=10, rate=0.05)
+    session = plain_session(trained.model)
     right = [int(session.run(None, {"x": sample[None]})[0].argmax()) for sample in x] == labels
     assert right.mean() > 0.9
-    assert made.epochs[0].accuracy < made.epochs[-1].accuracy
+    assert trained.epochs[0].accuracy < trained.epochs[-1].accuracy
 
 
 KINDS = {
@@ -87,9 +87,9 @@ def test_kinds_of_networks(name: str, quantised: bool) -> None:
     model = make(np.random.default_rng(67))
     model = trained_nets.quantise_by_samples(model) if quantised else model
     x, labels = trained_nets.samples(model, 96)
-    made = weft.train(model, {"x": x}, labels, layers=None, epochs=4, batch=16, rate=0.05)
-    assert made.epochs[-1].accuracy > max(0.6, made.epochs[0].accuracy)
-    on_host = [why for _, _, place, why in made.nodes if place == "host"]
+    trained = weft.train(model, {"x": x}, labels, layers=None, epochs=4, batch=16, rate=0.05)
+    assert trained.epochs[-1].accuracy > max(0.6, trained.epochs[0].accuracy)
+    on_host = [why for _, _, place, why in trained.nodes if place == "host"]
     inside = [why for why in on_host if "boundary" not in why and "output of the model" not in why]
     assert len([why for why in inside if "read on the host by" not in why]) <= most
 
@@ -97,10 +97,10 @@ def test_kinds_of_networks(name: str, quantised: bool) -> None:
 def test_frozen_constants_stay() -> None:
     model = trained_nets.quantise_by_samples(trained_nets.convolutional(np.random.default_rng(62), 2))
     x, labels = trained_nets.samples(model, 40)
-    made = weft.train(model, {"x": x}, labels, layers=1, epochs=1, batch=10).model
+    trained = weft.train(model, {"x": x}, labels, layers=1, epochs=1, batch=10).model
     before, after = (
         {item.name: onnx.numpy_helper.to_array(item) for item in proto.graph.initializer}
-        for proto in (model, made)
+        for proto in (model, trained)
     )
     changed = {name for name, value in before.items() if not np.array_equal(value, after[name])}
     last = {name for name in before if name.startswith(("constant4", "constant5", "y_", "gemm"))}
@@ -113,25 +113,25 @@ def test_adapters() -> None:
     model = trained_nets.quantise_by_samples(trained_nets.perceptron(np.random.default_rng(66), (9, 12, 4)))
     x, labels = trained_nets.samples(model, 160)
     before = accuracy(model, {"x": x}, labels, CONFIG)
-    made = weft.train(model, {"x": x}, labels, layers=None, epochs=6, batch=16, rate=0.1, adapter=2)
-    after = accuracy(made.model, {"x": x}, labels, CONFIG)
+    trained = weft.train(model, {"x": x}, labels, layers=None, epochs=6, batch=16, rate=0.1, adapter=2)
+    after = accuracy(trained.model, {"x": x}, labels, CONFIG)
     assert before is not None
     assert after is not None
     assert after > before + 0.3
-    assert all(name.endswith(("/adapter/first", "/adapter/second")) for name in made.constants)
-    on_host = [why for _, _, place, why in made.nodes if place == "host"]
+    assert all(name.endswith(("/adapter/first", "/adapter/second")) for name in trained.constants)
+    on_host = [why for _, _, place, why in trained.nodes if place == "host"]
     assert all("boundary" in why or "output of the model" in why or "on the host" in why for why in on_host)
 
 
 def test_seeds_are_reproducible() -> None:
     model = trained_nets.perceptron(np.random.default_rng(63), (6, 3))
     x, labels = trained_nets.samples(model, 40)
-    made = [
+    trained = [
         weft.train(model, {"x": x}, labels, epochs=1, batch=8, seed=seed).model.SerializeToString()
         for seed in (5, 5, 6)
     ]
-    assert made[0] == made[1]
-    assert made[0] != made[2]
+    assert trained[0] == trained[1]
+    assert trained[0] != trained[2]
 
 
 def test_rates_fall() -> None:
@@ -161,13 +161,13 @@ def test_wrong_input() -> None:
 def test_gradients_of_a_model() -> None:
     """`weft.grad` differentiates a quantised model in real numbers."""
     model = trained_nets.quantise_by_samples(trained_nets.perceptron(np.random.default_rng(65), (6, 5, 3)))
-    made = weft.grad(model)
-    session = plain_session(made)
+    trained = weft.grad(model)
+    session = plain_session(trained)
     assert [item.name for item in session.get_inputs()] == ["x", "y/gradient"]
     assert [item.name for item in session.get_outputs()] == ["x/gradient"]
     x, _ = trained_nets.samples(model, 1)
     seed = np.array([[1, -2, 0.5]], np.float32)
-    (found,) = session.run(None, {"x": x, "y/gradient": seed})
+    (actual,) = session.run(None, {"x": x, "y/gradient": seed})
     # Central differences of the real network.
     from weft.compiler.host.onnx_model import model_of
     from weft.compiler.onnx.reader import read
@@ -180,7 +180,7 @@ def test_gradients_of_a_model() -> None:
             moved = x.copy()
             moved[0, at] += side
             ends.append(float((real.run(None, {"x": moved})[0] * seed).sum()))
-        assert found[0, at] == pytest.approx((ends[0] - ends[1]) / 2e-2, abs=2e-2)
+        assert actual[0, at] == pytest.approx((ends[0] - ends[1]) / 2e-2, abs=2e-2)
     with pytest.raises(GradientError, match="'z' is neither a constant nor an input"):
         weft.grad(model, ["z"])
     with pytest.raises(weft.InputError, match="'wanted' must be names, not the string 'x'"):
@@ -195,11 +195,11 @@ def test_tflite() -> None:
     centres = rng.integers(-90, 90, (4, 9, 8, 3))
     x = np.clip(centres[labels] + rng.integers(-30, 30, (96, 9, 8, 3)), -128, 127).astype(np.int8)
     before = accuracy(model, {"input0": x}, labels, CONFIG)
-    made = weft.train(model, {"input0": x}, labels, layers=None, epochs=8, batch=16, rate=0.03)
-    after = accuracy(made.model, {"input0": x}, labels, CONFIG)
+    trained = weft.train(model, {"input0": x}, labels, layers=None, epochs=8, batch=16, rate=0.03)
+    after = accuracy(trained.model, {"input0": x}, labels, CONFIG)
     assert before is not None
     assert after is not None
     assert before < 0.5
     assert after > 0.8
-    program = weft.compile(made.model, CONFIG)
+    program = weft.compile(trained.model, CONFIG)
     assert program.inputs["input0"][0] == program.outputs["output0"][0] == "int8"

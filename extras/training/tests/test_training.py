@@ -68,14 +68,14 @@ def test_gradients_are_differences_of_the_loss(kind: int) -> None:
     step = step_of(model)
     feed = step_inputs(model, step, rng)
     session = plain_session(model_of(step.network))
-    made = dict(zip([item.name for item in session.get_outputs()], session.run(None, feed), strict=True))
+    results = dict(zip([item.name for item in session.get_outputs()], session.run(None, feed), strict=True))
     values, loss = constants_of(model), losses(model, feed)
     for variable in step.variables:
         own = MOMENTUM.format(variable.name)
-        after = made[step.states[own]]
+        after = results[step.states[own]]
         gradient = variable.from_state((after - 0.75 * feed[own]) / BATCH)
         np.testing.assert_allclose(
-            made[step.states[variable.name]], feed[variable.name] - 0.5 / BATCH * after, atol=1e-5
+            results[step.states[variable.name]], feed[variable.name] - 0.5 / BATCH * after, atol=1e-5
         )
         direction = rng.normal(size=variable.shape)
         ends = [loss({variable.name: values[variable.name] + side * direction}) for side in (1e-6, -1e-6)]
@@ -88,11 +88,11 @@ def test_probabilities_match_the_model() -> None:
     step = step_of(model)
     feed = step_inputs(model, step, np.random.default_rng(6))
     session = plain_session(model_of(step.network))
-    found = session.run([PROBABILITIES], feed)[0]
+    actual = session.run([PROBABILITIES], feed)[0]
     plain = plain_session(model)
     rows = np.concatenate([plain.run(None, {"x": row[None]})[0] for row in feed["x"]])
     expected = np.exp(rows) / np.exp(rows).sum(1, keepdims=True)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_operators_without_gradient() -> None:
@@ -114,8 +114,8 @@ def test_operators_before_trained_ones_need_no_gradient() -> None:
     model = net.model(net.node("Gemm", [rounded, net.weights(3, 6)], transB=1), 3)
     step = training_step(for_batch(read(model), BATCH), ["constant0"], rate=0.1, momentum=0.0)
     feed = step_inputs(model, step, np.random.default_rng(9))
-    (found,) = plain_session(model_of(step.network)).run(["constant0/next"], feed)
+    (actual,) = plain_session(model_of(step.network)).run(["constant0/next"], feed)
     logits = np.rint(feed["x"]) @ feed["constant0"].T
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     expected = feed["constant0"] - 0.1 / BATCH * (p - feed[TARGET]).T @ np.rint(feed["x"])
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Steps of training one after the other, on a device that keeps weights and momenta."""
+"""Consecutive training steps on a device that keeps weights and momenta."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from weft.run.stream import alternate_images, stream
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_what_the_device_keeps_stays_there(early: bool) -> None:
-    """Weights and momenta are written once, and read once."""
+def test_states_stay_on_the_device(early: bool) -> None:
+    """Weights and momenta are written once and read once."""
     net = trained_nets.perceptron(np.random.default_rng(3), (8, 12, 4))
     x, labels = trained_nets.samples(net, 40)
     trainer = Trainer(net, weft.Config.load("default"), Settings(batch=8), layers=None)
@@ -36,11 +36,13 @@ def test_what_the_device_keeps_stays_there(early: bool) -> None:
     assert all(np.array_equal(program.states[name], value) for name, value in after.items())
     assert not np.array_equal(before[f"{trainer.names[0]}/kept"], after[f"{trainer.names[0]}/kept"])
     (part,) = program.device_programs
-    kept, given = (sum(item.kind == kind for item in part.buffers.values()) for kind in ("state", "input"))
-    assert kept == len(before)
-    assert device.log.count("write") == given * len(runs) + kept
-    assert device.log.count("read") == len(runs) + kept
-    # A second stream goes on from there.
+    states, inputs_left = (
+        sum(item.kind == kind for item in part.buffers.values()) for kind in ("state", "input")
+    )
+    assert states == len(before)
+    assert device.log.count("write") == inputs_left * len(runs) + states
+    assert device.log.count("read") == len(runs) + states
+    # A second stream continues from that state.
     again = list(stream(program, runs[:2], device))
     assert again[0].outputs["probabilities"].shape == (8, 4)
     assert not np.array_equal(again[0].outputs["probabilities"], results[0].outputs["probabilities"])

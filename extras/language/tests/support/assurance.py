@@ -1,4 +1,4 @@
-"""The proof of a decoder in the table of docs/assurance.md: see benchmarks/assurance.py."""
+"""Decoder proofs for the table of docs/assurance.md (see benchmarks/assurance.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from weft.extras.language import example
 
 
 def certificates(options: argparse.Namespace) -> dict[str, Any]:
-    """Prove the programs of the example's decoder."""
     with weft.extras.language.run.lm.load(example.model(), "default") as model:
         begun = time.process_time()
         program, prompts = (item.proven for item in model.certify(lambda done: None))

@@ -1,4 +1,4 @@
-"""Decoders whose proofs are attacked: see `weft.extras.proof.tests.closure.certificates`."""
+"""Decoders whose proofs `weft.extras.proof.tests.closure.certificates` attacks."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from weft.extras.language.tests.support.certified_decoders import (
     SIZES,
     Point,
     Trial,
-    computed,
     definition,
     in_blocks,
     instructions_of,
     memory_of,
     numbers_of,
     program_of,
+    run_step,
     with_code,
     with_contents,
 )
-from weft.extras.proof.tests.closure.proof_subjects import Result, another, judged
+from weft.extras.proof.tests.closure.proof_subjects import Result, another, judge
 from weft.hdl.isa import End
 
 Rng = np.random.Generator
 
 
 class DecoderSubject:
-    """A decoder's program, or that for `prompts`."""
+    """A decoder's program, either for single tokens or for `prompts`."""
 
     def __init__(self, memory: DecoderMemory, rng: Rng, *, prompts: bool) -> None:
         self.memory, self.prompts = memory, prompts
@@ -54,25 +54,25 @@ class DecoderSubject:
             raw = bytes(getattr(self.memory.decoder.contents, name))
             other = with_contents(self.memory, name, another(lambda: change_bytes(rng, raw), raw))
         refusal = self._refusal(other)
-        return judged(changed, refusal, lambda: self._trial.difference(other))
+        return judge(changed, refusal, lambda: self._trial.difference(other))
 
     def _refusal(self, other: DecoderMemory) -> str:
         if other.memory_bytes != self.memory.memory_bytes:
             return "its words take other room"
-        return self._trial.refused(other)
+        return self._trial.find_refusal(other)
 
     def _network(self, rng: Rng) -> Result:
-        """A model that says something else, or a program of another one."""
+        """Change the model, or prove the program of another model."""
         stored = msgspec.msgpack.decode(msgspec.msgpack.encode(self._model))
         changed = another(lambda: change_value(rng, stored), stored)
         try:
             model = msgspec.msgpack.decode(msgspec.msgpack.encode(changed), type=Language)
         except (msgspec.MsgspecError, OverflowError) as error:
-            return judged("networks", str(error), str)
-        return judged("networks", self._trial.of(model), lambda: self._says(rng, model))
+            return judge("networks", str(error), str)
+        return judge("networks", self._trial.of(model), lambda: self._find_difference(rng, model))
 
-    def _says(self, rng: Rng, model: Language) -> str:
-        """Where a model says something else than the program computes, at some tokens and places."""
+    def _find_difference(self, rng: Rng, model: Language) -> str:
+        """Return where the model differs from the program's results at sampled tokens and positions."""
         if self.prompts or self.memory.decoder.places.rows > 1:
             memory = memory_of(self.memory.decoder.numbers)  # which is of the same model
         else:
@@ -90,33 +90,33 @@ class DecoderSubject:
                 int(rng.integers(SIZES.context)),
             )
             caches = rng.integers(0, 256, shape)
-            meant, found = (
+            meant, result = (
                 definition(memory, model, token, place, caches),
-                computed(memory, token, place, caches),
+                run_step(memory, token, place, caches),
             )
             parts = slice(1, None) if self.prompts else slice(None)  # prompts have no logits
-            if not all(map(np.array_equal, meant[parts], found[parts])):
+            if not all(map(np.array_equal, meant[parts], result[parts])):
                 return f"token {token} at place {place}"
         return ""
 
 
 def _points(memory: DecoderMemory, rng: Rng, *, prompts: bool) -> list[Point]:
-    """Steps with any keys and values, with saturated ones, and with few values."""
+    """Steps with random, saturated and few distinct keys and values."""
     context, rows = SIZES.context, 2 if prompts else memory.decoder.places.rows
     caches: tuple[tuple[int, ...], ...] = ((), (), (128,), (127,), (128, 127), (0,), (255, 0, 1))
-    found = []
+    result = []
     for index in range(COUNT):
         place = int(rng.integers(context // rows)) * rows if prompts else int(rng.integers(context))
         tokens = [
             Token(0, place + row) if prompts else Token(row, (place + 3 * row) % context)
             for row in range(rows)
         ]
-        found.append(Point(int(rng.integers(1 << 30)), tuple(tokens), caches[index % len(caches)]))
-    return found
+        result.append(Point(int(rng.integers(1 << 30)), tuple(tokens), caches[index % len(caches)]))
+    return result
 
 
 def decoder_of(seed: int, folder: Path, rng: Rng) -> DecoderSubject:
-    """Of both architectures, with rows side by side, prompts, and weights in blocks of 4 bits."""
+    """Decoders of both architectures, with several rows, prompts, and weights in blocks of 4 bits."""
     kind, architecture = seed % 4, ("llama", "gpt2")[seed // 4 % 2]
     numbers = in_blocks(folder, architecture, seed=seed) if kind == 3 else numbers_of(architecture, seed)
     memory = memory_of(numbers, rows=2 if kind == 1 else 1, prompt_rows=4 if kind == 2 else 0)

@@ -1,4 +1,4 @@
-"""Small decoders whose programs are proven, as they are or with faults in their words or constants."""
+"""Small decoders with proven programs, and faults in their instruction words or constants."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ PAGE, PAGES, TOKENS = 8, 6, 43
 
 
 def config_of(preset: str, int4: int = 0) -> Config:
-    """A preset with what a decoder takes."""
+    """Return a preset with the fields that a decoder requires."""
     return Config.load(preset).replace(loops=1, kernel=256, lookup_tables=4, int4=int4)
 
 
 def numbers_of(
     architecture: str = "llama", seed: int = 1, sizes: Sizes = SIZES, *, biases: bool | None = None
 ) -> Integers:
-    """The integers of a random model with few tokens."""
+    """Quantise a random model with a small vocabulary."""
     model = _random(architecture, seed, sizes, biases)
     return to_integers(model, measure_ranges(model, [_text(model, seed)]))
 
 
 def in_blocks(folder: Path, architecture: str = "llama", head: str = "Q4_0", seed: int = 1) -> Integers:
-    """The same of a file with matrices in blocks of 4 bits; embeddings and head are of type `head`."""
+    """Quantise a random model with matrices in blocks of 4 bits; embeddings and head are of type `head`."""
     wide = dict.fromkeys(("width", "key_length", "value_length", "feed_forward"), 32)
-    made = _random(architecture, seed, dataclasses.replace(SIZES, **wide), None)
-    model = write(made, folder / "model.gguf", "Q4_0", {"token_embd.weight": head, "output.weight": head})
+    model = _random(architecture, seed, dataclasses.replace(SIZES, **wide), None)
+    model = write(model, folder / "model.gguf", "Q4_0", {"token_embd.weight": head, "output.weight": head})
     return to_integers(model, measure_ranges(model, [_text(model, seed)]), blocks=True)
 
 
@@ -69,29 +69,28 @@ def _random(architecture: str, seed: int, sizes: Sizes, biases: bool | None) -> 
 
 
 def _text(model: LanguageModel, seed: int) -> list[int]:
-    found: list[int] = np.random.default_rng(seed).integers(0, TOKENS, model.sizes.context).tolist()
-    return found
+    result: list[int] = np.random.default_rng(seed).integers(0, TOKENS, model.sizes.context).tolist()
+    return result
 
 
 def memory_of(
     numbers: Integers, preset: str = "small", *, rows: int = 1, prompt_rows: int = 0
 ) -> DecoderMemory:
-    """The program of a decoder in memory."""
+    """Lay a decoder's program out in memory."""
     config = config_of(preset, 2 if numbers.gains else 0)
     decoder = Decoder(numbers, config, rows=rows, page=PAGE, prompt_rows=prompt_rows)
     return DecoderMemory(decoder, PAGES)
 
 
-def proven(memory: DecoderMemory, program: Program | None = None, seed: int = 1) -> ProvenSteps:
-    """Prove a program of a decoder, that for any tokens if none is given."""
+def prove_program(memory: DecoderMemory, program: Program | None = None, seed: int = 1) -> ProvenSteps:
+    """Prove a decoder's program, by default for any tokens."""
     chosen = memory.program if program is None else program
     at = describe_layout(memory, chosen)
     return prove_steps(describe_model(memory.decoder.numbers), memory.decoder.config, at, seed)
 
 
 class Trial:
-    """A decoder's program, or that for `prompts`, and others that are to be proven in its place, each in the time that
-    differences take."""
+    """A decoder's program and variants to prove in its place, each in the time that the differences take."""
 
     def __init__(self, memory: DecoderMemory, points: Sequence[Point], *, prompts: bool = False) -> None:
         self.memory, self.points, self.prompts = memory, points, prompts
@@ -103,10 +102,10 @@ class Trial:
         self._every = [*generate_steps(at, memory.decoder.places.sizes.context, np.random.default_rng(1))]
         self._right = self._outputs(memory)
         assert None not in self._right
-        assert self.refused(memory) == ""
+        assert self.find_refusal(memory) == ""
 
-    def refused(self, other: DecoderMemory, *, checked: bool = False) -> str:
-        """Why a program is not proven, or, if it is to be `checked`, what the program checker says; empty if it is."""
+    def find_refusal(self, other: DecoderMemory, *, checked: bool = False) -> str:
+        """Return why the proof fails (or, if `checked`, the program checker) for `other`; empty if it succeeds."""
         program = program_of(other, self.prompts)
         self._course.set_program(describe_layout(other, program))
         try:
@@ -119,7 +118,7 @@ class Trial:
         return ""
 
     def of(self, model: Language) -> str:
-        """Why the program is not proven to compute another model; empty if it is."""
+        """Return why the program is not proven to compute another model; empty if it is."""
         at = describe_layout(self.memory, program_of(self.memory, self.prompts))
         try:
             course = StepProver(model, self.memory.decoder.config, at, 1)
@@ -130,7 +129,7 @@ class Trial:
         return ""
 
     def difference(self, other: DecoderMemory) -> str:
-        """The first step after which it leaves something else than the right one; empty if there is none."""
+        """Return the first step after which results differ from the right program's; empty if none does."""
         for point, right in zip(self.points, self._right, strict=True):
             if outputs(other, point, prompts=self.prompts) != right:
                 return str(point)
@@ -141,19 +140,18 @@ class Trial:
 
 
 def program_of(memory: DecoderMemory, prompts: bool) -> Program:
-    """The program of a decoder, or that for prompts."""
-    found = memory.prompts if prompts else memory.program
-    assert found is not None
-    return found
+    program = memory.prompts if prompts else memory.program
+    assert program is not None
+    return program
 
 
 def instructions_of(decoder: Decoder) -> list[Instruction]:
-    """The words of a program, decoded."""
+    """Decode a program's instruction words."""
     return [decode(decoder.code[at : at + WORD_BYTES]) for at in range(0, len(decoder.code), WORD_BYTES)]
 
 
 def with_code(memory: DecoderMemory, items: Sequence[Instruction], *, prompts: bool = False) -> DecoderMemory:
-    """The same with other instructions, as many, in its program or in that for prompts."""
+    """Return a copy whose program (or prompt program) has other instructions of equal number."""
     decoder = copy.copy(memory.decoder)
     changed = decoder
     if prompts:
@@ -163,7 +161,7 @@ def with_code(memory: DecoderMemory, items: Sequence[Instruction], *, prompts: b
 
 
 def with_contents(memory: DecoderMemory, name: str, raw: bytes) -> DecoderMemory:
-    """The same with other "constants", or with other "records", which hold weights."""
+    """Return a copy with other contents of "constants" or of "records", which hold the weights."""
     decoder = copy.copy(memory.decoder)
     decoder.contents = copy.copy(decoder.contents)
     setattr(decoder.contents, name, bytearray(raw))
@@ -172,8 +170,8 @@ def with_contents(memory: DecoderMemory, name: str, raw: bytes) -> DecoderMemory
 
 @dataclass(frozen=True)
 class Point:
-    """What is in memory and on the chip ahead of a step: drawn by a seed. Bytes of keys and values are of `cache`, all
-    of them if it is empty."""
+    """Memory and on-chip state before a step, drawn by a seed; cache bytes are drawn from `cache` (all bytes if
+    empty)."""
 
     seed: int
     tokens: tuple[Token, ...]
@@ -181,8 +179,7 @@ class Point:
 
 
 def outputs(memory: DecoderMemory, point: Point, *, prompts: bool = False) -> list[bytes] | None:
-    """What a step, or one of `prompts`, leaves on the golden interpreter: logits, and the pages; None if it refuses the
-    program."""
+    """Return a step's (or prompt step's) logits and pages on the golden interpreter; None if it refuses the program."""
     rng, tokens = np.random.default_rng(point.seed), point.tokens
     device = golden_device(memory.decoder.config, memory.memory_bytes)
     assert isinstance(device, GoldenDevice)
@@ -205,13 +202,13 @@ def outputs(memory: DecoderMemory, point: Point, *, prompts: bool = False) -> li
         (memory.bases[0], bytes(contents.constants)), (memory.records, bytes(contents.records)),
         (memory.program.entry, memory.program.decoder.code),
     )  # fmt: skip
-    kept = [bytes([device.read(address, len(payload)) == payload]) for address, payload in fixed]
+    unchanged = [bytes([device.read(address, len(payload)) == payload]) for address, payload in fixed]
     logits = [] if prompts else [run.logits(row).tobytes() for row in range(len(tokens))]
-    return [*kept, *logits, device.read(memory.cache, size)]
+    return [*unchanged, *logits, device.read(memory.cache, size)]
 
 
 class _Exact(Definition):
-    """The definition on constants, with keys and values of a text before: its attention's results are numbers."""
+    """Definition on constants and the keys and values of an earlier text; attention results are numbers."""
 
     caches: np.ndarray
     place: int
@@ -225,8 +222,8 @@ class _Exact(Definition):
 def definition(
     memory: DecoderMemory, model: Language, token: int, place: int, caches: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes that a model says for a token at a place: logits (vocabulary, 2), and keys and values (layers, 2,
-    heads, length). `caches` are those of a text: (layers, 2, places, heads, length)."""
+    """Return a model's bytes for a token at a position: logits (vocabulary, 2), keys and values (layers, 2, heads,
+    length). `caches` holds those of earlier tokens: (layers, 2, positions, heads, length)."""
     symbols = Symbols(Values(3))
     _Exact.caches, _Exact.place = caches, place
     columns = model.embedding.shape[1], model.positions.shape[1]
@@ -234,16 +231,16 @@ def definition(
         symbols.integers(np.array([number * count * 2]))
         for number, count in zip((token, place), columns, strict=True)
     ]
-    found = _Exact(symbols, memory.decoder.config, model, *offsets)
-    kept = np.array([[block.keys[0], block.values[0]] for block in found.blocks])
-    assert max(found.logits.max(), kept.max()) < CONSTANTS
-    return found.logits[0], kept
+    exact = _Exact(symbols, memory.decoder.config, model, *offsets)
+    key_values = np.array([[block.keys[0], block.values[0]] for block in exact.blocks])
+    assert max(exact.logits.max(), key_values.max()) < CONSTANTS
+    return exact.logits[0], key_values
 
 
-def computed(
+def run_step(
     memory: DecoderMemory, token: int, place: int, caches: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same as the program computes it on the golden interpreter."""
+    """Compute the bytes of `definition` by running the program on the golden interpreter."""
     at, config = describe_layout(memory, memory.program), memory.decoder.config
     layers, _, _, heads, length = caches.shape
     device = golden_device(config, memory.memory_bytes)
@@ -254,17 +251,17 @@ def computed(
     run.step([Row(token, place, range(memory.pages))])
     raw = np.frombuffer(run.logit_bytes(0), np.uint8).reshape(-1, 2, config.n).swapaxes(1, 2).reshape(-1, 2)
     own = _slots(at, np.array([place]), layers, heads, length)[:, :, 0]
-    kept = np.array([device.read(int(byte), 1)[0] for byte in own.ravel()]).reshape(own.shape)
-    return raw[: at.reads.vocabulary], kept
+    key_values = np.array([device.read(int(byte), 1)[0] for byte in own.ravel()]).reshape(own.shape)
+    return raw[: at.reads.vocabulary], key_values
 
 
 def _slots(at: StepLayout, slots: np.ndarray, layers: int, heads: int, length: int) -> np.ndarray:
-    """Addresses of keys and values of a text whose pages lie in their order: (layers, 2, slots, heads, length)."""
+    """Return addresses of keys and values of a text with pages in order: (layers, 2, slots, heads, length)."""
     cache = at.cache
     layer, kind, slot, head, element = np.ogrid[:layers, :2, : len(slots), :heads, :length]
     page = slots[slot] // cache.keys * cache.page_bytes
     within = slots[slot] % cache.keys * cache.slot
-    found: np.ndarray = (
+    result: np.ndarray = (
         cache.address + page + within + layer * cache.layer + kind * cache.kind + head * cache.head
     )
-    return found + element
+    return result + element

@@ -1,4 +1,4 @@
-"""Runs a compiled decoder on a device for tests: `weft.extras.language.run.decoder_run`, with tokens as tuples."""
+"""Runs a compiled decoder on a device for tests, with tokens as tuples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.sim.device import Device
 
 
 class DecoderRun:
-    """A decoder on a device that is made for it, with so many `pages` for all texts together."""
+    """A decoder on its own device, with `pages` pages for all texts together."""
 
     def __init__(self, decoder: Decoder, device: Callable[[Config, int], Device], pages: int) -> None:
         memory = decoder_run.DecoderMemory(decoder, pages)
@@ -22,10 +22,10 @@ class DecoderRun:
         self._run = decoder_run.DecoderRun(memory, self.device)
 
     def step(self, tokens: Sequence[tuple[int, int, Sequence[int]]]) -> np.ndarray:
-        """The logits behind (token, position, pages of its text), float64 (tokens, vocabulary)."""
+        """Return logits after each (token, position, pages of its text): float64 (tokens, vocabulary)."""
         self._run.step([decoder_run.Row(*token) for token in tokens])
         return np.stack([self._run.logits(row) for row in range(len(tokens))])
 
     def prompt(self, tokens: Sequence[tuple[int, int, Sequence[int]]]) -> None:
-        """Put the keys and values of such tokens into pages, with the decoder's program for prompts."""
+        """Store keys and values of tokens in pages with the decoder's prompt program."""
         self._run.prompt([decoder_run.Row(*token) for token in tokens])

@@ -19,12 +19,12 @@ from weft.extras.language.gguf.reader import read
 from weft.extras.language.tests.support import language_models
 
 _KINDS = {"convolutions": ("llama", "Q8_0"), "rows": ("gpt2", "Q4_0"), "attention": ("llama", "Q5_1")}
-"""Architecture and type of matrices, by model of `fuzz.seeds`."""
+"""Architecture and matrix type, by seed model of `fuzz.seeds`."""
 
 
 @cache
 def _file(model: str) -> bytes:
-    """Return a language model. It is small, so that many damages are outside of its weights."""
+    """Return a language model so small that many mutations fall outside its weights."""
     sizes = replace(language_models.SIZES, blocks=1, feed_forward=32)
     with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as folder:
         path = Path(folder) / "model.gguf"

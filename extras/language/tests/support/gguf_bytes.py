@@ -1,4 +1,4 @@
-"""GGUF files byte by byte, in which everything can be wrong. It shares nothing with the reader nor with its library."""
+"""GGUF files byte by byte, with any field invalid. Shares no code with the reader or the gguf library."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ TYPES = {
     "f32": (6, "<f"), "bool": (7, "<B"), "text": (8, ""), "array": (9, ""), "u64": (10, "<Q"), "i64": (11, "<q"),
     "f64": (12, "<d"),
 }  # fmt: skip
-"""Types of metadata: their numbers, and how `struct` writes them."""
+"""Metadata types: number and `struct` format."""
 KINDS = {
     "F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22),
     "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84), "Q3_K": (11, 256, 110),
     "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "I32": (26, 1, 4),
     "BF16": (30, 1, 2),
 }  # fmt: skip
-"""Types of tensors: their numbers, elements and bytes of a block."""
+"""Tensor types: number, elements and bytes of a block."""
 
 
 def text(value: str | bytes, size: int | None = None) -> bytes:
-    """A string, perhaps with another length in front."""
+    """Encode a string, optionally with a wrong length."""
     raw = value if isinstance(value, bytes) else value.encode()
     return struct.pack("<Q", len(raw) if size is None else size) + raw
 
 
 def value(kind: str, given: Any, count: int | None = None) -> bytes:
-    """A value of metadata; the type of an array is ``[u32]``, and `count` another length for it."""
+    """Encode a metadata value; an array's type is ``[u32]``, and `count` overrides its length."""
     if kind.startswith("["):
         inner = kind[1:-1]
         items = b"".join(value(inner, item) for item in given)
@@ -42,7 +42,7 @@ def value(kind: str, given: Any, count: int | None = None) -> bytes:
 
 @dataclass
 class Tensor:
-    """A tensor, its dimensions in the file's order; `offset` and `code` are right unless they are given."""
+    """A tensor with dimensions in the file's order; `offset` and `code` are right unless given."""
 
     name: str | bytes
     kind: str
@@ -54,7 +54,7 @@ class Tensor:
 
 @dataclass
 class Gguf:
-    """A file; `entries` are key and type with a value, or with bytes that are written as they are."""
+    """A file; `entries` hold a key, a type, and a value or raw bytes."""
 
     entries: list[tuple[str | bytes, str, Any]] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
@@ -64,18 +64,17 @@ class Gguf:
     magic: bytes = b"GGUF"
 
     def entry(self, key: str | bytes, kind: str, given: Any) -> Gguf:
-        """Put an entry in, in place of one with this key."""
+        """Set an entry, replacing one of equal key."""
         self.entries = [item for item in self.entries if item[0] != key]
         self.entries.append((key, kind, given))
         return self
 
     def without(self, key: str) -> Gguf:
-        """Take an entry out."""
+        """Remove an entry."""
         self.entries = [item for item in self.entries if item[0] != key]
         return self
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor by its name."""
         return next(item for item in self.tensors if item.name == name)
 
     def write(self) -> bytes:
@@ -100,7 +99,7 @@ class Gguf:
 
 
 def blocks(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> bytes:
-    """Random bytes of a tensor whose scales are small numbers."""
+    """Return random bytes of a tensor whose scales are small."""
     _, elements, size = KINDS[kind]
     count = int(np.prod(shape)) // elements
     raw = rng.integers(0, 256, (count, size)).astype(np.uint8)

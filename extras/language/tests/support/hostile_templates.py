@@ -1,4 +1,4 @@
-"""Chat templates that never end, take gigabytes, or look for what they must not see; with how each is refused."""
+"""Hostile chat templates that loop forever, take gigabytes or look for secrets, and the expected refusals."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ _NO_FILES = "no loader for this environment specified"
 
 
 RENDERED: dict[str, tuple[str, str | None]] = {
-    "nested loops": (
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        _TIME,
-    ),
+    "nested loops": ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", _TIME),
     "a long range": ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
     "a macro that calls itself": (
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",

@@ -1,4 +1,4 @@
-"""Runs kernels made of `Rows.put` on the golden interpreter's engine, with operands straight in its memories."""
+"""Runs kernels made of `Rows.put` on the golden interpreter's engine, with operands placed in its memories."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.sim.golden.memories import Memories
 
 @dataclass
 class _Operand:
-    """Where an operand of (rows, columns of vectors) lies; `row` and `column` are strides."""
+    """Location of an operand of (rows, columns of vectors); `row` and `column` are strides."""
 
     at: int
     row: int
@@ -31,7 +31,7 @@ class _Operand:
 
 
 def run_kernel(rows: Rows, tensors: Sequence[np.ndarray], config: Config) -> dict[int, np.ndarray]:
-    """What a kernel stores, by target, as `weft.compiler.kernel.evaluate.evaluate_targets` has it.
+    """Run a kernel and return its stores by target, in the form of `weft.compiler.kernel.evaluate.evaluate_targets`.
 
     Tensors are int8 (rows, columns) or (rows, columns, 2), and the first one may be int64 (rows, columns, 1 or 2): then
     it is in the accumulator. Rows and columns may be 1 where an operand is the same for all of them.
@@ -67,22 +67,21 @@ def run_kernel(rows: Rows, tensors: Sequence[np.ndarray], config: Config) -> dic
         fields |= places[number].fields(name) | ({"with_dst2": 1} if number else {})
     assert at <= config.scratchpad_size
     EXECUTE[Kernel](memories, Kernel(**fields))
-    found = {}
+    stores = {}
     for target in rows.targets:
         place = places[target % 2]
         where = place.at + target // 2 + np.arange(count)[:, None] * place.row
         if place.column:
             where = where + np.arange(vectors) * place.column
-            found[target] = memories.scratchpad[where].reshape(count, -1)[:, :columns]
+            stores[target] = memories.scratchpad[where].reshape(count, -1)[:, :columns]
         else:
             stored = memories.scratchpad[where[:, 0]]
             assert (stored == stored[:, :1]).all()  # all elements of the vector
-            found[target] = stored[:, :1]
-    return found
+            stores[target] = stored[:, :1]
+    return stores
 
 
 def _place(memory: np.ndarray, tensor: np.ndarray, at: int, n: int) -> _Operand:
-    """Put an operand into a memory."""
     planes = tensor.reshape(*tensor.shape, 1) if tensor.ndim == 2 else tensor
     count, columns, wide = planes.shape
     vectors = -(-columns // n)

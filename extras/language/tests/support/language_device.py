@@ -15,12 +15,12 @@ from weft.sim.compiled.device import CompiledDevice
 from weft.sim.device import Device
 
 ROWS = 4
-"""Texts side by side."""
+"""Texts in a batch."""
 PAGE = 32
 
 
 def decoder_config(preset: str) -> Config:
-    """A preset with what a decoder needs."""
+    """Return a preset with the fields that a decoder requires."""
     return Config.load(preset).replace(loops=1, kernel=256, lookup_tables=4)
 
 
@@ -30,10 +30,10 @@ def device_logits(
     config: Config,
     device: Callable[[Config, int], Device] = CompiledDevice,
 ) -> list[np.ndarray]:
-    """The logits behind each token of texts: of each float64 (tokens, vocabulary)."""
+    """Return logits after each token: per text, float64 (tokens, vocabulary)."""
     pages = -(-max(map(len, texts)) // PAGE)
     run = DecoderRun(Decoder(numbers, config, rows=ROWS, page=PAGE), device, ROWS * pages)
-    found = []
+    texts_logits = []
     for start in range(0, len(texts), ROWS):
         some = texts[start : start + ROWS]
         parts: list[list[np.ndarray]] = [[] for _ in some]
@@ -42,18 +42,18 @@ def device_logits(
             tokens = [(some[row][at], at, range(row * pages, (row + 1) * pages)) for row in rows]
             for row, logits in zip(rows, run.step(tokens), strict=True):
                 parts[row].append(logits)
-        found += [np.stack(part) for part in parts]
-    return found
+        texts_logits += [np.stack(part) for part in parts]
+    return texts_logits
 
 
 def device_perplexity(numbers: Integers, tokens: Sequence[int], window: int, config: Config) -> Perplexity:
-    """The perplexity of a text on the device, all of its windows side by side."""
+    """Measure a text's perplexity on the device, all windows side by side."""
     windows: list[Sequence[int]] = []
 
-    def noted(seen: Sequence[int]) -> np.ndarray:
+    def record(seen: Sequence[int]) -> np.ndarray:
         windows.append(seen)
         return np.zeros((len(seen), numbers.model.sizes.vocabulary))
 
-    perplexity(noted, tokens, window=window)
+    perplexity(record, tokens, window=window)
     logits = iter(device_logits(numbers, windows, config))
     return perplexity(lambda seen: next(logits), tokens, window=window)

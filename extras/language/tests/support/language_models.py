@@ -33,16 +33,16 @@ SIZES = Sizes(
     feed_forward=64,
     vocabulary=0,
 )
-"""Small enough to look at, and with rows that blocks of 32 fit into."""
+"""Sizes small enough to inspect, with rows that are multiples of 32."""
 
 
 def config_of(preset: str) -> Config:
-    """A preset with everything that decoders need."""
+    """Return a preset with all fields that decoders require."""
     return Config.load(preset).replace(loops=1, kernel=256, lookup_tables=4, int4=2)
 
 
 def pieces(words: str = "the quick brown fox jumps over lazy dogs") -> Vocabulary:
-    """A vocabulary of kind ``llama``: bytes, letters, and the beginnings of a few words."""
+    """Return a ``llama`` vocabulary: bytes, letters, and the beginnings of a few words."""
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     kinds = [Kind.UNKNOWN, Kind.CONTROL, Kind.CONTROL, *[Kind.BYTE] * 256]
     longer = {f"{SPACE}{word}"[:end]: None for word in words.split() for end in range(2, len(word) + 2)}
@@ -66,7 +66,7 @@ def pieces(words: str = "the quick brown fox jumps over lazy dogs") -> Vocabular
 def byte_pairs(
     words: str = "the quick brown fox jumps over lazy dogs", pre: str = "gpt-2", added: tuple[str, ...] = ()
 ) -> Vocabulary:
-    """A vocabulary of kind ``gpt2``: bytes, the beginnings of a few words, tokens that are `added`, and the end."""
+    """Return a ``gpt2`` vocabulary: bytes, beginnings of a few words, `added` tokens, and the end."""
     tokens = [CHARACTERS[byte] for byte in range(256)]
     merges: dict[tuple[str, str], None] = {}
     for word in words.split():
@@ -97,7 +97,7 @@ def random_model(
     rotary: Rotary | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
-    """A model with random weights in float32; `sizes.vocabulary` is that of the vocabulary.
+    """Return a model with random float32 weights and a vocabulary of `sizes.vocabulary` tokens.
 
     `biases` are those of products, by default as the architecture has them; `rotary` is how ``llama`` turns heads, by
     default the whole of them.
@@ -154,5 +154,5 @@ def random_model(
 def write_random(
     path: Path, rng: np.random.Generator, architecture: str = "llama", kind: str = "Q8_0", **options: object
 ) -> LanguageModel:
-    """Write a `random_model` as a file; returns what is read of it."""
+    """Write a `random_model` to a file and read it back."""
     return write(random_model(rng, architecture, **options), path, kind)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Clients of a language model's server, many at once: well-behaved, slow, silent, broken and hostile ones."""
+"""Concurrent clients of a language model's server: well-behaved, slow, silent, broken and hostile."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 _WAIT = 120.0
-"""Seconds that a client waits for anything at most: a server that stands still is found by that."""
+"""Client timeout in seconds, which detects a server that hangs."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A request with the text that it gets when nobody else asks."""
+    """A request with the text that it gets from an idle server."""
 
     path: str
     fields: dict[str, Any]
@@ -30,7 +30,7 @@ class Case:
 
 @dataclass
 class Load:
-    """Clients that ask a server on this machine until a time is over.
+    """Clients that send requests to a local server until a deadline.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Load:
     wrong: list[str] = field(default_factory=list)
 
     async def run(self, clients: int, seconds: float, seed: int) -> None:
-        """Have so many clients ask: half of them are well-behaved; the others begin with each kind, then draw one."""
+        """Run `clients` clients: half are well-behaved; the others start with each kind, then draw kinds at random."""
         end = time.monotonic() + seconds
         await asyncio.gather(
             *(self._client(number, end, random.Random(seed + number)) for number in range(clients))
@@ -73,8 +73,8 @@ class Load:
             kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
 
     async def ask(self, case: Case, pause: Callable[[], Awaitable[None]] | None = None) -> tuple[int, str]:
-        """Status and text of the answer to a request, which is sent in parts if there is a pause."""
-        async with self.connected() as (reader, writer):
+        """Send a request, in parts if there is a pause, and return status and text of the answer."""
+        async with self.connect() as (reader, writer):
             await self._send(writer, request(case), pause)
             return _answer(await reader.read())
 
@@ -88,7 +88,7 @@ class Load:
                 await pause()
 
     @contextlib.asynccontextmanager
-    async def connected(self) -> Any:
+    async def connect(self) -> Any:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             yield reader, writer
@@ -96,7 +96,7 @@ class Load:
             writer.transport.abort()
 
     def expect(self, found: tuple[int, str], *wanted: int) -> int:
-        """The status of an answer, which is noted if it is none of those; a busy server may always say so."""
+        """Return an answer's status and record an unexpected one; a busy server may always answer 503."""
         if found[0] == 503:
             self.done[f"503: {found[1]}"] += 1
         elif found[0] not in wanted:
@@ -105,7 +105,7 @@ class Load:
 
 
 def request(case: Case, *, host: str = "127.0.0.1", version: str = "1.0") -> bytes:
-    """In HTTP 1.0, in which streams have no lengths of their parts."""
+    """Build an HTTP 1.0 request, whose streamed answers have no chunk lengths."""
     body = json.dumps(case.fields).encode()
     head = f"POST {case.path} HTTP/{version}\r\nHost: {host}\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
@@ -117,8 +117,8 @@ def _answer(content: bytes) -> tuple[int, str]:
         raise ConnectionResetError
     status = int(head.split()[1])
     if b"text/event-stream" not in head:
-        found = json.loads(body)
-        return status, found["error"]["message"] if "error" in found else _text(found["choices"][0])
+        result = json.loads(body)
+        return status, result["error"]["message"] if "error" in result else _text(result["choices"][0])
     events = [line[6:] for line in body.decode().splitlines() if line.startswith("data: ")]
     if events[-1:] != ["[DONE]"]:
         return status, f"a stream that does not end, but with {events[-1:]}"
@@ -134,39 +134,39 @@ def _text(choice: dict[str, Any]) -> str:
 
 
 async def _good(load: Load, rng: random.Random) -> int:
-    """Asks, and gets what it would get alone."""
-    return await _right(load, rng.choice(load.cases), None)
+    """Send a request and expect its reference answer."""
+    return await _check_answer(load, rng.choice(load.cases), None)
 
 
 async def _slow(load: Load, rng: random.Random) -> int:
-    """Sends its request in parts, in time, and gets the right answer as well."""
+    """Send the request in parts within the time limit and expect the right answer."""
     case = rng.choice(load.cases)
     pause = load.reading / 3 / (len(request(case)) / 40)
-    return await _right(load, case, lambda: asyncio.sleep(pause))
+    return await _check_answer(load, case, lambda: asyncio.sleep(pause))
 
 
-async def _right(load: Load, case: Case, pause: Any) -> int:
-    found = await load.ask(case, pause)
-    if found[0] == 200 and found[1] != case.text:
-        load.wrong.append(f"{case} got {found[1]!r}")
-    # A machine that is busy may be too slow for a client that is.
-    return load.expect(found, 200, *([] if pause is None else [408]))
+async def _check_answer(load: Load, case: Case, pause: Any) -> int:
+    result = await load.ask(case, pause)
+    if result[0] == 200 and result[1] != case.text:
+        load.wrong.append(f"{case} got {result[1]!r}")
+    # On a busy machine a slow client may exceed the time limit.
+    return load.expect(result, 200, *([] if pause is None else [408]))
 
 
 async def _silent(load: Load, rng: random.Random) -> str:
-    """Sends nothing, or a part of a request, and stays."""
+    """Send nothing or part of a request, and keep the connection open."""
     content = request(rng.choice(load.cases))
     sent = content[: rng.choice([0, 1, 30, len(content) - 1])]
-    async with load.connected() as (reader, writer):
+    async with load.connect() as (reader, writer):
         writer.write(sent)
         answer = await reader.read()
     return str(load.expect(_answer(answer), 408)) if answer else "closed"
 
 
 async def _half_closed(load: Load, rng: random.Random) -> str:
-    """Says that it sends no more, before or after the end of its request."""
+    """Shut down the sending side before or after the end of the request."""
     content = request(rng.choice(load.cases))
-    async with load.connected() as (reader, writer):
+    async with load.connect() as (reader, writer):
         writer.write(content[: rng.choice([0, 10, len(content) - 1, len(content)])])
         writer.write_eof()
         await reader.read()
@@ -174,9 +174,9 @@ async def _half_closed(load: Load, rng: random.Random) -> str:
 
 
 async def _reset(load: Load, rng: random.Random) -> str:
-    """Vanishes without a word."""
+    """Reset the connection."""
     content = request(rng.choice(load.cases))
-    async with load.connected() as (_, writer):
+    async with load.connect() as (_, writer):
         writer.write(content[: rng.choice([0, 10, len(content) - 1, len(content)])])
         await asyncio.sleep(rng.choice([0, 0.05]))
         gone = struct.pack("ii", 1, 0)
@@ -185,10 +185,10 @@ async def _reset(load: Load, rng: random.Random) -> str:
 
 
 async def _leaving(load: Load, rng: random.Random) -> str:
-    """Asks for a long text, and leaves before its end, or before its begin."""
+    """Ask for a long text and disconnect before its end or start."""
     case = rng.choice(load.cases)
     longer = Case(case.path, case.fields | {"max_tokens": 400, "stream": rng.random() < 0.7})
-    async with load.connected() as (reader, writer):
+    async with load.connect() as (reader, writer):
         writer.write(request(longer))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(rng.uniform(0, 0.5)):
@@ -197,9 +197,9 @@ async def _leaving(load: Load, rng: random.Random) -> str:
 
 
 async def _deaf(load: Load, rng: random.Random) -> str:
-    """Does not read what it has asked for."""
+    """Do not read the answer."""
     case = rng.choice(load.cases)
-    async with load.connected() as (reader, writer):
+    async with load.connect() as (reader, writer):
         reader._transport.pause_reading()
         writer.write(request(Case(case.path, case.fields | {"stream": True})))
         await asyncio.sleep(rng.uniform(0, 2 * load.reading))
@@ -207,15 +207,15 @@ async def _deaf(load: Load, rng: random.Random) -> str:
 
 
 async def _idle(load: Load, rng: random.Random) -> str:
-    """Stays after its answer."""
-    async with load.connected() as (reader, writer):
+    """Keep the connection open after the answer."""
+    async with load.connect() as (reader, writer):
         writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         return str(load.expect((int((await reader.read()).split()[1]), ""), 200))
 
 
 async def _garbage(load: Load, rng: random.Random) -> str:
-    """Sends bytes."""
-    async with load.connected() as (reader, writer):
+    """Send random bytes."""
+    async with load.connect() as (reader, writer):
         writer.write(
             rng.choice([b"", b"GET / HTTP/1.1\r\n", b"\x16\x03\x01"]) + rng.randbytes(rng.randrange(1, 3000))
         )
@@ -224,7 +224,7 @@ async def _garbage(load: Load, rng: random.Random) -> str:
 
 
 async def _wrong(load: Load, rng: random.Random) -> int:
-    """Sends requests that are refused."""
+    """Send requests that the server refuses."""
     case = rng.choice(load.cases)
     status, content = rng.choice(
         [
@@ -236,20 +236,20 @@ async def _wrong(load: Load, rng: random.Random) -> int:
             (415, request(case).replace(b"application/json", b"text/plain", 1)),
         ]
     )
-    async with load.connected() as (reader, writer):
+    async with load.connect() as (reader, writer):
         writer.write(content)
         return load.expect(_answer(await reader.read()), status)
 
 
 async def _large(load: Load, rng: random.Random) -> int:
-    """Sends megabytes."""
+    """Send megabytes."""
     content = rng.choice(["a" * 3_000_000, "the quick " * 300_000, [5] * 500_000, "a" * 5_000_000])
-    found = await load.ask(Case(COMPLETIONS, {"prompt": content}))
-    return load.expect(found, 400, 413, 408)  # a machine that is busy may take longer than the server waits
+    result = await load.ask(Case(COMPLETIONS, {"prompt": content}))
+    return load.expect(result, 400, 413, 408)  # a machine that is busy may take longer than the server waits
 
 
 async def _attack(load: Load, rng: random.Random) -> int:
-    """Has the chat template take time or memory."""
+    """Make the chat template use excessive time or memory."""
     messages = [{"role": "user", "content": rng.choice(["memory", "memory", "memory", "time"])}]
     return load.expect(await load.ask(Case(CHATS, {"messages": messages})), 400)
 
@@ -258,4 +258,4 @@ KINDS: dict[Callable[[Load, random.Random], Awaitable[object]], float] = {
     _slow: 8, _silent: 10, _half_closed: 8, _reset: 8, _leaving: 10, _deaf: 4, _idle: 6, _garbage: 8, _wrong: 10,
     _large: 0.5, _attack: 0.3,
 }  # fmt: skip
-"""Kinds of clients that do not behave, and how often each is drawn."""
+"""Misbehaving clients and the weight with which each is drawn."""

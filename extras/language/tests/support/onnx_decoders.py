@@ -1,4 +1,4 @@
-"""Decoders as ONNX graphs in the forms that exporters write, made of random language models; what ONNX Runtime says."""
+"""Random decoders as ONNX graphs in exporters' forms, and ONNX Runtime's results for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MICROSOFT = "com.microsoft"
 
 @dataclass(frozen=True)
 class Form:
-    """How a graph is written.
+    """Form in which a graph is written.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Form:
 
 
 class Builder:
-    """Writes one graph; names of values are handed on."""
+    """Writes one graph; methods return names of values."""
 
     def __init__(self, model: LanguageModel, form: Form, rng: np.random.Generator) -> None:
         self.model, self.form, self._rng = model, form, rng
@@ -56,7 +56,7 @@ class Builder:
         self.initialisers: dict[str, np.ndarray] = {}
         self.tensors: list[onnx.TensorProto] = []
         self.weights: dict[str, np.ndarray] = {}
-        """What products multiply with, (outputs, inputs), after rounding."""
+        """Weights of products after rounding, (outputs, inputs)."""
         self.float = np.float16 if form.weights == "half" else np.float32
 
     def constant(self, value: Any, dtype: Any = None) -> str:
@@ -77,17 +77,17 @@ class Builder:
         return names[0]
 
     def linear(self, linear: Linear, x: str) -> str:
-        """A product in the form's kind of weights."""
+        """Add a product with weights in the form's representation."""
         weight, kind = dense(linear.weight), self.form.weights
         if kind == "bits":
-            made = self._bits(weight, x)
+            product = self._bits(weight, x)
         elif kind in ("channels", "blocks"):
-            made = self._dequantised(weight, x, kind == "blocks")
+            product = self._dequantise(weight, x, kind == "blocks")
         elif kind == "dynamic":
-            made = self._dynamic(weight, x)
+            product = self._dynamic(weight, x)
         else:
-            made = self.node("MatMul", x, self.constant(weight.T))
-        return made if linear.bias is None else self.node("Add", made, self.constant(linear.bias))
+            product = self.node("MatMul", x, self.constant(weight.T))
+        return product if linear.bias is None else self.node("Add", product, self.constant(linear.bias))
 
     def _bits(self, weight: np.ndarray, x: str) -> str:
         form = self.form
@@ -105,15 +105,15 @@ class Builder:
             np.float32
         ) + np.float32(1e-6)
         values = np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], 0, most).astype(np.uint8)
-        inputs = [x, self.constant(_packed(values, form.bits), np.uint8), self.constant(scales.reshape(-1))]
+        inputs = [x, self.constant(_pack(values, form.bits), np.uint8), self.constant(scales.reshape(-1))]
         if form.zeros:
-            inputs.append(self.constant(_packed(zeros.astype(np.uint8), form.bits).reshape(-1), np.uint8))
+            inputs.append(self.constant(_pack(zeros.astype(np.uint8), form.bits).reshape(-1), np.uint8))
         return self.node(
             "MatMulNBits", *inputs, domain=MICROSOFT, K=columns, N=rows, bits=form.bits, block_size=form.block
         )
 
-    def _dequantised(self, weight: np.ndarray, x: str, blocks: bool) -> str:
-        """(inputs, outputs) as a graph multiplies with it."""
+    def _dequantise(self, weight: np.ndarray, x: str, blocks: bool) -> str:
+        """Return dequantised weights (inputs, outputs)."""
         inputs, outputs = weight.T.shape
         block = next(size for size in (32, 16, 8) if inputs % size == 0) if blocks else inputs
         most = 7 if blocks else 127
@@ -155,8 +155,8 @@ class Builder:
         root = self.node("Sqrt", self.node("Add", mean, self.constant(epsilon)))
         return self.node("Mul", weight, self.node("Mul", x, self.node("Div", self.constant(1.0), root)))
 
-    def summed(self, x: str, added: str, norm: Norm) -> tuple[str, str]:
-        """The next stream and its norm."""
+    def add_and_norm(self, x: str, added: str, norm: Norm) -> tuple[str, str]:
+        """Return the next residual stream and its norm."""
         if self.form.style != "grouped" or norm.bias is not None:
             total = self.node("Add", x, added)
             return total, self.norm(norm, total)
@@ -168,13 +168,13 @@ class Builder:
         return f"t{n}", f"n{n}"
 
     def rows(self, linear: Linear, heads: int) -> Linear:
-        """Rows of queries or keys in the order that the form turns."""
+        """Order rows of queries or keys as the form's rotation requires."""
         rotary = self.model.rotary
         if self.form.neighbours or rotary is None:
             return linear
         length = self.model.sizes.key_length
-        turned = np.arange(rotary.dimensions).reshape(-1, 2).T.reshape(-1)
-        order = np.concatenate([turned, np.arange(rotary.dimensions, length)])
+        rotate = np.arange(rotary.dimensions).reshape(-1, 2).T.reshape(-1)
+        order = np.concatenate([rotate, np.arange(rotary.dimensions, length)])
         whole = (np.arange(0, heads * length, length)[:, None] + order).reshape(-1)
         return Linear(dense(linear.weight)[whole], None if linear.bias is None else linear.bias[whole])
 
@@ -199,12 +199,16 @@ class Builder:
                 self.node("Split", packed, widths, outputs=names, axis=-1)
         else:
             names = [self.linear(part, x) for part in parts]
-        return self.grouped(names, index) if self.form.style == "grouped" else self.written(names, index)
+        return (
+            self.grouped(names, index)
+            if self.form.style == "grouped"
+            else self.standard_attention(names, index)
+        )
 
     def grouped(self, names: list[str], index: int) -> str:
         sizes, rotary, form = self.model.sizes, self.model.rotary, self.form
-        turned = rotary is not None and not form.apart
-        style = {"rotary_interleaved": int(form.neighbours), "do_rotary": 1} if turned else {}
+        rotate = rotary is not None and not form.apart
+        style = {"rotary_interleaved": int(form.neighbours), "do_rotary": 1} if rotate else {}
         if rotary is not None and form.apart:
             options: dict[str, Any] = {"interleaved": int(form.neighbours), "domain": MICROSOFT}
             partial = rotary.dimensions != sizes.key_length
@@ -221,14 +225,14 @@ class Builder:
             "total",
         ]
         self.node(
-            "GroupQueryAttention", *inputs, *(("cos", "sin") if turned else ()), domain=MICROSOFT,
+            "GroupQueryAttention", *inputs, *(("cos", "sin") if rotate else ()), domain=MICROSOFT,
             outputs=(f"a{index}", f"present.{index}.key", f"present.{index}.value"), num_heads=sizes.heads,
             kv_num_heads=sizes.key_value_heads, **style,
         )  # fmt: skip
         return f"a{index}"
 
-    def written(self, names: list[str], index: int) -> str:
-        """Attention as ONNX's own operators."""
+    def standard_attention(self, names: list[str], index: int) -> str:
+        """Build attention of ONNX's own operators."""
         sizes = self.model.sizes
         lengths = (sizes.key_length, sizes.key_length, sizes.value_length)
         counts = (sizes.heads, sizes.key_value_heads, sizes.key_value_heads)
@@ -237,11 +241,11 @@ class Builder:
             shaped = self.node("Reshape", name, self.integers(0, 0, count, length))
             parts.append(self.node("Transpose", shaped, perm=[0, 2, 1, 3]))
         if self.model.rotary is not None:
-            parts[:2] = [self.turned(part) for part in parts[:2]]
+            parts[:2] = [self.rotate(part) for part in parts[:2]]
         query, key, value = parts
         if self.form.style == "standard":
             outputs = (f"a{index}", f"present.{index}.key", f"present.{index}.value")
-            made = self.node(
+            scores = self.node(
                 "Attention",
                 query,
                 key,
@@ -256,17 +260,17 @@ class Builder:
             self.node("Concat", f"past.{index}.key", key, outputs=present[:1], axis=2)
             self.node("Concat", f"past.{index}.value", value, outputs=present[1:], axis=2)
             keys, values = (
-                self.repeated(name, length) for name, length in zip(present, lengths[1:], strict=True)
+                self.repeat_heads(name, length) for name, length in zip(present, lengths[1:], strict=True)
             )
             scores = self.node("MatMul", query, self.node("Transpose", keys, perm=[0, 1, 3, 2]))
             scores = self.node("Mul", scores, self.constant(sizes.key_length**-0.5))
-            made = self.node(
+            scores = self.node(
                 "MatMul", self.node("Softmax", self.node("Add", scores, "bias"), axis=-1), values
             )
-        flat = self.node("Transpose", made, perm=[0, 2, 1, 3])
+        flat = self.node("Transpose", scores, perm=[0, 2, 1, 3])
         return self.node("Reshape", flat, self.integers(0, 0, sizes.heads * sizes.value_length))
 
-    def repeated(self, name: str, length: int) -> str:
+    def repeat_heads(self, name: str, length: int) -> str:
         sizes = self.model.sizes
         if sizes.heads == sizes.key_value_heads:
             return name
@@ -276,7 +280,7 @@ class Builder:
             "Reshape", self.node("Expand", wide, shape), self.integers(0, sizes.heads, -1, length)
         )
 
-    def turned(self, x: str) -> str:
+    def rotate(self, x: str) -> str:
         rotary = self.model.rotary
         assert rotary is not None
         if self.form.style == "standard":
@@ -286,9 +290,9 @@ class Builder:
             return self.node("RotaryEmbedding", x, "cos", "sin", "position_ids", **options)
         half = rotary.dimensions // 2
         if self.form.neighbours:
-            first, second = (self.sliced(x, at, rotary.dimensions, 2) for at in (0, 1))
+            first, second = (self.slice_columns(x, at, rotary.dimensions, 2) for at in (0, 1))
         else:
-            first, second = self.sliced(x, 0, half), self.sliced(x, half, 2 * half)
+            first, second = self.slice_columns(x, 0, half), self.slice_columns(x, half, 2 * half)
         one = self.node("Sub", self.node("Mul", first, "cosines"), self.node("Mul", second, "sines"))
         two = self.node("Add", self.node("Mul", first, "sines"), self.node("Mul", second, "cosines"))
         if self.form.neighbours:
@@ -298,10 +302,10 @@ class Builder:
         else:
             parts = [one, two]
         if rotary.dimensions < self.model.sizes.key_length:
-            parts.append(self.sliced(x, rotary.dimensions, self.model.sizes.key_length))
+            parts.append(self.slice_columns(x, rotary.dimensions, self.model.sizes.key_length))
         return self.node("Concat", *parts, axis=-1) if len(parts) > 1 else parts[0]
 
-    def sliced(self, x: str, start: int, stop: int, step: int = 1) -> str:
+    def slice_columns(self, x: str, start: int, stop: int, step: int = 1) -> str:
         return self.node("Slice", x, *(self.integers(value) for value in (start, stop, 3, step)))
 
     def feed_forward(self, block: Block, x: str) -> str:
@@ -309,8 +313,8 @@ class Builder:
             up = self.linear(block.up, x)
             return self.linear(block.down, self.node("Gelu", up, approximate="tanh"))
         pair = (block.gate, block.up) if self.form.neighbours else (block.up, block.gate)
-        made = [self.linear(part, x) for part in pair]
-        gate, up = made if self.form.neighbours else made[::-1]
+        parts = [self.linear(part, x) for part in pair]
+        gate, up = parts if self.form.neighbours else parts[::-1]
         if self.form.apart:
             silu = self.node("QuickGelu", gate, domain=MICROSOFT, alpha=1.0)
         else:
@@ -318,7 +322,7 @@ class Builder:
         return self.linear(block.down, self.node("Mul", silu, up))
 
     def shared(self) -> None:
-        """What all layers read: lengths, masks, cosines and sines."""
+        """Build the inputs that all layers read: lengths, masks, cosines and sines."""
         rotary, context = self.model.rotary, self.model.sizes.context
         if rotary is not None:
             angles = rotary.angles(np.arange(context))
@@ -340,8 +344,8 @@ class Builder:
         self.node("Unsqueeze", bias, self.integers(1), outputs=["bias"])
         if self.form.style == "plain" and rotary is not None:
             for table, name in (("cos", "cosines"), ("sin", "sines")):
-                found = self.node("Gather", table, "position_ids")
-                self.node("Unsqueeze", found, self.integers(1), outputs=[name])
+                result = self.node("Gather", table, "position_ids")
+                self.node("Unsqueeze", result, self.integers(1), outputs=[name])
 
     def model_proto(self) -> onnx.ModelProto:
         model, sizes = self.model, self.model.sizes
@@ -355,8 +359,8 @@ class Builder:
         after = [block.attention_norm for block in model.blocks[1:]] + [model.output_norm]
         for index, (block, following) in enumerate(zip(model.blocks, after, strict=True)):
             attended = self.linear(block.attention_output, self.attention(block, normed, index))
-            x, normed = self.summed(x, attended, block.feed_forward_norm)
-            x, normed = self.summed(x, self.feed_forward(block, normed), following)
+            x, normed = self.add_and_norm(x, attended, block.feed_forward_norm)
+            x, normed = self.add_and_norm(x, self.feed_forward(block, normed), following)
         logits = self.linear(model.output, normed)
         self.node("Identity", logits, outputs=["logits"])
         kind = TensorProto.FLOAT16 if self.float is np.float16 else TensorProto.FLOAT
@@ -383,8 +387,8 @@ class Builder:
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def _packed(values: np.ndarray, bits: int) -> np.ndarray:
-    """Numbers along the last axis, two in a byte where they have 4 bits."""
+def _pack(values: np.ndarray, bits: int) -> np.ndarray:
+    """Pack numbers along the last axis, two to a byte if they have 4 bits."""
     if bits == 8:
         return values
     if values.shape[-1] % 2:
@@ -393,13 +397,12 @@ def _packed(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def write(folder: Path, model: LanguageModel, form: Form, rng: np.random.Generator, **config: object) -> Path:
-    """A graph with its tokenizer and configuration in a folder; returns the path of the graph."""
     proto = Builder(model, form, rng).model_proto()
     return put(folder, proto, model, **config)
 
 
 def put(folder: Path, proto: onnx.ModelProto, model: LanguageModel, **config: object) -> Path:
-    """A graph that there is already."""
+    """Write an existing graph with its tokenizer and configuration."""
     folder.mkdir(parents=True, exist_ok=True)
     known = model.vocabulary
     stated = {
@@ -418,7 +421,7 @@ def put(folder: Path, proto: onnx.ModelProto, model: LanguageModel, **config: ob
 
 
 def tokenizer_file(known: Vocabulary) -> dict[str, Any]:
-    """A vocabulary as tokenizer.json has it."""
+    """Return a vocabulary in tokenizer.json's format."""
     tokens = list(enumerate(zip(known.tokens, known.kinds, strict=True)))
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
@@ -459,23 +462,23 @@ def tokenizer_file(known: Vocabulary) -> dict[str, Any]:
 
 
 def _pairs(known: Vocabulary) -> list[str]:
-    """All pairs of pieces that make a piece, those with the highest score in front."""
+    """Return all pairs of pieces that form a piece, highest score first."""
     pieces = {
         text: known.scores[at] for at, text in enumerate(known.tokens) if known.kinds[at] is Kind.NORMAL
     }
-    found = [
+    pairs = [
         (-score, text, text[:at])
         for text, score in pieces.items()
         for at in range(1, len(text))
         if text[:at] in pieces and text[at:] in pieces
     ]
-    return [f"{left} {text[len(left) :]}" for _, text, left in sorted(found)]
+    return [f"{left} {text[len(left) :]}" for _, text, left in sorted(pairs)]
 
 
-def outside(
+def run_onnxruntime(
     path: Path, tokens: Sequence[int], past: dict[str, np.ndarray] | None = None
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Logits (tokens, vocabulary) by ONNX Runtime, and what is kept of keys and values."""
+    """Return ONNX Runtime's logits (tokens, vocabulary) and its cache of keys and values."""
     session = plain_session(onnx.load(path))
     before = 0 if past is None else next(iter(past.values())).shape[2]
     feeds: dict[str, np.ndarray] = {}
@@ -491,6 +494,6 @@ def outside(
             empty = np.zeros((1, item.shape[1], 0, item.shape[3]), dtype)
             feeds[item.name] = empty if past is None else past[item.name]
     names = [item.name for item in session.get_outputs()]
-    found = dict(zip(names, session.run(None, feeds), strict=True))
-    logits = found.pop("logits")[0].astype(np.float32)
-    return logits, {name.replace("present", "past"): value for name, value in found.items()}
+    results = dict(zip(names, session.run(None, feeds), strict=True))
+    logits = results.pop("logits")[0].astype(np.float32)
+    return logits, {name.replace("present", "past"): value for name, value in results.items()}

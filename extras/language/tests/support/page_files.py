@@ -1,4 +1,4 @@
-"""Files that examples of the documentation read."""
+"""Input files of the documentation's examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.extras.language.tests.support import language_models, onnx_decoders
 
 
 def write_files(page: str) -> None:
-    """Write the files that the examples of a page read into the current folder."""
+    """Write the files that a page's examples read into the current folder."""
     if page == "extras/language/README.md":
         model = language_models.write_random(Path("model.gguf"), np.random.default_rng(0))
         form = onnx_decoders.Form(style="plain")

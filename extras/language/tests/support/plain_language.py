@@ -1,4 +1,4 @@
-"""What a language model computes, one number after the other in float64, and each token with all before it."""
+"""A language model in scalar float64 arithmetic, each token with all tokens before it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Vector = list[float]
 
 
 def logits(model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:
-    """Logits behind each token: float64 of shape (tokens, vocabulary)."""
-    streams = [_embedded(model, token, at) for at, token in enumerate(tokens)]
+    """Return logits after each token: float64 (tokens, vocabulary)."""
+    streams = [_embed(model, token, at) for at, token in enumerate(tokens)]
     for block in model.blocks:
         streams = _block(model, block, streams)
     return np.array([_product(model.output, _norm(model, model.output_norm, x)) for x in streams])
 
 
-def _embedded(model: LanguageModel, token: int, at: int) -> Vector:
+def _embed(model: LanguageModel, token: int, at: int) -> Vector:
     x = [float(value) for value in dense(model.token_embedding)[token]]
     if model.positions is not None:
         x = [value + float(more) for value, more in zip(x, dense(model.positions)[at], strict=True)]
@@ -32,7 +32,7 @@ def _block(model: LanguageModel, block: Block, streams: list[Vector]) -> list[Ve
     queries = [_heads(model, block.query, x, model.sizes.heads, at) for at, x in enumerate(normed)]
     keys = [_heads(model, block.key, x, model.sizes.key_value_heads, at) for at, x in enumerate(normed)]
     values = [_split(_product(block.value, x), model.sizes.key_value_heads) for x in normed]
-    found = []
+    rows = []
     for at, x in enumerate(streams):
         attended: Vector = []
         for head, query in enumerate(queries[at]):
@@ -44,24 +44,24 @@ def _block(model: LanguageModel, block: Block, streams: list[Vector]) -> list[Ve
                 column = [values[other][group][element] for other in range(at + 1)]
                 attended.append(_dot(shares, column) / sum(shares))
         x = _sum(x, _product(block.attention_output, attended))
-        found.append(_sum(x, _feed_forward(block, _norm(model, block.feed_forward_norm, x))))
-    return found
+        rows.append(_sum(x, _feed_forward(block, _norm(model, block.feed_forward_norm, x))))
+    return rows
 
 
 def _heads(model: LanguageModel, linear: Linear, x: Vector, heads: int, at: int) -> list[Vector]:
-    return [_turned(model, head, at) for head in _split(_product(linear, x), heads)]
+    return [_rotate(model, head, at) for head in _split(_product(linear, x), heads)]
 
 
-def _turned(model: LanguageModel, head: Vector, at: int) -> Vector:
-    rotary, found = model.rotary, list(head)
+def _rotate(model: LanguageModel, head: Vector, at: int) -> Vector:
+    rotary, turned = model.rotary, list(head)
     if rotary is None:
-        return found
+        return turned
     for pair in range(rotary.dimensions // 2):
         factor = 1.0 if rotary.factors is None else float(rotary.factors[pair])
         angle = at / rotary.scale * rotary.base ** (-2 * pair / rotary.dimensions) / factor
         turn = complex(head[2 * pair], head[2 * pair + 1]) * complex(math.cos(angle), math.sin(angle))
-        found[2 * pair], found[2 * pair + 1] = turn.real, turn.imag
-    return found
+        turned[2 * pair], turned[2 * pair + 1] = turn.real, turn.imag
+    return turned
 
 
 def _feed_forward(block: Block, x: Vector) -> Vector:

@@ -1,4 +1,4 @@
-"""What computes a batch's steps, in place of a decoder: its logits tell which tokens it finds in a text's pages."""
+"""Stand-in for a decoder in a batch's steps: logits show which tokens it finds in a text's pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VOCABULARY = 12
 
 
 def logits_of(tokens: Sequence[int]) -> np.ndarray:
-    """The logits behind a text: any numbers, but others for each text."""
+    """Return pseudo-random logits that are a function of the text."""
     return np.random.default_rng(zlib.crc32(bytes(tokens))).normal(size=VOCABULARY)
 
 
@@ -42,7 +42,7 @@ class RecalledTexts:
         self.computed += len(rows)
 
     def prompt(self, rows: Sequence[Row]) -> None:
-        """What is behind the tokens, up to the next multiple of so many as may be computed together, is lost."""
+        """Store tokens; overwrite the slots after them up to the next multiple of `prompt_rows`."""
         first, text = rows[0], [row.token for row in rows]
         assert 0 < len(rows) <= self._prompt_rows
         assert first.position % self._prompt_rows == 0
@@ -56,14 +56,14 @@ class RecalledTexts:
         self.computed += len(rows)
 
     def _text(self, row: Row) -> list[int]:
-        """The tokens up to a row's own, as its pages have them."""
-        found = []
+        """Return the tokens up to a row's own, as its pages hold them."""
+        tokens = []
         for at in range(row.position + 1):
             stored = self._pages[row.pages[at // self._page]][at % self._page]
             assert stored is not None
             assert stored[1] == at
-            found.append(stored[0])
-        return found
+            tokens.append(stored[0])
+        return tokens
 
     def logits(self, row: int) -> np.ndarray:
         return self._logits[row]

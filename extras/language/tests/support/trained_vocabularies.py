@@ -1,4 +1,4 @@
-"""Vocabularies that other libraries have trained, or know as well, with these libraries' own tokenizers."""
+"""Vocabularies trained by, or known to, other libraries, with those libraries' tokenizers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = _TEXT.strip().replace("\n", " ").split(" ")
 
 
 def lines(count: int = 400, seed: int = 0) -> list[str]:
-    """Lines of random words, frequent ones in front."""
+    """Return lines of random words, frequent ones first."""
     rng = np.random.default_rng(seed)
     shares = 1 / np.arange(1, len(WORDS) + 1)
     draws = (rng.choice(WORDS, size=rng.integers(3, 14), p=shares / shares.sum()) for _ in range(count))
@@ -40,11 +40,11 @@ def lines(count: int = 400, seed: int = 0) -> list[str]:
 def pieces(
     size: int = 420, *, space: bool = True, symbols: tuple[str, ...] = (), fallback: bool = True
 ) -> bytes:
-    """A model that SentencePiece has trained, as its bytes; without normalisation, as Llama's."""
-    made = io.BytesIO()
+    """Train a SentencePiece model without normalisation, as Llama's, and return its bytes."""
+    model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines()),
-        model_writer=made,
+        model_writer=model,
         model_type="bpe",
         vocab_size=size + (256 if fallback else 0),
         byte_fallback=fallback,
@@ -56,11 +56,10 @@ def pieces(
         num_threads=1,
         minloglevel=2,
     )
-    return made.getvalue()
+    return model.getvalue()
 
 
 def of_sentencepiece(content: bytes, *, space: bool = True) -> Vocabulary:
-    """A model's vocabulary."""
     model = sentencepiece_model_pb2.ModelProto.FromString(content)
     return Vocabulary(
         model="llama",
@@ -77,7 +76,7 @@ def of_sentencepiece(content: bytes, *, space: bool = True) -> Vocabulary:
 
 
 def without(content: bytes, unused: Callable[[str], bool]) -> bytes:
-    """A model with pieces that are not used any more."""
+    """Return a model with pieces marked as unused."""
     model = sentencepiece_model_pb2.ModelProto.FromString(content)
     for piece in model.pieces:
         if Kind(piece.type) is Kind.NORMAL and unused(piece.piece):
@@ -87,7 +86,7 @@ def without(content: bytes, unused: Callable[[str], bool]) -> bytes:
 
 @functools.cache
 def byte_pairs(pre: str, expression: str, count: int = 300) -> tuple[Vocabulary, tiktoken.Encoding]:
-    """Merges of bytes in words that an expression cuts out, and the same for tiktoken."""
+    """Learn byte merges of words that an expression cuts out; return the vocabulary and tiktoken's tokenizer."""
     words = [match[0] for line in lines() for match in regex.finditer(expression, line)]
     written = ["".join(CHARACTERS[byte] for byte in word.encode()) for word in words]
     merges = plain_merging.train(sorted(set(written)), count)

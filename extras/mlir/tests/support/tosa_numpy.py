@@ -1,4 +1,4 @@
-"""TOSA as its specification has it, in numpy and Python's integers: an oracle for what is read and printed."""
+"""TOSA by its specification, in numpy and Python integers: an oracle for the reader and the printer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.extras.mlir.program import Op, import_with_xdsl
 
 
 def run(text: str, *arguments: np.ndarray) -> list[np.ndarray]:
-    """What the function of a text makes of integers."""
+    """Evaluate a text's function on integers."""
     program = import_with_xdsl("inline").parse_program(text, "the text")
     values: dict[Any, np.ndarray] = dict(zip(program.arguments, arguments, strict=True))
     for op in program.ops:
@@ -23,20 +23,19 @@ def _evaluate(op: Op, given: list[np.ndarray]) -> np.ndarray:
     name, type_ = op.name.removeprefix("tosa."), op.results[0].type
     wide = [item.astype(np.int64) if item.dtype != np.bool_ else item for item in given]
     if name in ("const", "const_shape"):
-        made = op.attributes["values"]
+        computed = op.attributes["values"]
     elif name in _ELEMENTS:
-        made = _ELEMENTS[name](*wide[:2])
+        computed = _ELEMENTS[name](*wide[:2])
     else:
-        made = _OTHERS[name](op, wide)
-    made = np.asarray(made)
-    assert made.shape == type_.shape, (op.label, made.shape, type_.shape)
-    result: np.ndarray = made.astype(type_.dtype)
-    assert (result == made).all(), (op.label, "does not fit", type_.dtype)
+        computed = _OTHERS[name](op, wide)
+    computed = np.asarray(computed)
+    assert computed.shape == type_.shape, (op.label, computed.shape, type_.shape)
+    result: np.ndarray = computed.astype(type_.dtype)
+    assert (result == computed).all(), (op.label, "does not fit", type_.dtype)
     return result
 
 
 def apply_scale(value: int, multiplier: int, shift: int, double: bool) -> int:
-    """apply_scale_32."""
     assert multiplier >= 0
     assert 2 <= shift <= 62
     assert -(1 << (shift - 1)) <= value < 1 << (shift - 1)
@@ -55,11 +54,11 @@ def _rescale(op: Op, given: list[np.ndarray]) -> np.ndarray:
     factors, shifts = (np.broadcast_to(item, (shape[-1],)).tolist() for item in (multiplier, shift))
     limits = np.iinfo(op.results[0].type.dtype)
     rows = (x - in_zero).reshape(-1, shape[-1]).tolist()
-    made = [
+    computed = [
         [apply_scale(value, m, s, double) for value, m, s in zip(row, factors, shifts, strict=True)]
         for row in rows
     ]
-    return np.clip(np.array(made).reshape(shape) + out_zero, limits.min, limits.max)
+    return np.clip(np.array(computed).reshape(shape) + out_zero, limits.min, limits.max)
 
 
 def _windows(x: np.ndarray, op: Op, kernel: tuple[int, int], fill: int) -> np.ndarray:
@@ -86,8 +85,8 @@ def _conv2d(op: Op, given: list[np.ndarray]) -> np.ndarray:
 def _depthwise_conv2d(op: Op, given: list[np.ndarray]) -> np.ndarray:
     x, weight, bias, in_zero, weight_zero = given
     seen = _windows(x - in_zero, op, weight.shape[:2], 0)
-    made = np.einsum("nhwyxc,yxcm->nhwcm", seen, weight - weight_zero)
-    return made.reshape(*made.shape[:3], -1) + bias
+    computed = np.einsum("nhwyxc,yxcm->nhwcm", seen, weight - weight_zero)
+    return computed.reshape(*computed.shape[:3], -1) + bias
 
 
 def _max_pool2d(op: Op, given: list[np.ndarray]) -> np.ndarray:
@@ -99,11 +98,11 @@ def _avg_pool2d(op: Op, given: list[np.ndarray]) -> np.ndarray:
     kernel = tuple(op.attributes["kernel"])
     total = _windows(x - in_zero, op, kernel, 0).sum(axis=(3, 4))
     counts = _windows(np.ones_like(x), op, kernel, 0).sum(axis=(3, 4))
-    made = []
+    computed = []
     for value, count in zip(total.reshape(-1).tolist(), counts.reshape(-1).tolist(), strict=True):
         bits = (count - 1).bit_length()
-        made.append(apply_scale(value, (((1 << 30) + 1) << bits) // count, 30 + bits, double=False))
-    return np.clip(np.array(made).reshape(total.shape) + out_zero, -128, 127)
+        computed.append(apply_scale(value, (((1 << 30) + 1) << bits) // count, 30 + bits, double=False))
+    return np.clip(np.array(computed).reshape(total.shape) + out_zero, -128, 127)
 
 
 def _pad(op: Op, given: list[np.ndarray]) -> np.ndarray:

@@ -34,38 +34,36 @@ from weft.sim.golden import interpreter
 
 KINDS = (*SEGMENTS, *FILES)
 SCHEDULE = (*KINDS, *FILES)
-"""Kinds of subjects in turn."""
+"""Kinds of subjects, in turn."""
 MUTANTS = 12
-"""Of each subject."""
+"""Mutants of each subject."""
 FAILED = "failed"
-"""The outcome of a mutant that ended in an error that is no refusal."""
+"""Outcome of a mutant that raised an error other than a refusal."""
 _SECONDS = 60
-"""Processor time that a mutant may take: its proof is given up then."""
+"""Limit of processor time of a mutant's proof, in seconds."""
 _BYTES = 6 << 30
-"""Memory of a campaign."""
+"""Memory limit of a campaign, in bytes."""
 _INSTRUCTIONS = 20_000
-"""After so many, a program is taken for one that does not end; those here have a few hundred."""
+"""Limit of executed instructions; these programs have a few hundred."""
 
 
 class _TakesLong(Exception):
-    """A mutant whose time is over."""
+    """Raised when a mutant exceeds its time."""
 
 
 def subject_of(kind: str, seed: int, index: int, folder: Path) -> Subject:
-    """Make a subject of a kind; `folder` is for its files."""
     rng = np.random.default_rng([seed, index, *kind.encode()])
     own = 100_000 * seed + index
     return SEGMENTS[kind](own, rng) if kind in SEGMENTS else FILES[kind](own // len(SCHEDULE), folder, rng)
 
 
 def attacks(kind: str, seed: int, index: int, count: int = MUTANTS) -> list[Result]:
-    """Attack a subject with so many mutants."""
     with tempfile.TemporaryDirectory(prefix="weft-proof-") as folder, _bounded():
         subject = subject_of(kind, seed, index, Path(folder))
-        return [_attacked(subject, np.random.default_rng([seed, index, number])) for number in range(count)]
+        return [_attack(subject, np.random.default_rng([seed, index, number])) for number in range(count)]
 
 
-def _attacked(subject: Subject, rng: np.random.Generator) -> Result:
+def _attack(subject: Subject, rng: np.random.Generator) -> Result:
     signal.setitimer(signal.ITIMER_VIRTUAL, _SECONDS)
     try:
         return subject.attack(rng)
@@ -79,7 +77,7 @@ def _attacked(subject: Subject, rng: np.random.Generator) -> Result:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Have mutants that do not end be given up."""
+    """Abort mutants that do not terminate."""
 
     def over(number: int, frame: object) -> None:
         raise _TakesLong
@@ -94,7 +92,7 @@ def _bounded() -> Iterator[None]:
 
 
 class Campaign:
-    """What came of the mutants of a seed so far, kept in a file."""
+    """Results of a seed's mutants so far, kept in a file."""
 
     def __init__(self, seed: int, path: Path) -> None:
         self.seed, self.path = seed, path
@@ -105,7 +103,7 @@ class Campaign:
         }
 
     def run(self, count: int, minutes: float) -> None:
-        """Attack subjects until there are so many mutants, or so much processor time is over."""
+        """Attack subjects until a number of mutants or an amount of processor time is reached."""
         begin = time.process_time()
         for index in range(-(-count // MUTANTS)):
             if index in self.done:
@@ -113,12 +111,12 @@ class Campaign:
             if minutes and time.process_time() - begin > 60 * minutes:
                 break
             kind = SCHEDULE[index % len(SCHEDULE)]
-            found = attacks(kind, self.seed, index)
-            for number, item in enumerate(found):
+            results = attacks(kind, self.seed, index)
+            for number, item in enumerate(results):
                 if item.outcome in (DIFFERS, FAILED):
                     which = f"{kind} {index}, mutant {number} ({item.changed})"
                     print(f"{which}: {item.outcome}: {item.reason}", flush=True)
-            self._keep(index, kind, found)
+            self._keep(index, kind, results)
 
     def _keep(self, index: int, kind: str, found: list[Result]) -> None:
         counts = collections.Counter((item.changed, item.outcome) for item in found)
@@ -131,16 +129,16 @@ class Campaign:
             file.write(json.dumps(self.done[index]) + "\n")
 
     def counts(self, by: str) -> dict[str, collections.Counter[str]]:
-        """Outcomes by "kind" of subject, or by what was "changed"."""
-        found: dict[str, collections.Counter[str]] = {}
+        """Return outcomes by "kind" of subject, or by the "changed" part."""
+        result: dict[str, collections.Counter[str]] = {}
         for item in self.done.values():
             for changed, outcome, number in item["counts"]:
                 key = item["kind"] if by == "kind" else changed
-                found.setdefault(key, collections.Counter())[outcome] += number
-        return found
+                result.setdefault(key, collections.Counter())[outcome] += number
+        return result
 
     def show(self) -> bool:
-        """Print all; whether nothing was accepted that differs, and nothing failed."""
+        """Print all outcomes; return whether no differing mutant was accepted and none failed."""
         for by in ("kind", "changed"):
             for key, counts in self.counts(by).items():
                 outcomes = "".join(f"{counts[name]:>8} {name}" for name in (REFUSED, SAME, DIFFERS, FAILED))
@@ -150,7 +148,7 @@ class Campaign:
         return not total[DIFFERS] + total[FAILED]
 
     def section(self, count: int) -> sections.Section:
-        """A row for what was changed, for docs/assurance.json."""
+        """Return a row for each changed part, for docs/assurance.json."""
         rows = [
             [
                 f"mutants of certified programs, {changed}: refused, accepted and the same, accepted but different",
@@ -163,7 +161,7 @@ class Campaign:
 
     @property
     def total(self) -> collections.Counter[str]:
-        """Mutants by outcome."""
+        """Return mutants by outcome."""
         return sum(self.counts("kind").values(), collections.Counter())
 
 

@@ -56,16 +56,16 @@ _KINDS = {
     "pair": "pairs of instructions that are under way together",
 }
 LENGTH = {False: 25, True: 10}
-"""Random instructions of a program, by whether the core is the sequential one."""
+"""Random instructions of a program, by whether the core is sequential."""
 
 
 class ScenarioError(WeftError, RuntimeError):
-    """A device does not do what it must."""
+    """Error for a device that violates a scenario."""
 
 
 @dataclass
 class Covered:
-    """What a configuration's runs covered.
+    """Coverage of a configuration's runs.
 
     Attributes
     ----------
@@ -83,8 +83,8 @@ class Covered:
 
 
 def run(core: Core, seconds: float) -> Covered:
-    """Run scenarios on `core` for about so long. Raises `ScenarioError` if one fails."""
-    end, found = time.monotonic() + seconds, Covered()
+    """Run scenarios on `core` for about the given time. Raises `ScenarioError` if one fails."""
+    end, result = time.monotonic() + seconds, Covered()
     functional = fields.points(core)
     verilog = core_verilog(core.config, sequential=core.sequential)
     benches = Benches(core, kept=True)
@@ -92,26 +92,25 @@ def run(core: Core, seconds: float) -> Covered:
     for seed, scenario in _scenarios(core, benches):
         if seed and time.monotonic() > end:
             break
-        found.seeds = seed + 1
+        result.seeds = seed + 1
         key = id(scenario.bench)
         device = devices.get(key) or CoveredRtl(
             core.config, scenario.bench.size, sequential=core.sequential, **scenario.bench.memory
         )
         before = device.cycles
         _carry_out(device, scenario)
-        found.cycles += device.cycles - before
+        result.cycles += device.cycles - before
         fields.count(functional, scenario.steps, core.config)
         if scenario.bench in benches:
             devices[key] = device
         else:  # a model with its counts takes much memory
-            found.counts = merge([found.counts, _closed(device, verilog)])
-    parts = [_closed(device, verilog) for device in devices.values()]
-    found.counts = {**merge([found.counts, *parts]), **functional}
-    return found
+            result.counts = merge([result.counts, _close_device(device, verilog)])
+    parts = [_close_device(device, verilog) for device in devices.values()]
+    result.counts = {**merge([result.counts, *parts]), **functional}
+    return result
 
 
-def _closed(device: CoveredRtl, verilog: str) -> Counts:
-    """What a device covered, which is closed."""
+def _close_device(device: CoveredRtl, verilog: str) -> Counts:
     counts = _read(device, verilog)
     device.close()
     return counts
@@ -143,13 +142,13 @@ def _read(device: CoveredRtl, verilog: str) -> Counts:
 
 
 def closed(name: str, runs: dict[str, Covered], why: list[Explanation]) -> Closure:
-    """All configurations of a core together: a bit is constant if it is in all that have it."""
+    """Merge a core's configurations: a bit counts as constant if it is constant in each that has it."""
     parts = [runs[key].counts for key in runs]
     fixed = [constant_bits(component(core)) for core in CORES[name].values()]
     whole: Counts = {}
     for counts, bits in zip(parts, fixed, strict=True):
-        kept = {point: number for point, number in counts.items() if not _constant(point, bits)}
-        whole = merge([whole, kept])
+        counted = {point: number for point, number in counts.items() if not _constant(point, bits)}
+        whole = merge([whole, counted])
     return close(name, whole, set(), why)
 
 
@@ -158,13 +157,13 @@ def _constant(point: Any, bits: set[tuple[str, str]]) -> bool:
 
 
 def table(closures: dict[str, Closure]) -> Iterator[str]:
-    """Lines for people."""
-    for name, found in closures.items():
+    """Return a table for people."""
+    for name, result in closures.items():
         yield f"{name} core"
         for kind in (*KINDS, *FUNCTIONAL):
-            total = found.total.get(kind, 0)
+            total = result.total.get(kind, 0)
             if total:
-                done, explained = found.covered.get(kind, 0), found.count_explained(kind)
+                done, explained = result.covered.get(kind, 0), result.count_explained(kind)
                 yield (
                     f"  {kind:8} {done:6,} of {total:6,}, {100 * done / total:6.2f} %; "
                     f"{explained} explained, {total - done - explained} not"
@@ -174,12 +173,12 @@ def table(closures: dict[str, Closure]) -> Iterator[str]:
 def section(
     closures: dict[str, Closure], runs: dict[str, dict[str, Covered]], command: str
 ) -> dict[str, Any]:
-    """For the file of results, which `command` gives."""
+    """Return the section of the results file for `command`."""
     rows = [
-        [f"{name} core, {_KINDS[kind]}", _counted(found, kind)]
-        for name, found in closures.items()
+        [f"{name} core, {_KINDS[kind]}", _counted(result, kind)]
+        for name, result in closures.items()
         for kind in (*KINDS, *FUNCTIONAL)
-        if found.total.get(kind, 0)
+        if result.total.get(kind, 0)
     ]
     details = {
         name: {
@@ -192,7 +191,7 @@ def section(
 
 
 def command_of(options: argparse.Namespace) -> str:
-    """What a user types for the same result."""
+    """Return the command that reproduces the result."""
     if options.core:
         return (
             f"python extras/proof/tests/closure/cover.py --core {options.core} --minutes {options.minutes:g}"
@@ -211,8 +210,8 @@ def _counted(found: Closure, kind: str) -> str:
 
 
 def idle(why: list[Explanation], closures: dict[str, Closure]) -> list[Explanation]:
-    """Explanations of nothing, of the cores that ran."""
-    used = {item for found in closures.values() for item in found.explained}
+    """Return explanations of nothing, of the cores that ran."""
+    used = {item for result in closures.values() for item in result.explained}
     return [item for item in why if item not in used and any(item.matches_core(name) for name in closures)]
 
 
@@ -231,11 +230,11 @@ def main() -> int:
     runs: dict[str, dict[str, Covered]] = collections.defaultdict(dict)
     for name in names:
         for key, core in CORES[name].items():
-            runs[name][key] = found = run(core, share)
-            print(f"{name}, {key}: {found.seeds} seeds, {found.cycles:,} cycles", flush=True)
+            runs[name][key] = result = run(core, share)
+            print(f"{name}, {key}: {result.seeds} seeds, {result.cycles:,} cycles", flush=True)
     closures = {name: closed(name, runs[name], why) for name in names}
     print("\n".join(table(closures)))
-    lacking = [(name, point) for name, found in closures.items() for point in found.unexplained]
+    lacking = [(name, point) for name, result in closures.items() for point in result.unexplained]
     for name, point in lacking[: options.show]:
         print(f"not covered, and not explained: {name} {' '.join(point)}")
     useless = idle(why, closures)

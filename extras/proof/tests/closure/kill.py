@@ -1,4 +1,4 @@
-"""What kills mutants of a core: scenarios, each on a device of its own, in a process of its own for each mutant."""
+"""Scenarios that kill mutants of a core, each on its own device, in one process per mutant."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from weft.hdl.errors import WeftError
 from weft.sim.rtl.coverage import HostedRtl
 
 SECONDS = 240
-"""After which a mutant is given up, and counts as one that no scenario tells from the core."""
+"""Limit after which a mutant counts as not distinguished by any scenario."""
 
 
 OBSERVED = 30
-"""Instructions of a program after each of which the scratchpad is stored; these run for one seed of four."""
+"""Instructions of a program that stores the scratchpad after each; run for one seed of four."""
 
 
 class KillError(WeftError, RuntimeError):
-    """The core as it was designed fails a scenario."""
+    """Error for the original core failing a scenario."""
 
 
 @dataclass
 class KillSet:
-    """Scenarios, of which the core as it was designed passes all.
+    """Scenarios that the original core passes.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class KillSet:
     scenarios: list[Scenario]
 
     def open(self, scenario: Scenario) -> HostedRtl:
-        """A device for `scenario`: the mutant that is chosen."""
+        """Open a device of the selected mutant for `scenario`."""
         return HostedRtl(
             self.core.config,
             scenario.bench.size,
@@ -59,7 +59,7 @@ class KillSet:
         )
 
     def killer(self, number: int) -> str:
-        """What tells mutant `number` from the core, in a few words; empty if nothing does."""
+        """Return what distinguishes mutant `number` from the core, in a few words; empty if nothing does."""
         with select_mutant(number):
             for scenario in self.scenarios:
                 try:
@@ -73,30 +73,30 @@ class KillSet:
 
 
 def kill_set(core: Core, found: MutatedCore, seeds: range, count: int) -> KillSet:
-    """Scenarios of random programs of the `seeds`, with seed 0 the directed ones as well. Raises `KillError`."""
+    """Return scenarios of random programs of `seeds`; seed 0 adds the directed ones. Raises `KillError`."""
     fewer = seeds[: max(1, len(seeds) // 4)]
-    made = [*scenarios(core, seeds, count), *observed_scenarios(core, fewer, OBSERVED)]
+    all_scenarios = [*scenarios(core, seeds, count), *observed_scenarios(core, fewer, OBSERVED)]
     if 0 in seeds:
-        made += [*directed_scenarios(core), wild(core, 1), extremes(core, Benches(core).of({"latency": 1}))]
-        made += special(core)
-    return _checked(KillSet(core, found.verilog, made))
+        all_scenarios += [*directed_scenarios(core), wild(core, 1), extremes(core, Benches(core).of({"latency": 1}))]
+        all_scenarios += special(core)
+    return _check_core(KillSet(core, found.verilog, all_scenarios))
 
 
 def long_set(core: Core, found: MutatedCore) -> KillSet:
-    """Scenarios of millions of cycles. Raises `KillError`."""
-    return _checked(KillSet(core, found.verilog, long(core)))
+    """Return scenarios of millions of cycles. Raises `KillError`."""
+    return _check_core(KillSet(core, found.verilog, long(core)))
 
 
-def _checked(result: KillSet) -> KillSet:
+def _check_core(result: KillSet) -> KillSet:
     if fault := result.killer(0):
         raise KillError(f"the core without a mutation fails: {fault}")
-    # Its limits of time are known from here on. Most mutants die early, so short ones come first.
+    # Time limits are known from here on. Most mutants die early, so short scenarios come first.
     result.scenarios.sort(key=lambda scenario: sum(step.cycles for step in scenario.steps))
     return result
 
 
 def verdicts(kills: KillSet, numbers: list[int], jobs: int) -> Iterator[tuple[int, str]]:
-    """By mutant what kills it, in the order in which they end. A simulation that ends its process is killed by that."""
+    """Yield the killer of each mutant as it completes. A simulation that crashes its process counts as killed."""
     waiting, running = list(reversed(numbers)), dict[int, tuple[int, int]]()
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -139,5 +139,5 @@ def _child(kills: KillSet, number: int, writer: int) -> None:
 
 
 def spread(numbers: list[int]) -> list[int]:
-    """The same numbers, neighbours apart, so that a part of them is of all units."""
+    """Return the numbers with neighbours apart, so that any prefix covers all units."""
     return [number for start in range(7) for number in numbers[start::7]]

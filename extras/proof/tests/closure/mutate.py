@@ -48,16 +48,16 @@ MORE = 16
 LENGTH = {False: 20, True: 6}
 """Random instructions of a program, by whether the core is the sequential one."""
 EQUAL = "equal"
-"""The verdict of a mutant that is proven to be the same hardware."""
+"""Verdict of a mutant proven to be equal hardware."""
 _Judge = Callable[[list[int], int], Iterator[tuple[int, str]]]
-"""Yields verdicts of mutants, with so many jobs."""
+"""Function that yields verdicts of mutants with a number of jobs."""
 _Stage = tuple[str, _Judge]
-"""With its name."""
+"""A stage's name and function."""
 
 
 @dataclass
 class Result:
-    """What became of the mutants of a core.
+    """Verdicts on the mutants of a core.
 
     Attributes
     ----------
@@ -77,32 +77,32 @@ class Result:
         return [mutant for mutant in self.mutants if not self.verdicts[mutant.number]]
 
     def counted(self) -> dict[str, list[int]]:
-        """By unit: killed, equal, surviving."""
-        found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0])
+        """Return counts by unit: killed, equal, surviving."""
+        result: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0])
         for mutant in self.mutants:
             verdict = self.verdicts[mutant.number]
-            found[mutant.unit][1 if verdict == EQUAL else 0 if verdict else 2] += 1
-        return dict(sorted(found.items()))
+            result[mutant.unit][1 if verdict == EQUAL else 0 if verdict else 2] += 1
+        return dict(sorted(result.items()))
 
     def totals(self) -> tuple[int, int, int]:
-        """Of all units: killed, equal, surviving."""
+        """Return counts over all units: killed, equal, surviving."""
         killed, same, left = (sum(counts[index] for counts in self.counted().values()) for index in range(3))
         return killed, same, left
 
 
 def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, stages: int = 5) -> Result:
-    """Try `count` mutants of a core, or the first `tried` of them, spread over all units, by so many `stages`:
-    programs, SAT, more programs, induction, long programs. What nothing reads comes before all."""
-    found = mutate_core(component(core), count, seed)
-    numbers = kill.spread([mutant.number for mutant in found.mutants])[:tried]
-    kept = _Verdicts(found)
+    """Try `count` mutants of a core (or `tried` of them, spread over all units) in `stages`: programs, SAT, more
+    programs, induction, long programs. Unread bits come first."""
+    result = mutate_core(component(core), count, seed)
+    numbers = kill.spread([mutant.number for mutant in result.mutants])[:tried]
+    kept = _Verdicts(result)
     every = [
-        _by_reading(found),
-        _by_programs(core, found, PROGRAMS, 0),
-        _by_proof("SAT", found, prove_equal),
-        _by_programs(core, found, MORE, PROGRAMS),
-        _by_proof("induction", found, prove_equal_from_reset),
-        _by_long_programs(core, found),
+        _by_reading(result),
+        _by_programs(core, result, PROGRAMS, 0),
+        _by_proof("SAT", result, prove_equal),
+        _by_programs(core, result, MORE, PROGRAMS),
+        _by_proof("induction", result, prove_equal_from_reset),
+        _by_long_programs(core, result),
     ]
     for name, judge in every[: 1 + stages]:
         open_ = [number for number in numbers if not kept.final(number) and not kept.known(name, number)]
@@ -110,8 +110,8 @@ def run(core: Core, count: int, seed: int, jobs: int, tried: int | None = None, 
             kept.add(name, number, verdict)
             if done % 50 == 0:
                 print(f"  {name}: {done} of {len(open_)}", flush=True)
-    mutants = [mutant for mutant in found.mutants if mutant.number in set(numbers)]
-    return Result(mutants, {number: kept.final(number) for number in numbers}, len(found.mutants))
+    mutants = [mutant for mutant in result.mutants if mutant.number in set(numbers)]
+    return Result(mutants, {number: kept.final(number) for number in numbers}, len(result.mutants))
 
 
 def _by_programs(core: Core, found: MutatedCore, programs: int, first: int) -> _Stage:
@@ -126,7 +126,7 @@ def _by_long_programs(core: Core, found: MutatedCore) -> _Stage:
 
 
 def _killed_by(kills: Callable[[], kill.KillSet]) -> _Judge:
-    """Verdicts of scenarios that are made if there is any mutant for them."""
+    """Yield verdicts of scenarios, built only if there are mutants for them."""
 
     def judge(numbers: list[int], jobs: int) -> Iterator[tuple[int, str]]:
         if numbers:
@@ -158,7 +158,7 @@ def _by_proof(
 
 
 class _Verdicts:
-    """Verdicts by stage, of this and of other runs, under all that they depend on; stages' names have their seeds."""
+    """Verdicts by stage from this and earlier runs, keyed by all their inputs; stage names include seeds."""
 
     def __init__(self, found: MutatedCore) -> None:
         used = [str(module.__file__) for name, module in sys.modules.items() if name.startswith("support.")]
@@ -171,7 +171,7 @@ class _Verdicts:
         return (stage, number) in self._kept.verdicts
 
     def final(self, number: int) -> str:
-        """The first verdict that says something."""
+        """Return the first conclusive verdict."""
         return next((said for (_, own), said in self._kept.verdicts.items() if own == number and said), "")
 
     def add(self, stage: str, number: int, verdict: str) -> None:
@@ -179,17 +179,16 @@ class _Verdicts:
 
 
 def place(mutant: Mutant) -> Point:
-    """A mutant as `weft.sim.rtl.coverage.Explanation` knows points."""
+    """Return a mutant's point as `weft.sim.rtl.coverage.Explanation` names it."""
     cell, port, bit = mutant.pin
     return Point("mutant", mutant.unit, f"{cell} {port}[{bit}]")
 
 
 def section(results: dict[str, Result], command: str, why: list[Explanation]) -> dict[str, Any]:
-    """For the file of results, which `command` gives."""
     rows, details = [], {}
     for name, result in results.items():
         killed, same, left = result.totals()
-        explained = sum(_explained(name, mutant, why) is not None for mutant in result.survivors())
+        explained = sum(_explain(name, mutant, why) is not None for mutant in result.survivors())
         some = len(result.mutants) < result.drawn
         which = f"the first {len(result.mutants):,} of {result.drawn:,} mutants" if some else "mutants"
         rows.append(
@@ -207,7 +206,7 @@ def section(results: dict[str, Result], command: str, why: list[Explanation]) ->
 
 
 def command_of(options: argparse.Namespace) -> str:
-    """What a user types for the same result."""
+    """Return the command that reproduces the result."""
     if options.tried or options.core:
         parts = [f"--{name} {getattr(options, name)}" for name in ("core", "count", "tried", "seed")]
         return "python extras/proof/tests/closure/mutate.py " + " ".join(
@@ -216,12 +215,12 @@ def command_of(options: argparse.Namespace) -> str:
     return f"make mutants COUNT={options.count} SEED={options.seed}"
 
 
-def _explained(name: str, mutant: Mutant, why: list[Explanation]) -> Explanation | None:
+def _explain(name: str, mutant: Mutant, why: list[Explanation]) -> Explanation | None:
     return next((item for item in why if item.matches(name, place(mutant))), None)
 
 
 def table(name: str, result: Result) -> Iterator[str]:
-    """Lines for people."""
+    """Return a table for people."""
     killed, same, left = result.totals()
     different = len(result.mutants) - same
     yield (
@@ -256,7 +255,7 @@ def main() -> int:
         (name, mutant)
         for name, result in results.items()
         for mutant in result.survivors()
-        if _explained(name, mutant, why) is None
+        if _explain(name, mutant, why) is None
     ]
     for name, mutant in lacking:
         print(f"survives, and is not explained: {name} {' '.join(place(mutant))} ({mutant.command})")

@@ -60,7 +60,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Found:
-    """The outcome of one fault.
+    """Outcome of one fault.
 
     Attributes
     ----------
@@ -79,7 +79,6 @@ class FaultError(ValueError):
 
 
 def faults(path: Path = TABLE) -> list[Fault]:
-    """All faults of the table."""
     return [Fault(**entry) for entry in tomllib.loads(path.read_text())["fault"]]
 
 
@@ -186,8 +185,8 @@ def main() -> int:
     listed = faults()
     if arguments.one:
         (fault,) = (fault for fault in listed if fault.name == arguments.one)
-        found = planted(fault, arguments.seconds)
-        print(json.dumps({"noticed": found.noticed, "how": found.how}))
+        result = planted(fault, arguments.seconds)
+        print(json.dumps({"noticed": result.noticed, "how": result.how}))
         return 0
     parts = arguments.part or [""]
     chosen = [fault for fault in listed if any(part in fault.unit or part in fault.name for part in parts)]
@@ -197,14 +196,16 @@ def main() -> int:
     for fault in chosen:
         counts[fault.unit] += 1
         try:
-            found = tried(fault, arguments.seconds)
+            result = tried(fault, arguments.seconds)
         except FaultError as error:
             print(error, file=sys.stderr, flush=True)
             wrong += 1
             continue
-        seen[fault.unit] += bool(found.noticed)
-        wrong += bool(found.noticed) == bool(fault.survives)
-        outcome = f"noticed by {found.noticed!r}, {found.how}" if found.noticed else f"SURVIVES: {found.how}"
+        seen[fault.unit] += bool(result.noticed)
+        wrong += bool(result.noticed) == bool(fault.survives)
+        outcome = (
+            f"noticed by {result.noticed!r}, {result.how}" if result.noticed else f"SURVIVES: {result.how}"
+        )
         print(f"{fault.unit}: {fault.name}: {outcome}", flush=True)
     for unit, count in counts.items():
         print(f"{unit}: {seen[unit]} of {count}")

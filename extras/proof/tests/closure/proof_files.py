@@ -1,4 +1,4 @@
-"""Saved programs whose manifests are changed, for attacks on their proofs: see `proof_subjects`."""
+"""Saved programs with changed manifests, for attacks on their proofs (see `proof_subjects`)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ import weft
 from weft.compiler.artefact import MANIFEST
 from weft.compiler.errors import CompileError
 from weft.extras.proof.certificate import CERTIFICATE, CertificateError, certify, verify
-from weft.extras.proof.tests.closure.proof_subjects import SEQUENTIAL, Result, Subject, another, judged
+from weft.extras.proof.tests.closure.proof_subjects import SEQUENTIAL, Result, Subject, another, judge
 from weft.hdl.errors import ProgramError
 from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.device import DeviceError
 
 Rng = np.random.Generator
 _NOTHING_COMPUTED = ("assignment", "layers", "nodes", "format", "sha256", "bytes", "memory")
-"""Keys of manifests whose values compute nothing, or are checksums."""
+"""Manifest keys that do not affect results, or are checksums."""
 
 
 class FolderSubject:
-    """A certified program in a folder, of a model beside it."""
+    """A certified program in a folder, with its model beside it."""
 
     def __init__(self, model: bytes, suffix: str, config: Config, folder: Path, rng: Rng) -> None:
         self.folder, self.model = folder / "program", folder / f"model{suffix}"
@@ -62,11 +62,11 @@ class FolderSubject:
             program = weft.load(other)
             verify(program, other, _silent, model=self.model)
         except (CompileError, ProgramError, CertificateError, MemoryError) as error:
-            return judged(changed, str(error), str)
-        return judged(changed, "", lambda: self._difference(program))
+            return judge(changed, str(error), str)
+        return judge(changed, "", lambda: self._difference(program))
 
     def _manifest(self, rng: Rng) -> Any:
-        """The manifest with another value: most often where buffers lie, or how values get there."""
+        """Change a value in the manifest, most often a buffer's location or an input's conversion."""
         old = manifest_of(self.folder)
         inside: Any = old
         if rng.random() < 0.8:
@@ -80,25 +80,25 @@ class FolderSubject:
         return old | ({"segments": segments} if isinstance(inside, dict) else {name: made})
 
     def _difference(self, program: weft.Program) -> str:
-        for index, (found, right) in enumerate(zip(self._outputs(program), self._right, strict=True)):
-            if found != right:
+        for index, (result, right) in enumerate(zip(self._outputs(program), self._right, strict=True)):
+            if result != right:
                 return f"input {index}"
         return ""
 
     def _outputs(self, program: weft.Program) -> list[dict[str, bytes]]:
-        found = []
+        result = []
         for point in self._inputs:
             try:
                 made = program.run(point, memory=False).outputs
             except (weft.InputError, DeviceError) as error:
-                found.append({"error": str(error).encode()})
+                result.append({"error": str(error).encode()})
                 continue
-            found.append({name: value.tobytes() for name, value in made.items()})
-        return found
+            result.append({name: value.tobytes() for name, value in made.items()})
+        return result
 
 
 def seal(folder: Path, manifest: Any) -> None:
-    """Write a manifest with checksums that fit, and have the certificate name it and its configuration."""
+    """Write a manifest with valid checksums, and update the certificate to it and its configuration."""
     for index, entry in enumerate(manifest.get("segments", ()) if isinstance(manifest, dict) else ()):
         for path in folder.glob(f"segment{index}.*"):
             if isinstance(entry, dict):
@@ -117,13 +117,13 @@ def _silent(text: str) -> None:
 
 
 def _floats(rng: Rng, program: weft.Program) -> list[dict[str, np.ndarray]]:
-    """Inputs of a program: integers as they are, and floats in steps of many sizes."""
+    """Return inputs: integers unchanged, floats in steps of many sizes."""
     shapes = {name: shape for name, (_, shape) in program.inputs.items()}
-    found = []
+    result = []
     for point in extreme_inputs(rng, shapes, {}):
         step = float(rng.choice([0.01, 0.05, 0.3]))
-        found.append({name: _as(point[name], kind[0], step) for name, kind in program.inputs.items()})
-    return found
+        result.append({name: _as(point[name], kind[0], step) for name, kind in program.inputs.items()})
+    return result
 
 
 def _as(value: np.ndarray, dtype: str, step: float) -> np.ndarray:
@@ -133,7 +133,7 @@ def _as(value: np.ndarray, dtype: str, step: float) -> np.ndarray:
 
 
 def several_parts(seed: int) -> bytes:
-    """Two device segments, the second one with two outputs of one shape, and the host between."""
+    """Two device segments with a host part between; the second has two outputs of equal shape."""
     builder = Builder(np.random.default_rng(seed))
     x = builder.conv(builder.input((1, 3, 6, 6), unsigned=bool(seed % 2)), 4, (3, 3), pads=(1, 1, 1, 1))
     middle = builder.node("LogSoftmax", [builder.dequantise(x)], axis=1)
@@ -143,7 +143,7 @@ def several_parts(seed: int) -> bytes:
 
 
 def sums_of_several(seed: int) -> bytes:
-    """Two inputs of one shape, whose order matters."""
+    """Two inputs of equal shape whose order matters."""
     builder = Builder(np.random.default_rng(seed))
     a, b = builder.input((1, 4, 5, 5)), builder.input((1, 4, 5, 5))
     made: onnx.ModelProto = finish_all(builder, builder.add(builder.conv(a, 4, (1, 1)), b))
@@ -151,7 +151,7 @@ def sums_of_several(seed: int) -> bytes:
 
 
 def folder_of(seed: int, folder: Path, rng: Rng) -> FolderSubject:
-    """Programs with several parts, inputs or outputs, rows side by side, states, and for the sequential core."""
+    """Write programs with several parts, inputs or outputs, interleaved rows, states, and for the sequential core."""
     kind = seed % 4
     if kind == 3:
         ring = Ring(seed, taps=3, channels=4, outputs=3).build()
@@ -162,6 +162,6 @@ def folder_of(seed: int, folder: Path, rng: Rng) -> FolderSubject:
 
 
 FILES: dict[str, Callable[[int, Path, Rng], Subject]] = {"saved programs": folder_of}
-"""Functions that make subjects with files, by kind. Extras add theirs."""
+"""Functions that make subjects with files, by kind. Other extras register theirs here."""
 for _extra in contributions("certificate_subjects"):
     FILES |= _extra.FILES

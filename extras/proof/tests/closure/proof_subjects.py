@@ -34,7 +34,7 @@ from weft.extras.proof.programs.network import NOTHING, Network, Unknown
 from weft.extras.proof.programs.proof import prove
 from weft.extras.proof.programs.value_device import Unproven
 from weft.extras.proof.programs.values import CONSTANTS, Values
-from weft.extras.proof.tests.support.certified import fill, graph_before, placed
+from weft.extras.proof.tests.support.certified import fill, graph_before, place_program
 from weft.hdl.isa import End
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS, Config
@@ -50,7 +50,7 @@ REFUSED, SAME, DIFFERS = "refused", "accepted, the same", "accepted, but differs
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a mutant: what was changed, `REFUSED`, `SAME` or `DIFFERS`, and why."""
+    """Result of a mutant: the changed part, `REFUSED`, `SAME` or `DIFFERS`, and the reason."""
 
     changed: str
     outcome: str
@@ -58,15 +58,15 @@ class Result:
 
 
 class Subject(Protocol):
-    """A program that is attacked."""
+    """A program under attack."""
 
     def attack(self, rng: Rng) -> Result:
-        """Change something, try to prove it, and run what is accepted."""
+        """Change a part, try to prove it, and run what is accepted."""
         ...
 
 
-def judged(changed: str, refusal: str, differs: Callable[[], str]) -> Result:
-    """The result of a mutant that was refused for a reason, or else is run to see where it differs."""
+def judge(changed: str, refusal: str, differs: Callable[[], str]) -> Result:
+    """Return REFUSED with its reason, or else run the mutant to find a difference."""
     if refusal:
         return Result(changed, REFUSED, refusal)
     where = differs()
@@ -74,7 +74,7 @@ def judged(changed: str, refusal: str, differs: Callable[[], str]) -> Result:
 
 
 def another(draw: Callable[[], T], old: T) -> T:
-    """What is drawn, once that is something else."""
+    """Draw until the value differs from the old one."""
     while (made := draw()) == old:
         pass
     return made
@@ -106,11 +106,11 @@ class SegmentSubject:
             )
             code = another(lambda: Code.of([*change_words(rng, items), End()]), self.program.instructions)
             other = dataclasses.replace(self.program, instructions=code)
-        return judged(changed, self._refusal(self.graph, other), lambda: self._first_difference(other))
+        return judge(changed, self._refusal(self.graph, other), lambda: self._first_difference(other))
 
     def _refusal(self, graph: Graph, program: DeviceProgram) -> str:
         try:
-            place = placement_of if self.whole else placed
+            place = placement_of if self.whole else place_program
             prove(graph, self.config, place(program), 1)
         except Unproven as error:
             return str(error)
@@ -123,10 +123,10 @@ class SegmentSubject:
             graph = decode(msgspec.msgpack.encode(stored))
         except (GraphError, OverflowError) as error:
             return Result("networks", REFUSED, str(error))
-        return judged("networks", self._refusal(graph, self.program), lambda: self._says(graph))
+        return judge("networks", self._refusal(graph, self.program), lambda: self._find_difference(graph))
 
-    def _says(self, graph: Graph) -> str:
-        """Where a network says something else than the program computes."""
+    def _find_difference(self, graph: Graph) -> str:
+        """Return where a network differs from the program's results."""
         for index, (point, right) in enumerate(zip(self._inputs, self._right, strict=True)):
             assert right is not None
             try:
@@ -136,37 +136,37 @@ class SegmentSubject:
             for name, part in meant.items():
                 if name not in right:  # it only becomes a state
                     continue
-                found = np.frombuffer(right[name], np.uint8)
-                if (part != NOTHING).any() and (found != part)[part != NOTHING].any():
+                result = np.frombuffer(right[name], np.uint8)
+                if (part != NOTHING).any() and (result != part)[part != NOTHING].any():
                     return f"input {index}: {name}"
         return ""
 
     def _first_difference(self, program: DeviceProgram) -> str:
-        for index, (found, right) in enumerate(zip(self._outputs(program), self._right, strict=True)):
-            if found != right:
+        for index, (result, right) in enumerate(zip(self._outputs(program), self._right, strict=True)):
+            if result != right:
                 return f"input {index}"
         return ""
 
     def _outputs(self, program: DeviceProgram) -> list[dict[str, bytes] | None]:
-        """What is in outputs and states after runs, the first one with anything in memories; None where the device
-        refuses the program."""
+        """Return outputs and states after runs, the first from arbitrary memory; None where the device refuses the
+        program."""
         image, rng = Image(program), np.random.default_rng(1)
         device = golden_device(self.config, image.memory_bytes)
         fill(device, rng)
         names = [name for name, buffer in program.buffers.items() if buffer.kind in ("output", "state")]
-        found: list[dict[str, bytes] | None] = []
+        result: list[dict[str, bytes] | None] = []
         for point in self._inputs:
             try:
                 image.run(device, point)
             except DeviceError:
-                found.append(None)
+                result.append(None)
                 continue
-            found.append({name: image.read(device, name).tobytes() for name in names})
-        return found
+            result.append({name: image.read(device, name).tobytes() for name in names})
+        return result
 
 
 def _is_whole(graph: Graph, config: Config) -> bool:
-    """Whether a network computes every byte of its outputs: those of some random operators have others beside them."""
+    """Return whether a network computes every byte of its outputs; some random operators leave bytes between."""
     network = Network(Values(1), config)
     for name, size in graph.inputs.items():
         network.buffers[name] = network.values.new_inputs(size)
@@ -175,16 +175,16 @@ def _is_whole(graph: Graph, config: Config) -> bool:
 
 
 def numbers(graph: Graph, config: Config, point: Inputs) -> dict[str, np.ndarray]:
-    """The bytes of outputs, and of states after it, that a network says for an input, or `NOTHING`."""
+    """Return a network's output bytes and next states for an input, or `NOTHING`."""
     values = Values(1)
     network = Network(values, config)
     for name in graph.inputs:
         network.buffers[name] = point[name].ravel().view(np.uint8).astype(np.int64)
     network.run(graph)
-    found = {name: network.buffers[name] for name in graph.outputs}
-    found |= {state: network.buffers[name] for state, name in graph.states.items()}
-    assert all((part < CONSTANTS).all() for part in found.values())
-    return found
+    result = {name: network.buffers[name] for name in graph.outputs}
+    result |= {state: network.buffers[name] for state, name in graph.states.items()}
+    assert all((part < CONSTANTS).all() for part in result.values())
+    return result
 
 
 def _inputs(graph: Graph, program: DeviceProgram, rng: Rng) -> list[Inputs]:
@@ -209,7 +209,7 @@ def _kernels(kind: str, seed: int, rng: Rng) -> SegmentSubject:
 
 
 def _int4(seed: int, rng: Rng) -> SegmentSubject:
-    """Convolutions and products whose weights have 4 bits."""
+    """Convolutions and products with 4-bit weights."""
     while True:
         config = PRESETS[("tiny", "small", "default")[int(rng.integers(3))]].replace(int4=1)
         segment = op_cases.random_convolutions(rng, 6, 20)[0]
@@ -235,7 +235,7 @@ def _supported(segment: DeviceSegment, config: Config) -> bool:
 
 
 def _states(seed: int, rng: Rng) -> SegmentSubject:
-    """What a run leaves for the next one."""
+    """Programs that carry state from run to run."""
     model = (
         Ring(seed, taps=3, channels=4, outputs=3)
         if seed % 2
@@ -251,7 +251,7 @@ SEQUENTIAL = [board.config for board in BOARDS.values() if board.core is CoreKin
 
 
 def _sequential(seed: int, rng: Rng) -> SegmentSubject:
-    """Programs for the sequential core: on boards' own configurations, and with kernels and softmax."""
+    """Programs for the sequential core: boards' own configurations, with kernels and softmax."""
     while True:
         if rng.random() < 0.5:
             segment, config = compile_random(str(rng.choice(sorted(KINDS))), int(rng.integers(1 << 30)))

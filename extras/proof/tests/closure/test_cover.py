@@ -1,4 +1,4 @@
-"""Coverage that closes: it is counted, and explanations of nothing are seen."""
+"""Coverage closure: counts, and detection of idle explanations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.extras.proof.tests.closure import cover, mutate
 from weft.sim.rtl.coverage import Explanation, Point, close, explanations
 
 
-def test_idle_explanations_are_seen() -> None:
+def test_idle_explanations_are_detected() -> None:
     used = Explanation(1, "one", "toggle", "a", "x[0:0]", "why")
     why = [used, dataclasses.replace(used, line=2, unit="b"), dataclasses.replace(used, line=3, core="two")]
     closure = close("one", {Point("toggle", "a", "x[0]:0->1"): 0}, set(), why)
@@ -21,9 +21,9 @@ def test_idle_explanations_are_seen() -> None:
 
 def test_coverage_is_counted_in_rows() -> None:
     counts = {Point("line", "a", "1"): 3, Point("line", "a", "2"): 0, Point("line", "a", "3"): 0}
-    found = close("one", counts, set(), [Explanation(1, "one", "line", "a", "2", "why")])
+    actual = close("one", counts, set(), [Explanation(1, "one", "line", "a", "2", "why")])
     both = argparse.Namespace(core=None, minutes=5.0)
-    section = cover.section({"one": found}, {"one": {}}, cover.command_of(both))
+    section = cover.section({"one": actual}, {"one": {}}, cover.command_of(both))
     assert section["with"] == "make coverage MINUTES=5"
     one = argparse.Namespace(core="one", minutes=5.0)
     assert cover.command_of(one) == "python extras/proof/tests/closure/cover.py --core one --minutes 5"
@@ -38,7 +38,7 @@ def test_explanations_are_well_formed() -> None:
 @pytest.mark.long
 def test_coverage_of_the_sequential_core() -> None:
     runs = {key: cover.run(core, 60.0) for key, core in CORES["sequential"].items()}
-    found = cover.closed("sequential", runs, explanations(cover.UNREACHED))
-    assert found.covered["line"] == found.total["line"]
+    actual = cover.closed("sequential", runs, explanations(cover.UNREACHED))
+    assert actual.covered["line"] == actual.total["line"]
     for kind in ("branch", "toggle"):
-        assert found.covered[kind] > 0.98 * found.total[kind]
+        assert actual.covered[kind] > 0.98 * actual.total[kind]

@@ -1,4 +1,4 @@
-"""Mutants of the hardware: verdicts on them, and how they are counted."""
+"""Verdicts on mutants of the hardware, and their counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.sim.rtl.coverage import Explanation, Point
 
 
 class _Kills(kill.KillSet):
-    """A kill set whose mutants do as their numbers say."""
+    """Kill set whose mutants behave as their numbers say."""
 
     def killer(self, number: int) -> str:
         if number == 3:
@@ -27,8 +27,8 @@ class _Kills(kill.KillSet):
 
 def test_verdicts_come_from_processes_of_their_own() -> None:
     kills = _Kills(CORES["sequential"]["small"], "", [])
-    found = dict(kill.verdicts(kills, [1, 2, 3], jobs=2))
-    assert found == {1: "", 2: "bytes differ", 3: "the simulation ends with SIGKILL"}
+    actual = dict(kill.verdicts(kills, [1, 2, 3], jobs=2))
+    assert actual == {1: "", 2: "bytes differ", 3: "the simulation ends with SIGKILL"}
 
 
 def test_results_are_counted_by_unit() -> None:
@@ -64,33 +64,33 @@ def test_mutants_are_killed(name: str) -> None:
 
 @pytest.mark.long
 def test_mutants_are_of_all_units() -> None:
-    found = mutate_core(component(CORES["pipelined"]["full"]), 1000, 1)
-    assert {mutant.unit for mutant in found.mutants} >= {
+    actual = mutate_core(component(CORES["pipelined"]["full"]), 1000, 1)
+    assert {mutant.unit for mutant in actual.mutants} >= {
         "load.unpacker",
         "mm.array",
         "vec.kernel",
         "semaphores",
     }
-    assert len({mutant.command for mutant in found.mutants}) == 1000
+    assert len({mutant.command for mutant in actual.mutants}) == 1000
 
 
 @pytest.mark.long
 def test_long_programs_see_what_others_do_not() -> None:
     """A bit of the length of a pixel, of more bytes than are on chip."""
     core = CORES["pipelined"]["full"]
-    found = mutate_core(component(core), 1000, 1)
-    (bit,) = (item.number for item in found.mutants if item.pin == ("\\load_queue.part6", "RD_DATA", 16))
-    ((number, verdict),) = kill.verdicts(kill.long_set(core, found), [bit], 1)
+    actual = mutate_core(component(core), 1000, 1)
+    (bit,) = (item.number for item in actual.mutants if item.pin == ("\\load_queue.part6", "RD_DATA", 16))
+    ((number, verdict),) = kill.verdicts(kill.long_set(core, actual), [bit], 1)
     assert number == bit
     assert verdict.startswith("long loads: ")
 
 
 def test_proofs_of_mutants_are_verdicts() -> None:
     """A mutant of which nothing is found is not the same hardware."""
-    found = MutatedCore("", [Mutant(number, "core", "mutate") for number in range(4)], {}, Path("folder"))
+    actual = MutatedCore("", [Mutant(number, "core", "mutate") for number in range(4)], {}, Path("folder"))
     _, judge = mutate._by_proof(
         "all",
-        found,
+        actual,
         lambda plain, some: {item.number: [True, False, None, True][item.number] for item in some},
     )
     assert list(judge([3, 2, 1], 2)) == [(3, mutate.EQUAL), (2, ""), (1, "")]

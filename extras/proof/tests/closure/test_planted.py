@@ -1,4 +1,4 @@
-"""Faults that people would make are noticed by properties of the unit that has them."""
+"""Plausible design faults are noticed by properties of their unit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHEAP = (
 
 
 def test_every_fault_can_be_planted() -> None:
-    """Each substitution fits its source, is one of a kind, and is of a unit with properties."""
+    """Each substitution fits its source, is unique, and belongs to a unit with properties."""
     units = {item.unit for item in (*hdl.properties(), *boards.properties())}
     for fault in FAULTS:
         substitute(fault)
@@ -39,9 +39,9 @@ def test_few_survive() -> None:
 )
 def test_a_fault_that_does_not_fit_is_refused(changes: dict[str, str | None], count: str) -> None:
     fault = FAULTS[0]
-    given = {name: fault.old if text is None else text for name, text in changes.items()}
+    fields = {name: fault.old if text is None else text for name, text in changes.items()}
     with pytest.raises(FaultError, match=f"{re.escape(fault.name)}.*{count}"):
-        substitute(replace(fault, **given))
+        substitute(replace(fault, **fields))
 
 
 @pytest.mark.parametrize(
@@ -50,5 +50,5 @@ def test_a_fault_that_does_not_fit_is_refused(changes: dict[str, str | None], co
 )
 def test_a_property_of_the_unit_notices(name: str) -> None:
     (fault,) = (fault for fault in FAULTS if fault.name == name)
-    found = tried(fault, 120)
-    assert bool(found.noticed) != bool(fault.survives), found.how
+    actual = tried(fault, 120)
+    assert bool(actual.noticed) != bool(fault.survives), actual.how

@@ -1,4 +1,4 @@
-"""Proofs in the table of docs/assurance.md: see benchmarks/assurance.py."""
+"""Proofs for the table of docs/assurance.md (see benchmarks/assurance.py)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def properties(options: argparse.Namespace) -> Section:
 
 
 def kind_of(outcome: str, how: str) -> str:
-    """How a property was decided, for the table."""
+    """Return a property's method of proof, for the table."""
     if outcome != "proven":
         return outcome if outcome != "bounded" else "hold in the first cycles, up to a bound"
     return "proven by k-induction" if how.startswith("induction") else "proven by an inductive invariant"

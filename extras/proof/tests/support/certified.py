@@ -1,4 +1,4 @@
-"""Proofs of compiled segments, as they are or with faults in their words."""
+"""Proofs of compiled segments, unchanged or with faults in their words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from weft.sim.golden.interpreter import GoldenDevice
 
 
 def graph_before(segment: DeviceSegment) -> Graph:
-    """The network of a segment, with what convolutions of tests have behind them as operators of their own."""
+    """Return a segment's network with fused operations as operators of their own."""
     ops = tuple(
         _own(item, index)
         for index, op in enumerate(segment.ops)
@@ -32,43 +32,44 @@ def graph_before(segment: DeviceSegment) -> Graph:
 
 
 def _own(op: DeviceOp, index: int) -> DeviceOp:
-    """The same with the buffer between a convolution and its pooling under a name of its own."""
+    """Give the buffer between a convolution and its pooling its own name."""
 
-    def renamed(view: View) -> View:
+    def rename(view: View) -> View:
         if view.buffer.name != "unpooled":
             return view
         return dataclasses.replace(view, buffer=dataclasses.replace(view.buffer, name=f"unpooled {index}"))
 
-    return op.map_views(renamed)
+    return op.map_views(rename)
 
 
-def placed(program: DeviceProgram) -> Placement:
-    """The placement of a program whose outputs may have bytes that no operator computes: nobody reads these."""
+def place_program(program: DeviceProgram) -> Placement:
+    """Return the placement of a program whose outputs may have uncomputed bytes, which nobody reads."""
     return dataclasses.replace(placement_of(program), results=())
 
 
-def proven(
+def prove_program(
     segment: DeviceSegment, config: Config, program: DeviceProgram | None = None, seed: int = 1
 ) -> Proof:
-    """Prove a segment's program, the compiler's if none is given."""
-    made = compile_segment(segment, config) if program is None else program
-    return prove(graph_before(segment), config, placed(made), seed)
+    compiled = compile_segment(segment, config) if program is None else program
+    return prove(graph_before(segment), config, place_program(compiled), seed)
 
 
-def refused(segment: DeviceSegment, config: Config, program: DeviceProgram) -> str:
-    """Why a program is not proven; empty if it is."""
+def find_refusal(segment: DeviceSegment, config: Config, program: DeviceProgram) -> str:
+    """Return why a program is not proven; empty if it is."""
     try:
-        proven(segment, config, program)
+        prove_program(segment, config, program)
     except Unproven as error:
         return str(error)
     return ""
 
 
-def differs(before: DeviceSegment, behind: DeviceSegment, config: Config, seed: int = 1) -> list[str]:
-    """The outputs of two segments that are not proven to be the same functions of the same inputs, by name."""
+def unproven_outputs(
+    before: DeviceSegment, behind: DeviceSegment, config: Config, seed: int = 1
+) -> list[str]:
+    """Return names of outputs that are not proven equal functions of equal inputs in two segments."""
     values = Values(seed)
     given: dict[str, np.ndarray] = {}
-    found = []
+    names = []
     for segment in (before, behind):
         graph, network = graph_before(segment), Network(values, config)
         for name, size in graph.inputs.items():
@@ -76,12 +77,12 @@ def differs(before: DeviceSegment, behind: DeviceSegment, config: Config, seed: 
                 given[name] = values.new_inputs(size)
             network.buffers[name] = given[name]
         network.run(graph)
-        found.append({name: values.residues(network.buffers[name]) for name in graph.outputs})
-    return [name for name, residues in found[0].items() if not np.array_equal(residues, found[1][name])]
+        names.append({name: values.residues(network.buffers[name]) for name in graph.outputs})
+    return [name for name, residues in names[0].items() if not np.array_equal(residues, names[1][name])]
 
 
 def fill(device: GoldenDevice, rng: np.random.Generator) -> None:
-    """Put anything into what a device has on the chip."""
+    """Fill a device's on-chip memories with arbitrary contents."""
     memories = device.memories
     memories.scratchpad[:] = rng.integers(-128, 128, memories.scratchpad.shape)
     memories.accumulator[:] = rng.integers(-9999, 9999, memories.accumulator.shape)
@@ -92,7 +93,7 @@ def fill(device: GoldenDevice, rng: np.random.Generator) -> None:
 
 
 def outputs(program: DeviceProgram, config: Config, inputs: dict[str, np.ndarray]) -> list[bytes] | None:
-    """The outputs of a program on the golden interpreter, whose memories hold anything; None if it refuses it."""
+    """Return a program's outputs on the golden interpreter from arbitrary memory; None if it refuses the program."""
     image = Image(program)
     device = GoldenDevice(config, image.memory_bytes)
     fill(device, np.random.default_rng(1))
@@ -108,20 +109,20 @@ def outputs(program: DeviceProgram, config: Config, inputs: dict[str, np.ndarray
 
 
 def inputs_of(graph: Graph, program: DeviceProgram, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Full-range inputs, or of few values, and offsets of rows that there are."""
+    """Draw full-range or few-valued inputs, and valid row offsets."""
     low, high = [(-128, 128), (-128, 128), (-2, 3)][int(rng.integers(3))]
     tables = {
         op.sources[0].buffer: op.arrays["values"].shape for op in graph.operators if op.kind == "Embedding"
     }
-    found = {}
+    inputs = {}
     for name in graph.inputs:
         shape = program.input_shape(name)
-        found[name] = rng.integers(low, high, shape).astype(np.int8)
+        inputs[name] = rng.integers(low, high, shape).astype(np.int8)
         if name in tables:
             rows, columns = tables[name]
-            offsets = rng.integers(rows, size=found[name].size // 4) * columns
-            found[name] = offsets.astype("<u4").view(np.int8).reshape(shape)
-    return found
+            offsets = rng.integers(rows, size=inputs[name].size // 4) * columns
+            inputs[name] = offsets.astype("<u4").view(np.int8).reshape(shape)
+    return inputs
 
 
 def rng_of(seed: int) -> np.random.Generator:

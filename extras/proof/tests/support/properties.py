@@ -1,4 +1,4 @@
-"""What is asked of every property: it is proven, and it sees faults."""
+"""Checks of every property: it is proven, and it detects faults."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from weft.extras.proof.hardware.property import Property
 
 
 def of_a_room(items: Iterable[Property], quick: str | tuple[str, ...]) -> tuple[list[Any], list[Any]]:
-    """Parameters of the tests that they are proven, and that they see faults: long, but that those of units whose
-    names begin with `quick`, or one of these, are proven. Those that are a part are not asked for faults."""
+    """Return parameters for the proof and fault tests. All are long except proofs of units named in `quick`; partial
+    properties are not checked for faults."""
     listed = list(items)
     slow = [pytest.param(item, marks=pytest.mark.long, id=item.title) for item in listed]
     proven = [
@@ -28,11 +28,11 @@ def of_a_room(items: Iterable[Property], quick: str | tuple[str, ...]) -> tuple[
 
 
 IN_PART = ("sequential/mover",)
-"""Units of which little is claimed: the bytes that they move are compared with the golden interpreter's."""
+"""Units with few claims, because their bytes are compared with the golden interpreter's."""
 
 
 def assert_units_have_whole_properties(items: Iterable[Property]) -> None:
-    """A unit with properties that are a part has others, which see its faults."""
+    """A unit with partial properties has others, which detect its faults."""
     listed = list(items)
     whole = {item.unit for item in listed if not item.part}
     assert {item.unit for item in listed if item.unit not in whole} <= set(IN_PART)
@@ -44,7 +44,7 @@ def assert_titles_are_unique(items: Iterable[Property]) -> None:
 
 
 def assert_benches_elaborate(items: Iterable[Property], count: int) -> None:
-    """Elaborate the benches of `count` random properties: all signals that they look at exist."""
+    """Elaborate the benches of `count` random properties: all observed signals exist."""
     listed = list(items)
     for item in random.sample(listed, min(count, len(listed))):
         try:
@@ -60,8 +60,8 @@ def assert_proven(item: Property) -> None:
 
 
 def assert_sees_faults(item: Property, items: Iterable[Property]) -> None:
-    """It sees a mutant of its unit, and it and the others of `items` that claim other things of the same unit see at
-    least four fifths of those that change something: the rest may change what is not promised."""
-    found = mutants(item, 10, 1, beside=items)
-    assert found.killed >= 1, f"none killed; others: {found.others}"
-    assert found.seen * 10 >= found.count * 8, f"survived: {found.survivors} {found.undecided}"
+    """Check that a property detects a mutant of its unit, and that with the unit's other properties it detects at least
+    four fifths of the effective ones."""
+    result = mutants(item, 10, 1, beside=items)
+    assert result.killed >= 1, f"none killed; others: {result.others}"
+    assert result.seen * 10 >= result.count * 8, f"survived: {result.survivors} {result.undecided}"

@@ -1,4 +1,4 @@
-"""Jobs for workers. They are apart from tests, so that a worker loads little before it begins one."""
+"""Jobs for workers, separate from tests so that a worker imports little before starting one."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import signal
 
 
 def die(job: object) -> None:
-    """End the worker as the system does when there is no memory."""
+    """Kill the worker as the system does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)

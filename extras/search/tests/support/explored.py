@@ -1,4 +1,4 @@
-"""Searches over small spaces, of a small network."""
+"""Searches over small spaces for a small network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OBJECTIVES = ("ms", "lut", "ram")
 
 
 def model(folder: Path, side: int = 12) -> Path:
-    """Two convolutions."""
+    """Write a network of two convolutions."""
     builder = qdq_models.Builder(np.random.default_rng(3))
     value = builder.conv(builder.input((1, 4, side, side)), 8, pads=(1, 1, 1, 1))
     onnx.save(builder.finish(builder.conv(value, 12, (1, 1))), folder / "model.onnx")
@@ -41,14 +41,14 @@ def task(
     space: Space | None = None,
     limits: dict[str, float] | None = None,
 ) -> Task:
-    """A search whose models are in `folder`."""
+    """Return a search with models in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = copy_models(folder, [model(folder)], {})
+    models = copy_models(folder, [model(folder)], {})
     where = make_places(list(boards))
-    return Task(found, space or Space(VALUES), where, objectives, limits or {})
+    return Task(models, space or Space(VALUES), where, objectives, limits or {})
 
 
-def drawn(rng: np.random.Generator, space: Space) -> Config:
+def draw_points(rng: np.random.Generator, space: Space) -> Config:
     return space.config({name: int(rng.choice(known)) for name, known in space.fields.items()})
 
 
@@ -56,15 +56,15 @@ def job(made: Task, config: Config, place: Place, folder: Path) -> Job:
     return Job(made.models, config, place, Point.of(config, place).clock, str(folder))
 
 
-def measured(made: Task, config: Config, folder: Path) -> Measured:
-    """What is known of `config` at the only place of a search."""
+def measure_config(made: Task, config: Config, folder: Path) -> Measured:
+    """Evaluate `config` at the search's only place."""
     (place,) = made.places
     point = Point.of(config, place)
     return Measured(point, point.resources(), measure(job(made, config, place, folder)))
 
 
 def entries(folder: Path) -> dict[str, float]:
-    """When each result below a search's folder was written, by name."""
+    """Return the modification time of each result below a search's folder, by name."""
     return {item.name: item.stat().st_mtime for item in (folder / "results").glob("point-*")}
 
 

@@ -21,10 +21,10 @@ def _tuning() -> bytes:
     layers: dict[str, TunedLayer] = {}
 
     def record(shape: ConvShape) -> ConvPlan | None:
-        found = plan(shape)
-        if found is not None and len(layers) < 2:
-            layers[shape.key] = TunedLayer(shape.op.name, found.tiling, 200, 100)
-        return found
+        plans = plan(shape)
+        if plans is not None and len(layers) < 2:
+            layers[shape.key] = TunedLayer(shape.op.name, plans.tiling, 200, 100)
+        return plans
 
     weft.compile(seeds.models()["convolutions"], "tiny", choose=record)
     return Tuning(PRESETS["tiny"], 30, None, layers).text().encode()

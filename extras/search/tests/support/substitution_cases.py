@@ -1,4 +1,4 @@
-"""Segments that rules of substitution have something to do in, small and random."""
+"""Small random segments that substitution rules apply to."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KERNELS = (
 )
 
 
-class Drawn:
+class RandomSegment:
     """A segment that grows by random operators.
 
     Parameters
@@ -125,8 +125,8 @@ class Drawn:
         self.values.append(dst)
         return dst
 
-    def grown(self) -> None:
-        """One more operator, or one for each part of a concatenation."""
+    def grow(self) -> None:
+        """Add an operator, or one for each part of a concatenation."""
         rng = self.rng
         src = self.values[int(rng.integers(max(len(self.values) - 3, 0), len(self.values)))]
         alike = [value for value in self.values if value.shape[:3] == src.shape[:3]]
@@ -142,14 +142,14 @@ class Drawn:
             case 4 if len(alike) > 1:
                 self.cat([alike[int(at)] for at in rng.permutation(len(alike))[: int(rng.integers(2, 4))]])
             case 5:
-                # Two convolutions of the same image, alike but for their weights.
+                # Two convolutions of one image that differ only in weights.
                 window = KERNELS[int(rng.integers(3))]
                 self.cat([self.conv(src, window, int(rng.integers(1, 4))) for _ in range(2)])
             case _:
                 self.rescale(src)
 
     def segment(self) -> DeviceSegment:
-        """What it has become: values that nobody reads are outputs."""
+        """Return the current segment; unread values are its outputs."""
         read = {view.buffer.name for op in self.ops for view in op.sources}
 
         def seen(view: View) -> View:
@@ -160,55 +160,57 @@ class Drawn:
         return DeviceSegment("drawn", tuple(op.map_views(seen) for op in self.ops))
 
 
-def drawn(seed: int, size: int = 7, tables: bool = True, multiply: bool = True) -> DeviceSegment:
-    """A random segment of about so many operators."""
-    made = Drawn(seed, tables, multiply)
-    while len(made.ops) < size:
-        made.grown()
-    return made.segment()
+def draw_segment(seed: int, size: int = 7, tables: bool = True, multiply: bool = True) -> DeviceSegment:
+    """Return a random segment of about `count` operators."""
+    builder = RandomSegment(seed, tables, multiply)
+    while len(builder.ops) < size:
+        builder.grow()
+    return builder.segment()
 
 
 def joined_maxima() -> DeviceSegment:
-    """Two convolutions, one of which is requantised into their concatenation, and a maximum of it."""
-    made = Drawn(5)
-    made.values = [made.view((1, 12, 12, 16), "input")]
-    source = made.values[0]
-    one, other = (made.conv(source, KERNELS[at], 32) for at in (0, 1))
-    dst = made.view((1, 12, 12, 64))
-    made.ops.append(Rescale("wider", one, View(dst.buffer, one.shape, c=0), 0.8, -128, -128))
-    made.ops.append(Rescale("copied", other, View(dst.buffer, other.shape, c=32)))
-    made.pool(dst, POOLS[0])
-    return made.segment()
+    """Return two convolutions, one requantised into their concatenation, and its maximum."""
+    builder = RandomSegment(5)
+    builder.values = [builder.view((1, 12, 12, 16), "input")]
+    source = builder.values[0]
+    one, other = (builder.conv(source, KERNELS[at], 32) for at in (0, 1))
+    dst = builder.view((1, 12, 12, 64))
+    builder.ops.append(Rescale("wider", one, View(dst.buffer, one.shape, c=0), 0.8, -128, -128))
+    builder.ops.append(Rescale("copied", other, View(dst.buffer, other.shape, c=32)))
+    builder.pool(dst, POOLS[0])
+    return builder.segment()
 
 
 def dense_block(steps: int = 3) -> DeviceSegment:
-    """Each convolution reads what all before it made, copied into one more concatenation each time."""
-    made = Drawn(6)
-    made.values = [made.view((1, 10, 10, 16), "input")]
-    seen = made.conv(made.values[0], KERNELS[0], 16)
+    """Return convolutions that each read all earlier results, copied into one more concatenation each time."""
+    builder = RandomSegment(6)
+    builder.values = [builder.view((1, 10, 10, 16), "input")]
+    joined = builder.conv(builder.values[0], KERNELS[0], 16)
     for _ in range(steps):
-        new = made.conv(seen, KERNELS[1], 16)
-        dst = made.view((1, 10, 10, seen.shape[3] + 16))
-        made.ops.append(Rescale(f"old{len(made.ops)}", seen, View(dst.buffer, seen.shape, c=0)))
-        made.ops.append(Rescale(f"new{len(made.ops)}", new, View(dst.buffer, new.shape, c=seen.shape[3])))
-        seen = dst
-    made.conv(seen, KERNELS[0], 16)
-    return made.segment()
+        new = builder.conv(joined, KERNELS[1], 16)
+        dst = builder.view((1, 10, 10, joined.shape[3] + 16))
+        builder.ops.append(Rescale(f"old{len(builder.ops)}", joined, View(dst.buffer, joined.shape, c=0)))
+        builder.ops.append(
+            Rescale(f"new{len(builder.ops)}", new, View(dst.buffer, new.shape, c=joined.shape[3]))
+        )
+        joined = dst
+    builder.conv(joined, KERNELS[0], 16)
+    return builder.segment()
 
 
 def atrous(count: int = 1) -> DeviceSegment:
-    """Convolutions of a dilation with which outputs see few elements of a kernel, between two of one element."""
-    made = Drawn(8)
-    made.values = [made.view((1, 12, 12, 16), "input")]
-    value = made.conv(made.values[0], KERNELS[0], 16)
+    """Return a convolution whose dilation hides most kernel elements, between two 1 x 1 convolutions."""
+    builder = RandomSegment(8)
+    builder.values = [builder.view((1, 12, 12, 16), "input")]
+    value = builder.conv(builder.values[0], KERNELS[0], 16)
     for _ in range(count):
-        value = made.conv(value, Window((3, 3), (1, 1), (6, 6), (6, 6, 6, 6)), 32)
-    made.conv(value, KERNELS[0], 16)
-    return made.segment()
+        value = builder.conv(value, Window((3, 3), (1, 1), (6, 6), (6, 6, 6, 6)), 32)
+    builder.conv(value, KERNELS[0], 16)
+    return builder.segment()
 
 
 def outputs(segment: DeviceSegment, seed: int, bits: int = 24) -> dict[str, np.ndarray]:
-    """The contents of its outputs for random inputs, which do not depend on their order."""
+    """Return outputs for random inputs that do not depend on the order of buffers."""
     rng = np.random.default_rng(seed)
     buffers = {
         view.buffer.name: view.buffer
@@ -217,7 +219,7 @@ def outputs(segment: DeviceSegment, seed: int, bits: int = 24) -> dict[str, np.n
         if view.buffer.kind == "input"
     }
     inputs = {name: rng.integers(-128, 128, buffers[name].size).astype(np.int8) for name in sorted(buffers)}
-    made = run_ops(segment, inputs, bits)
+    values = run_ops(segment, inputs, bits)
     return {
-        op.dst.buffer.name: made[op.dst.buffer.name] for op in segment.ops if op.dst.buffer.kind == "output"
+        op.dst.buffer.name: values[op.dst.buffer.name] for op in segment.ops if op.dst.buffer.kind == "output"
     }

@@ -1,4 +1,4 @@
-"""Operators with a gradient: inputs, attributes, what they are in PyTorch, and their gradients as expressions say."""
+"""Operators with gradients: inputs, attributes, PyTorch equivalents and gradients by expressions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Case:
-    """One operator: its inputs by shape, constants, attributes, and what it is in PyTorch."""
+    """One operator: inputs by shape, constants, attributes and its PyTorch equivalent."""
 
     def __init__(
         self, op: str, shapes: Shapes, torch: Callable[..., Any], *, constants: tuple[Any, ...] = (),
@@ -54,7 +54,7 @@ class Case:
         return onnx.shape_inference.infer_shapes(model)
 
     def inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Numbers that all differ, so that maxima are at one place, and none close to 0."""
+        """Return distinct numbers away from 0, so that maxima are unique."""
         arrays = {}
         for index, shape in enumerate(self.shapes):
             size = int(np.prod(shape))
@@ -65,7 +65,7 @@ class Case:
 
 
 def _f(name: str) -> Callable[..., Any]:
-    """A function of PyTorch by its name, found when it is called."""
+    """Return a PyTorch function by name, looked up when called."""
 
     def call(*given: Any, **keywords: Any) -> Any:
         torch = pytest.importorskip("torch")
@@ -176,25 +176,25 @@ CASES = [
 ]  # fmt: skip
 
 
-def meant(case: Case) -> tuple[dict[str, Source], list[Expression]]:
-    """Inputs and outputs of a case as expressions."""
+def expressions_of(case: Case) -> tuple[dict[str, Source], list[Expression]]:
+    """Return inputs and outputs of a case as expressions."""
     network = resolve(read(case.model())).network
-    found = meanings(network, network.inputs)
-    return found.sources, [found.values[name] for name in network.outputs]
+    result = meanings(network, network.inputs)
+    return result.sources, [result.values[name] for name in network.outputs]
 
 
 def gradients_of(
     case: Case, rng: np.random.Generator
 ) -> tuple[dict[str, np.ndarray], list[np.ndarray], list[Any]]:
-    """Inputs, seeds of outputs and the gradients by inputs."""
-    sources, outputs = meant(case)
-    given = case.inputs(rng)
+    """Return inputs, seeds of outputs and gradients by inputs."""
+    sources, outputs = expressions_of(case)
+    inputs_of_case = case.inputs(rng)
     seeds = [rng.normal(size=item.shape) for item in outputs]
     symbols = [Source(f"seed{index}", item.axes) for index, item in enumerate(outputs)]
     wanted = gradients(zip(outputs, symbols, strict=True), sources.values())
-    full = {**given, **{f"seed{index}": seed for index, seed in enumerate(seeds)}}
-    found = [
+    full = {**inputs_of_case, **{f"seed{index}": seed for index, seed in enumerate(seeds)}}
+    result = [
         None if item is None else evaluate([broadcast_to(item, source.axes)], full)[0]
         for item, source in zip(wanted, sources.values(), strict=True)
     ]
-    return given, seeds, found
+    return inputs_of_case, seeds, result
