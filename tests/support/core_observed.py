@@ -107,7 +107,7 @@ class Observed(Generator):
         if kind not in LOOPS or self.random.random() < 0.7:
             return drawn
         loop, count = self.random.choice(LOOPS[kind]), self.random.choice(LONG[kind is Kernel])
-        long = self._stretched(drawn, loop, count)
+        long = self._stretch_loop(drawn, loop, count)
         return long if iterations(long) <= self.most else drawn
 
     def build_loops(self) -> None:
@@ -128,7 +128,7 @@ class Observed(Generator):
         for _ in range(300):
             drawn = super().draw(kind)
             one = dict.fromkeys((name for name in LOOPS[kind] if name in vars(drawn)), 1)
-            if self.append(self._stretched(dataclasses.replace(drawn, **one), loop, count)):
+            if self.append(self._stretch_loop(dataclasses.replace(drawn, **one), loop, count)):
                 return True
         return False
 

@@ -114,8 +114,8 @@ def check(segment: DeviceSegment, config: Config, bandwidth: float | None, seed:
     assert done.after <= done.before
     if not done.used:
         return 0
-    assert not certified.differs(segment, made, config, seed)
-    certified.proven(segment, config, compile_segment(made, config, bandwidth=bandwidth))
+    assert not certified.unproven_outputs(segment, made, config, seed)
+    certified.prove_program(segment, config, compile_segment(made, config, bandwidth=bandwidth))
     return len(done.used)
 
 
@@ -128,8 +128,8 @@ def test_equal_on_rtl_and_proven(segment: DeviceSegment) -> None:
     config = PRESETS["small"]
     (made,), done = substitute_operators([segment], config, most=40, bandwidth=2)
     assert done.used
-    certified.proven(segment, config, compile_segment(made, config))
-    on_rtl(made, config, 4)
+    certified.prove_program(segment, config, compile_segment(made, config))
+    check_rtl(made, config, 4)
 
 
 @pytest.mark.parametrize("name", ["tiny", "ulx3s-45f", "icebreaker"])

@@ -435,10 +435,10 @@ def test_attention_without_look_up_tables(name: str) -> None:
     rng = np.random.default_rng(0)
     result = Exploded(rng, Sizes(1, 1, 1, 4, 4, 8, 8), rounded=False)
     (q, _), (k, k_source), (v, v_source) = (result.heads(1, 4, 8) for _ in range(3))
-    scores = result.scaled(result.product(q, result.keys_transposed(k, k_source)), 0.1)
+    scores = result.scale_by(result.product(q, result.keys_transposed(k, k_source)), 0.1)
     value = result.product(result.weights(scores), v)
     like = result.builder.like(value, result.builder.shape_of(value), v_source)
-    model = models.ended(
+    model = models.quantise_result(
         result.builder, result.builder.node("Tanh", [result.builder.dequantise(like)]), v_source
     )
     program = weft.compile(model, Config.load(name).replace(kernel=64, lookup_tables=0))

@@ -50,7 +50,7 @@ class Spy:
             ("last_rows", lambda found, rows, *_: "last rows" if found < rows else None),
             ("last_parts", lambda found, *_: "last tiles" if len(found) > 1 else None),
         ):
-            patch.setattr(lowering, name, self._spied(getattr(lowering, name), tells))
+            patch.setattr(lowering, name, self._wrap(getattr(lowering, name), tells))
 
     def _wrap(self, function: Any, tells: Any) -> Any:
         def count_call(*given: Any) -> Any:

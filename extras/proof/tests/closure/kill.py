@@ -77,7 +77,11 @@ def kill_set(core: Core, found: MutatedCore, seeds: range, count: int) -> KillSe
     fewer = seeds[: max(1, len(seeds) // 4)]
     all_scenarios = [*scenarios(core, seeds, count), *observed_scenarios(core, fewer, OBSERVED)]
     if 0 in seeds:
-        all_scenarios += [*directed_scenarios(core), wild(core, 1), extremes(core, Benches(core).of({"latency": 1}))]
+        all_scenarios += [
+            *directed_scenarios(core),
+            wild(core, 1),
+            extremes(core, Benches(core).of({"latency": 1})),
+        ]
         all_scenarios += special(core)
     return _check_core(KillSet(core, found.verilog, all_scenarios))
 

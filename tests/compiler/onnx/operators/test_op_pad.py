@@ -49,8 +49,9 @@ def of(pads: tuple[int, ...] = AROUND, fill: float | None = None, *, mode: str =
     value = built.dequantise(entering)
     result = pad(built, built.node(before, [value]) if before else value, pads, fill, mode)
     return (
-        built.finish(built.like(result, built.shape_of(result), entering)) if same else finish_model(built, result)
-    )
+        built.finish(built.like(result, built.shape_of(result), entering))
+        if same
+        else finish_model(built, result)
     )
 
 
