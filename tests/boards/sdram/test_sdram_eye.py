@@ -66,7 +66,7 @@ class Pads:
             begins = edge * self.period + self.late + self.output + self.input
             stands = begins + (CAS_LATENCY - 1) * self.period + self.access
             if stands <= at <= begins + CAS_LATENCY * self.period + self.stays:
-                return self.taken(edge)
+                return self.received_command(edge)
         return None
 
     def works(self, capture: int) -> bool:

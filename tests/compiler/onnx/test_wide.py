@@ -50,7 +50,7 @@ class Mixed(Builder):
         bits = bits or (8 if self.rng.random() < self.narrow else 16)
         return super().quantise(value, shape, scale, zero, unsigned, bits)
 
-    def finish(self, value: str, scale: float) -> Quantised:
+    def quantise_result(self, value: str, scale: float) -> Quantised:
         """A float value with parameters of its own."""
         return self.quantise(value, self.shape_of(value), scale, *self.parameters()[1:])
 
@@ -58,7 +58,7 @@ class Mixed(Builder):
         """A node of quantised values and constants."""
         names = [value if isinstance(value, str) else self.dequantise(value) for value in values]
         first = next(value for value in values if isinstance(value, Quantised))
-        return self.ended(self.node(op, names, **attributes), scale or first.scale * 1.037)
+        return self.quantise_result(self.node(op, names, **attributes), scale or first.scale * 1.037)
 
     def floats(self, *shape: int, scale: float = 1.0) -> str:
         return self.constant(self.rng.normal(0, scale, shape).astype(np.float32))
@@ -133,7 +133,7 @@ def decomposed_silu(b: Mixed) -> Quantised:
 
 def silu(b: Mixed) -> Quantised:
     x = b.dequantise(b.input(IMAGE))
-    return b.ended(b.node("Mul", [x, b.node("Sigmoid", [x])]), 0.05)
+    return b.quantise_result(b.node("Mul", [x, b.node("Sigmoid", [x])]), 0.05)
 
 
 def ints(b: Mixed, *values: int) -> str:
