@@ -40,8 +40,8 @@ CONFIGS = {
     "12f": (SMALLEST, 80e6, 1),
     "25f": (SMALLEST, 80e6, 1),
     "45f": (Config.load("small").replace(queue_depth=1, lookup_tables=0, multiply=0), 70e6, 1),
-    "85f": (_LARGEST, 75e6, 3),
-    "85f-lm": (_LANGUAGE, 75e6, 1),
+    "85f": (_LARGEST, 60e6, 1),
+    "85f-lm": (_LANGUAGE, 60e6, 1),
 }
 """Configuration, clock and seed by FPGA size, with the suffix ``-lm`` for language models."""
 # Only the 85F needs sites: the 12F and 25F have too few DSP blocks for arrays of more than one row of blocks, and the

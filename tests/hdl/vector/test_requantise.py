@@ -227,7 +227,7 @@ async def bench_directed(dut):
     rng = random.Random(random.getrandbits(32))
     for settings, lanes in corner_cases(bench.mantissa_bits):
         await bench.settings(settings)
-        await bench.put(rng, settings, lanes, gaps=0)
+        await bench.start_reduction(rng, settings, lanes, gaps=0)
     await bench.settings(settings)
     assert not bench.awaited
 
@@ -244,7 +244,7 @@ async def bench_random(dut):
         for _ in range(60):
             count = rng.choice((1, 1, 2, 3, 9))
             lanes = [random_lane(rng, settings, count, bench.mantissa_bits) for _ in range(bench.lanes)]
-            await bench.put(rng, settings, lanes, gaps)
+            await bench.start_reduction(rng, settings, lanes, gaps)
     await bench.settings(settings)
     assert not bench.awaited
 
