@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from weft.configurations import sequential_boards
@@ -11,11 +11,9 @@ from weft.errors import InputError
 from weft.hdl.isa.config import Config
 
 if TYPE_CHECKING:
-    from weft.run.options import RunOptions
+    from weft.run.options import Opening, RunOptions
     from weft.sim.device import Device
 
-Opening = Callable[[Config], contextlib.AbstractContextManager["Device"]]
-"""Function that opens a device for a configuration."""
 NAMES = ("golden", "rtl", "timing")
 _CHOICE = "'golden', 'rtl' or 'timing'"
 

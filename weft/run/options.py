@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -11,9 +13,12 @@ from weft.arguments import BANDWIDTH, SEED, Real, Whole, check_fields, option
 from weft.errors import InputError
 
 if TYPE_CHECKING:
-    from weft.run.devices import Opening
+    from weft.hdl.isa.config import Config
     from weft.sim.device import Device
     from weft.sim.waves import Waves
+
+Opening = Callable[["Config"], AbstractContextManager["Device"]]
+"""Function that opens a device for a configuration."""
 
 
 class MemoryKeywords(TypedDict, total=False):
