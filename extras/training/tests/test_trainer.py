@@ -46,14 +46,14 @@ def test_fine_tuning_after_a_change_of_the_data() -> None:
 def test_training_all_layers_recovers_accuracy() -> None:
     """Training recovers at least 90 % of the accuracy that the inversion costs."""
     x, labels = inverted_digits()
-    whole = accuracy(MODEL, {"image": 1 - x[320:]}, labels[320:], CONFIG)
+    upright = accuracy(MODEL, {"image": 1 - x[320:]}, labels[320:], CONFIG)
     lost = accuracy(MODEL, {"image": x[320:]}, labels[320:], CONFIG)
     trained = weft.train(MODEL, {"image": x[:320]}, labels[:320], layers=None, epochs=30, rate=0.005)
     actual = accuracy(trained.model, {"image": x[320:]}, labels[320:], CONFIG)
-    assert whole is not None
+    assert upright is not None
     assert lost is not None
     assert actual is not None
-    assert actual - lost >= 0.9 * (whole - lost)
+    assert actual - lost >= 0.9 * (upright - lost)
 
 
 @pytest.mark.parametrize("kind", [-1, pytest.param(1, marks=pytest.mark.long)])
