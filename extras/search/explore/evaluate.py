@@ -74,9 +74,7 @@ class _RecordingConfig:
     def is_like(self, config: Config) -> bool:
         """Return whether another configuration gives the same answers."""
         fields_match = all(getattr(config, name) == value for name, value in self.read.items())
-        return fields_match and all(
-            has_plan(config, op) == plan_queries for op, plan_queries in self.plan_queries
-        )
+        return fields_match and all(has_plan(config, op) == answer for op, answer in self.plan_queries)
 
 
 def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Graph:
@@ -89,6 +87,7 @@ def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Gr
         if recorder.is_like(config):
             return graph
     recorder = _RecordingConfig(config)
+    # The front end only reads fields, so that the recorder can stand for a configuration.
     graph = import_model(path, config=cast(Config, recorder), shapes=dict(shapes))
     imported.insert(0, (recorder, graph))
     del imported[_GRAPHS:]

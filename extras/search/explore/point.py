@@ -204,6 +204,7 @@ class Measured:
         memory are counted once on the chip as well.
         """
         n, timing = self.point.config.n, self.timing
+        # Of n sums, 4 bytes each are read and written: with the vector's n bytes, that is 9 * n.
         on_chip = timing.active * 9 * n + timing.moved
         operations = (timing.macs, on_chip, timing.moved)
         return (

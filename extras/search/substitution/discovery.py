@@ -121,6 +121,7 @@ class Enumeration:
         self.family, self.terms = family, 0
         self._rng = np.random.default_rng(seed)
         self._domain, self._setting = Integers(), Setting({}, _SCENE.windows_by_name)
+        # Odd factors are invertible modulo 2**64: no bit of an element is lost.
         self._factors = self._rng.integers(1, 1 << 63, 4096, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         self._representatives: dict[tuple[_Kind, int], Term] = {}
         self._levels: list[dict[_Kind, _Level]] = [{} for _ in range(family.size + 1)]
@@ -285,6 +286,7 @@ def _select_independent(rules: Iterable[Rule]) -> list[Rule]:
     """Return the rules that are neither instances of another rule nor derivable from smaller rules."""
     selected: list[Rule] = []
     steps: list[Rule] = []
+    # Smaller rules first, because larger ones often follow from them.
     for rule in sorted(rules, key=_sort_key):
         if any(is_instance(rule, other) for other in selected) or _is_derivable(rule, steps):
             continue
@@ -316,7 +318,7 @@ def _is_derivable(rule: Rule, steps: list[Rule]) -> bool:
     fronts = [set(one), set(other)]
     for _ in range(_MAX_STEPS):
         for reached, index in ((one, 0), (other, 1)):
-            reached_next = {term_made for term in fronts[index] for term_made in rewrite_once(term, steps)}
+            reached_next = {item for term in fronts[index] for item in rewrite_once(term, steps)}
             fronts[index] = set(
                 sorted(reached_next - reached, key=lambda term: (term.size, term.text))[:_MAX_TERMS]
             )

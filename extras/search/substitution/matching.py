@@ -234,6 +234,7 @@ def namer(segment: DeviceSegment) -> Callable[[str], str]:
 
 def remove_dead(ops: Sequence[DeviceOp], states: Mapping[str, str]) -> tuple[DeviceOp, ...]:
     """Return the operators without those whose results are never read."""
+    # Repeat: a removed operator may have been the last reader of another's result.
     live, state_names = list(ops), set(states.values())
     while True:
         read: dict[str, list[View]] = defaultdict(list)

@@ -311,6 +311,7 @@ class Moves:
 
     def __init__(self, rules: Sequence[Rule], bits: int) -> None:
         self._rules, self._bits = select_usable(rules), bits
+        # Segments do not change: an index stays valid as long as its segment lives.
         self._places: weakref.WeakKeyDictionary[DeviceSegment, Places] = weakref.WeakKeyDictionary()
 
     def find(self, segment: DeviceSegment, op: DeviceOp) -> Iterator[Move]:

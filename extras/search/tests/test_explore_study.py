@@ -22,25 +22,33 @@ def test_two_reports_of_one_proposal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first counts, even if the second comes after Optuna has read the proposal's state."""
-    made = task(tmp_path)
+    search = task(tmp_path)
     first, second = (
-        Study(tmp_path / "journal.log", "weft", made.space, made.places, made.objectives, "nsga2", seed=seed)
+        Study(
+            tmp_path / "journal.log",
+            "weft",
+            search.space,
+            search.places,
+            search.objectives,
+            "nsga2",
+            seed=seed,
+        )
         for seed in (1, 2)
     )
     number, values, place = first.propose()
-    told: list[bool] = []
+    accepted: list[bool] = []
 
     def tell(*_: Any) -> None:
         monkeypatch.undo()
-        told.append(second.tell(number, other))
+        accepted.append(second.tell(number, other))
 
     if between:
         monkeypatch.setattr(first._study.sampler, "after_trial", tell)
     else:
         tell()
-    told.append(first.tell(number, mine))
+    accepted.append(first.tell(number, mine))
     # Both see the same solutions, whatever they reported.
-    assert told == [other is not None] * 2
+    assert accepted == [other is not None] * 2
     solutions = [] if other is None else [(values, place)]
     assert list(first.solutions()) == list(second.solutions()) == solutions
     assert not list(first.abandoned_trials())

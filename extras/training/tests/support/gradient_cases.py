@@ -39,7 +39,9 @@ class Case:
     def model(self) -> onnx.ModelProto:
         names = [f"in{index}" for index in range(len(self.shapes))]
         outputs = [f"out{index}" for index in range(self.outputs)]
-        constants = ["" if value is None else f"constant{index}" for index, value in enumerate(self.constants)]
+        constants = [
+            "" if value is None else f"constant{index}" for index, value in enumerate(self.constants)
+        ]
         node = helper.make_node(self.op, [*names, *constants], outputs, name="op", **self.attributes)
         graph = helper.make_graph(
             [node], "case",
