@@ -339,6 +339,7 @@ def _tune_layer(shape: ConvShape, judge: _Judge, trials: int, seed: int) -> Tune
         (folder / "layer.json").write_text(_search(shape, judge, trials, seed).text())
 
     cached = TunedLayer.load(entry(f"tuned-{'-'.join(map(str, key_parts))}", make) / "layer.json")
+    # Search again if the entry is damaged. Equal layers may have other names.
     return dataclasses.replace(cached or _search(shape, judge, trials, seed), name=shape.op.name)
 
 
@@ -357,6 +358,7 @@ def _search(shape: ConvShape, judge: _Judge, trials: int, seed: int) -> TunedLay
         cycles(index)
     if trials > RANKED_TRIALS and len(plans) > RANKED_TRIALS:
         _try_proposals(plans, cycles, trials, seed)
+    # Of equally fast plans, the one with the best estimate.
     best = min(cycles_by_plan, key=lambda index: (cycles_by_plan[index], index))
     return TunedLayer(shape.op.name, plans[best].tiling, cycles_by_plan[0], cycles_by_plan[best])
 

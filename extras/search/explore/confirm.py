@@ -216,7 +216,8 @@ def _layers(item: Measured, models: Models) -> Iterator[tuple[DeviceOp, DevicePr
                 room=room,
                 sequential=item.point.place.sequential,
             )
-        except CompileError:  # it fits only when fused with another operator
+        except CompileError:
+            # It fits only when fused with another operator.
             continue
         yield op, program
 

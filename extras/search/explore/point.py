@@ -269,7 +269,8 @@ def pareto_front(points: Iterable[Measured], objectives: Sequence[str]) -> list[
     for item in points:
         distinct.setdefault(values(item, objectives), item)
     optimal: list[tuple[float, ...]] = []
-    for candidate in sorted(distinct):  # a dominating tuple sorts before the dominated one
+    # A dominating tuple sorts before the dominated one.
+    for candidate in sorted(distinct):
         if not any(dominates(item, candidate) for item in optimal):
             optimal.append(candidate)
     return [distinct[candidate] for candidate in optimal]

@@ -151,7 +151,8 @@ class Enumeration:
             ):
                 if (key[1], other_key[1]) != are_weights:
                     continue
-                if are_weights[1]:  # one second operand for all first operands
+                # One second operand for all first operands.
+                if are_weights[1]:
                     for second, value in zip(right_level.terms, right_level.values, strict=True):
                         yield from self._combine(size, operator, left_level, (second,), (value,))
                 else:
@@ -176,7 +177,8 @@ class Enumeration:
         combined = [
             Term(*operator, (*terms, term) if before_level else (term, *terms)) for term in level.terms
         ]
-        if operator[0] in ON_WEIGHTS:  # weights have no batch axis
+        # Weights have no batch axis.
+        if operator[0] in ON_WEIGHTS:
             for term, value in zip(combined, level.values, strict=True):
                 yield from self._evaluate(size, [term], [value, *values], single=True)
         else:
@@ -219,6 +221,7 @@ class Enumeration:
                 equal_pairs.append((terms[index], first))
             else:
                 new_indices.append(index)
+        # No larger terms use those of the largest size.
         if new_indices and size < self.family.size:
             self._store(size, [terms[index] for index in new_indices], values[new_indices], kind)
         return equal_pairs

@@ -288,6 +288,7 @@ class Match:
         extended = self._bind("functions", name, function)
         if extended is None:
             return None
+        # A function that occurs with several weights must be non-decreasing with all of them.
         monotone = monotone and self.monotone.get(name, True)
         return dataclasses.replace(extended, monotone={**self.monotone, name: monotone})
 
@@ -320,6 +321,7 @@ def find_matches(pattern: Term, view: View, places: Places, match: Match | None 
 
 def _match_concatenation(pattern: Term, view: View, places: Places, match: Match) -> Iterator[Match]:
     parts = places.parts(view)
+    # A rule's concatenation has two operands: try each split of the parts.
     for count in range(1, len(parts)):
         size = sum(part.shape[3] for part in parts[:count])
         first_part, second_part = channels(view, 0, size), channels(view, size, view.shape[3] - size)
@@ -364,8 +366,9 @@ def _match_function(name: str, op: DeviceOp, weights: Weights | None, match: Mat
     function = function_of(op)
     monotone = is_monotone(function, weights)
     if name.startswith("~"):
+        # The device can negate only the second operand.
         if dict(function.values)["b_scale"] < 0:
-            return None  # the device can negate only the second operand
+            return None
         name, function = name[1:], function.swapped
     extended: Match | None = match
     for part in name.split("|"):

@@ -116,7 +116,8 @@ def differing_parts(
         for item in parts:
             verify_segment(item)
     except IrError:
-        return None  # it reads a value that only operators outside the part write
+        # It reads a value that only operators outside the part write.
+        return None
     return parts[0], parts[1]
 
 
@@ -256,7 +257,8 @@ class Search:
         waiting: dict[str, float] = dict.fromkeys((op.name for op in segment.ops), -math.inf)
         self._parts.frozen = False
         idle = self._idle_cycles(segment)
-        self._parts.measured = 0  # do not count the operators measured for `idle`
+        # Do not count the operators measured for `idle`.
+        self._parts.measured = 0
         while waiting and result.complete:
             # The operator with the largest known saving is examined again, and accepted if the saving is unchanged.
             name = min(waiting, key=lambda item: (waiting[item], -idle.get(item, 0)))

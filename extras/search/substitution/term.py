@@ -100,6 +100,7 @@ class Term:
         return f"{self.operator}{brackets}({', '.join(item.text for item in self.operands)})"
 
     def __hash__(self) -> int:
+        # Searches look up the same terms many times.
         return self._hash
 
     @cached_property
@@ -214,8 +215,10 @@ def compose_windows(first: Window, second: Window) -> Window:
     for axis in range(2):
         if first.dilation[axis] != 1 or second.dilation[axis] != 1:
             raise InvalidOperands("windows with dilation")
+        # Neighbours in the second window are a stride of the first one apart.
         kernel.append(first.kernel[axis] + (second.kernel[axis] - 1) * first.stride[axis])
         stride.append(first.stride[axis] * second.stride[axis])
+    # Pads are top, left, bottom and right.
     pad = [outer + inner * first.stride[side % 2]
            for side, (outer, inner) in enumerate(zip(first.pad, second.pad, strict=True))]  # fmt: skip
     return Window((kernel[0], kernel[1]), (stride[0], stride[1]), (1, 1), (pad[0], pad[1], pad[2], pad[3]))
@@ -292,6 +295,7 @@ def _sums(term: Term, operands: Sequence[np.ndarray], setting: Setting, domain: 
             raise InvalidOperands("a mean with padding")
         return sum(parts, start=next(parts))
     weight = operands[1]
+    # Depthwise weights have an output for each channel of the image.
     if (
         weight.shape[1:3] != window.kernel
         or weight.shape[3 if term.operator == "conv" else 0] != first.shape[-1]

@@ -188,7 +188,7 @@ def test_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("boards", "values", "limits", "said"),
+    ("boards", "values", "limits", "reason"),
     [
         (["ulx3s-12f"], {"n": (64,)}, {}, "LUTs of ulx3s-12f"),
         (["tang-nano-9k"], {"loops": (1,)}, {}, "what the sequential core does not have"),
@@ -202,11 +202,12 @@ def test_limits(tmp_path: Path) -> None:
     ],
 )
 def test_spaces_without_a_solution(tmp_path: Path, boards: list[str], values: dict[str, tuple[int, ...]],
-                                   limits: dict[str, float], said: str) -> None:  # fmt: skip
+                                   limits: dict[str, float], reason: str) -> None:  # fmt: skip
     """Reports how many points each constraint excludes."""
     search = task(tmp_path, boards=boards, space=Space(VALUES | values), limits=limits)
     with pytest.raises(
-        SpaceError, match=rf"no point of the space is a solution; of [\d,]+ points, .*: {said} [\d,]+"
+        SpaceError,
+        match=rf"no point of the space is a solution; reasons among [\d,]+ points: .*{reason} [\d,]+",
     ):
         explore(search, tmp_path, trials=4)
     assert not entries(tmp_path)
