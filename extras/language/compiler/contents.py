@@ -131,7 +131,8 @@ class Contents:
         mantissas = [
             numbers.scaled[name][index].mantissas
             if name in numbers.scaled
-            else np.ones(len(layer.matrices[name].values), np.int16)  # unused: one factor holds for all rows
+            # Unused: one factor holds for all rows.
+            else np.ones(len(layer.matrices[name].values), np.int16)
             for name in names
         ]
         biases = [numbers.biases[name].numbers[index] for name in names if name in numbers.biases]
@@ -156,6 +157,7 @@ class Contents:
                 part = self._encode_tiles(stacked, columns, first, ring.head_tiles)
                 self.records[start + offset : start + offset + len(part)] = part
                 first += ring.head_tiles
+        # There are none if matrices contain them.
         for gains in numbers.gains[-1:]:
             content = to_digit_pairs(gains, self._n).tobytes()
             self.records[begin + self.gains : begin + self.gains + len(content)] = content
@@ -178,6 +180,7 @@ class Contents:
     def _place_head(self) -> tuple[list[int], int]:
         """Return the offsets of the head's parts in a record, and the size of a record."""
         ring, slots = self.ring, len(self.ring.slots)
+        # The last block's LOADs fetch its successor's first parts from a record of the head, which must hold them.
         last = self.offsets[slots - 1] + _round_up(ring.vectors[slots - 1] * self._n) + _ALIGNMENT_BYTES
         if self.alike:
             return self.offsets[:slots], _round_up(last)
@@ -227,6 +230,7 @@ class _StackedWeights:
         if self._factors is None:
             return content
         groups = np.frombuffer(content, np.int8).reshape(-1, encoding.GROUP_WORDS, n)
+        # As `encode_words` pads the rows.
         padded = np.pad(self._factors[lines], ((0, -len(self._factors[lines]) % n), (0, 0)))
         factors = padded.reshape(-1, n, padded.shape[1]).swapaxes(1, 2).reshape(-1, n)
         return _pad(encoding.pack_groups(groups, factors))
@@ -292,7 +296,8 @@ def plan_ring(places: Places, other: Places | None = None) -> Ring:
     CompileError
         If the scratchpad is too small.
     """
-    gates = 2 if places.form.gated else 1  # a tile of the gate and one of the other product stay together
+    # A tile of the gate and one of the other product stay together.
+    gates = 2 if places.form.gated else 1
     tiles = {
         "qkv": places.queries + 2 * places.keys, "output": places.width, "inner": gates * places.inner,
         "down": places.width, "head": ceil_div(places.sizes.vocabulary, places.config.n),

@@ -293,6 +293,7 @@ def describe_outlier(model: LanguageModel) -> str:
         if (linear := getattr(block, field)) is not None
     }
     median = float(np.median(list(magnitudes.values())))
+    # 1e-45 is below the smallest float32 number, so that matrices of zeros have a logarithm.
     distances = {
         name: abs(math.log((most or 1e-45) / (median or 1e-45))) for name, most in magnitudes.items()
     }

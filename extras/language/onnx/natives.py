@@ -56,6 +56,7 @@ def _gather_blocks(node: Node, values: Inputs) -> list[np.ndarray]:
     ):
         raise CompileError(f"{node.label} has blocks along another axis than rows of its last one")
     rows = _integers(data[indices], bits, scales.shape[-1] * block)
+    # Unsigned integers without zero points are centred.
     middle = 0 if data.dtype.kind == "i" or data.dtype.name == "int4" else 1 << bits - 1
     blocks = rows.reshape(*rows.shape[:-1], -1, block)
     if zeros is None:
@@ -97,6 +98,7 @@ def _rotary_embedding(node: Node, values: Inputs) -> list[np.ndarray]:
         raise CompileError(
             f"{node.label} has scale {attributes['scale']:g}; weft reads rotations without a scale"
         )
+    # Either (batch, tokens, heads * length) or (batch, heads, tokens, length).
     flat = x.ndim == 3
     heads = int(attributes.get("num_heads", 0))
     if flat:
@@ -176,6 +178,7 @@ def _group_query_attention(node: Node, values: Inputs) -> list[np.ndarray]:
         x.reshape(x.shape[0], tokens, count, -1).swapaxes(1, 2)
         for x, count in ((query, heads), (key, groups), (value, groups))
     )
+    # Input 5 (seqlens_k) is the number of keys less one.
     before = int(_required(values, 5).reshape(-1)[0]) + 1 - tokens
     if attributes.get("do_rotary", 0):
         cosine, sine = _required(values, 7), _required(values, 8)
@@ -185,6 +188,7 @@ def _group_query_attention(node: Node, values: Inputs) -> list[np.ndarray]:
         style = bool(attributes.get("rotary_interleaved", 0))
         query, key = (rotate(x, cosine[positions], sine[positions], interleaved=style) for x in (query, key))
     if values[3] is not None and values[4] is not None:
+        # The cache may have room for more keys than it holds.
         key = np.concatenate([values[3][:, :, :before], key], axis=2)
         value = np.concatenate([values[4][:, :, :before], value], axis=2)
     scale = attributes.get("scale", 0.0) or query.shape[-1] ** -0.5

@@ -90,6 +90,7 @@ class Norms:
     def _try_layer_norm(
         self, stream: str, normalised: str, x: np.ndarray, y: np.ndarray
     ) -> tuple[Norm, float] | None:
+        # LayerNorm of zeros is its bias.
         bias = self._find_constant(
             stream, normalised, self._run(stream, normalised, np.zeros_like(x[:1]))[0].astype(np.float64)
         )
@@ -143,6 +144,7 @@ class Norms:
         constants = self._texts.graph.network.constants
         for node in self._texts.trials.needed([normalised], [stream], shapes=False):
             if isinstance(epsilon := node.attributes.get("epsilon"), float):
+                # Six digits, because 1e-5 in float32 is 9.99999975e-06.
                 yield float(f"{epsilon:.6g}")
             for name in node.reads:
                 if name in constants and constants[name].size == 1 and constants[name].dtype.kind == "f":
