@@ -214,15 +214,15 @@ class _StackedWeights:
     ) -> _StackedWeights:
         """Stack matrices, one after the other or N rows of each in turn, with `padding` rows of zeros at the end."""
 
-        def stacked(parts: list[np.ndarray]) -> np.ndarray:
+        def stack_rows(parts: list[np.ndarray]) -> np.ndarray:
             joined = interleave(parts, n) if interleaved else np.concatenate(parts)
             return np.pad(joined, ((0, padding), (0, 0)))
 
         if not blocks:
-            return cls(stacked([matrix.values for matrix in matrices]), None)
+            return cls(stack_rows([matrix.values for matrix in matrices]), None)
         nibbles = [matrix.nibbles for matrix in matrices if matrix.nibbles is not None]
         factors = [matrix.factors for matrix in matrices if matrix.factors is not None]
-        return cls(stacked(nibbles), stacked(factors))
+        return cls(stack_rows(nibbles), stack_rows(factors))
 
     def encode(self, lines: slice, n: int) -> bytes:
         """Return the bytes of some rows."""
@@ -255,7 +255,7 @@ class _ColumnParameters:
     ) -> _ColumnParameters:
         """Stack the parameters of matrices as `_StackedWeights.stack` stacks their rows."""
 
-        def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
+        def stack_rows(parts: Sequence[np.ndarray]) -> np.ndarray:
             return (
                 interleave([part[:, None] for part in parts], n)[:, 0]
                 if interleaved
@@ -263,8 +263,8 @@ class _ColumnParameters:
             )
 
         # Mantissas are at least 1.
-        padded = np.pad(stacked(mantissas), (0, padding), constant_values=1)
-        return cls(padded, np.pad(stacked(biases), (0, padding)) if digits else np.zeros(0), digits)
+        padded = np.pad(stack_rows(mantissas), (0, padding), constant_values=1)
+        return cls(padded, np.pad(stack_rows(biases), (0, padding)) if digits else np.zeros(0), digits)
 
     def encode(self, lines: slice, n: int) -> bytes:
         """Return the bytes of some rows."""

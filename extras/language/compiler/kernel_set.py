@@ -167,7 +167,7 @@ def _inner_kernels(numbers: Integers) -> dict[str, Rows]:
     columns, form, places = numbers.model.sizes.feed_forward, numbers.form, numbers.inner_places
     scaled = {name: numbers.scaled[name][0] for name in ("gate", "up") if name in numbers.scaled}
     if form.gates_sums:
-        return {"inner": kernels.gated(columns, scaled["gate"], scaled["up"], places)}
+        return {"inner": kernels.gate_and_multiply(columns, scaled["gate"], scaled["up"], places)}
     shifts = {name: numbers.biases[name].shift if name in numbers.biases else None for name in scaled}
     if not form.gated:
         return {"inner": kernels.gelu(columns, scaled["up"], places, shifts["up"])}

@@ -268,7 +268,7 @@ def offset(columns: int) -> Rows:
     return rows
 
 
-def gated(columns: int, gate: Scaled, up: Scaled, places: int) -> Rows:
+def gate_and_multiply(columns: int, gate: Scaled, up: Scaled, places: int) -> Rows:
     """Compute ``silu(gate) * up`` from sums to two digits (target 0).
 
     Each element has two sums (0), the gate's first, with their mantissas (1 and 2) and the shift of the row (3). Sums
@@ -288,7 +288,7 @@ def gated(columns: int, gate: Scaled, up: Scaled, places: int) -> Rows:
 
 
 def gated_digits(columns: int, gate_places: int, places: int) -> Rows:
-    """Compute ``silu(gate) * up`` as `gated` does, from two digits of the gate (0) and of the other product (1).
+    """Compute ``silu(gate) * up`` like `gate_and_multiply`, from two digits of the gate (0) and the other product (1).
 
     The gate has `gate_places` fractional bits; the result has two digits (target 0).
     """

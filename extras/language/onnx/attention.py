@@ -75,7 +75,7 @@ class Attention:
         CompileError
             If it computes anything but causal softmax attention with scores divided by the root of the key length.
         """
-        nodes = self._texts.trials.needed(
+        nodes = self._texts.trials.needed_nodes(
             [half.last.source], [part.output for part in half.first], shapes=False
         )
         for node in nodes:

@@ -55,7 +55,7 @@ def read_feed_forward(texts: Texts, half: Half) -> tuple[Linear | None, Linear]:
         If the network between the products is neither ``silu(gate) * up`` nor ``gelu(up)``.
     """
     inner_width, first = half.last.inputs, half.first
-    nodes = texts.trials.needed([half.last.source], [part.output for part in first], shapes=False)
+    nodes = texts.trials.needed_nodes([half.last.source], [part.output for part in first], shapes=False)
     place = nodes[-1].label if nodes else half.last.node.label
     random = np.random.default_rng(4)
     inputs = {
@@ -275,7 +275,9 @@ class _Reader:
         structure, trials, graph = self._structure, self._texts.trials, self._graph
         products = [self._head, *(part for half in structure.halves for part in (*half.first, half.last))]
         tried_nodes = {node.index for product in products for node in product.nodes} | trials.used_nodes
-        tried_nodes |= {node.index for node in trials.needed([structure.embedded, structure.positions], ())}
+        tried_nodes |= {
+            node.index for node in trials.needed_nodes([structure.embedded, structure.positions], ())
+        }
         for node in graph.network.nodes:
             in_structure = any(
                 graph.origin(name) in structure.ends or name in graph.fixed for name in node.outputs

@@ -102,10 +102,10 @@ class Trials:
                 raise CompileError(f"{segment.label} cannot be tried out: {error}") from None
         return [np.asarray(values[name]) for name in names]
 
-    def needed(self, names: Iterable[str], known_names: Iterable[str], *, shapes: bool = True) -> list[Node]:
-        """Return the nodes between `known` values and `names`; without `shapes`, skip nodes that only sizes depend
-        on.
-        """
+    def needed_nodes(
+        self, names: Iterable[str], known_names: Iterable[str], *, shapes: bool = True
+    ) -> list[Node]:
+        """Return the nodes from `known_names` to `names`; without `shapes`, skip nodes that only sizes depend on."""
         excluded, missing, nodes = set(known_names), set(names), []
         missing -= excluded
         for node in reversed(self._graph.network.nodes):
@@ -116,7 +116,7 @@ class Trials:
         return nodes[::-1]
 
     def _make_segments(self, names: tuple[str, ...], inputs: Values) -> list[_Segment]:
-        graph, nodes = self._graph, self.needed(names, inputs)
+        graph, nodes = self._graph, self.needed_nodes(names, inputs)
         available = {*inputs, *graph.network.constants}
         computed = {name for node in nodes for name in node.outputs}
         for node in nodes:
@@ -200,7 +200,7 @@ class Texts:
     def _check_dependencies(self, names: list[str], known: Mapping[str, np.ndarray]) -> None:
         """Raise if values depend on unknown streams or products other than by their sizes."""
         ends = self.structure.ends
-        for node in self.trials.needed(names, known, shapes=False):
+        for node in self.trials.needed_nodes(names, known, shapes=False):
             for name in () if not node.domain and node.operator in SHAPES else node.reads:
                 if name in ends and name not in known and name not in names:
                     raise CompileError(

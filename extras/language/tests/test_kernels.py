@@ -320,7 +320,7 @@ def test_gates_open(config: Config, size: tuple[int, int]) -> None:
         digits(up.mantissas[None].astype(int)),
         row.astype(np.int8),
     ]
-    actual = run(kernels.gated(size[1], gate, up, 3), tensors, config)
+    actual = run(kernels.gate_and_multiply(size[1], gate, up, 3), tensors, config)
     x, y = x / 4096, y / 4096
     exact = x / (1 + np.exp(-x)) * y * 512
     error = np.abs(number(actual, 0) - np.clip(exact, -32639, 32639))

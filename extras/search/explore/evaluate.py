@@ -82,7 +82,7 @@ def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Gr
 
     A graph that was imported for another configuration is reused if all recorded answers are the same.
     """
-    imported = _imported(path, shapes)
+    imported = _graph_cache(path, shapes)
     for recorder, graph in imported:
         if recorder.is_like(config):
             return graph
@@ -95,7 +95,7 @@ def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Gr
 
 
 @lru_cache(maxsize=_GRAPHS)
-def _imported(path: str, shapes: tuple[tuple[str, int], ...]) -> list[tuple[_RecordingConfig, Graph]]:
+def _graph_cache(path: str, shapes: tuple[tuple[str, int], ...]) -> list[tuple[_RecordingConfig, Graph]]:
     """Return the list in which `_graph` caches graphs of a model, latest first."""
     return []
 

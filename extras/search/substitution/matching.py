@@ -219,7 +219,7 @@ class Places:
         return inside if sum(item.shape[3] for item in inside) == view.shape[3] else []
 
 
-def touched(ops: Iterable[DeviceOp]) -> set[str]:
+def touched_buffers(ops: Iterable[DeviceOp]) -> set[str]:
     """Return the names of the buffers that operators read or write."""
     return {view.buffer.name for op in ops for view in (*op.sources, op.dst)}
 
@@ -227,7 +227,7 @@ def touched(ops: Iterable[DeviceOp]) -> set[str]:
 def namer(segment: DeviceSegment) -> Callable[[str], str]:
     """Return a function for names of operators and buffers that are unused in a segment."""
     names = Names()
-    for taken in (*touched(segment.ops), *(op.name for op in segment.ops)):
+    for taken in (*touched_buffers(segment.ops), *(op.name for op in segment.ops)):
         names.unique(taken)
     return names.unique
 
