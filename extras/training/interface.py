@@ -178,9 +178,6 @@ def parse_labels(labels: object, count: int) -> np.ndarray:
     return array.astype(np.int64)
 
 
-_QUANTISED = "QuantizeLinear"
-
-
 def accuracy(
     model: Source, samples: Mapping[str, np.ndarray], labels: np.ndarray, config: Config
 ) -> float | None:
@@ -195,13 +192,13 @@ def accuracy(
         If samples or labels do not fit it.
     """
     network = other_network(model) or read(model)
-    if not any(node.operator == _QUANTISED for node in network.nodes):
+    if not any(node.operator == "QuantizeLinear" for node in network.nodes):
         return None
     program = api.compile(model, config)
     if len(program.outputs) != 1:
         raise InputError(f"a classifier has one output; this model has {len(program.outputs)}")
     fitted = fit_samples(samples, program.inputs)
     output = next(iter(program.outputs))
-    rows = [program.run(given).outputs[output] for given in fitted]
+    rows = [program.run(inputs).outputs[output] for inputs in fitted]
     classes = np.concatenate([row.reshape(-1, row.shape[-1]).argmax(1) for row in rows])
     return float((classes == parse_labels(labels, len(classes))).mean())

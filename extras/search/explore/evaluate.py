@@ -74,9 +74,7 @@ class _RecordingConfig:
     def is_like(self, config: Config) -> bool:
         """Return whether another configuration gives the same answers."""
         fields_match = all(getattr(config, name) == value for name, value in self.read.items())
-        return fields_match and all(
-            has_plan(config, op) == plan_queries for op, plan_queries in self.plan_queries
-        )
+        return fields_match and all(has_plan(config, op) == answer for op, answer in self.plan_queries)
 
 
 def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Graph:
@@ -84,11 +82,12 @@ def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Gr
 
     A graph that was imported for another configuration is reused if all recorded answers are the same.
     """
-    imported = _imported(path, shapes)
+    imported = _graph_cache(path, shapes)
     for recorder, graph in imported:
         if recorder.is_like(config):
             return graph
     recorder = _RecordingConfig(config)
+    # The front end only reads fields, so that the recorder can stand for a configuration.
     graph = import_model(path, config=cast(Config, recorder), shapes=dict(shapes))
     imported.insert(0, (recorder, graph))
     del imported[_GRAPHS:]
@@ -96,7 +95,7 @@ def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Gr
 
 
 @lru_cache(maxsize=_GRAPHS)
-def _imported(path: str, shapes: tuple[tuple[str, int], ...]) -> list[tuple[_RecordingConfig, Graph]]:
+def _graph_cache(path: str, shapes: tuple[tuple[str, int], ...]) -> list[tuple[_RecordingConfig, Graph]]:
     """Return the list in which `_graph` caches graphs of a model, latest first."""
     return []
 

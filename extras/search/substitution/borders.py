@@ -122,6 +122,7 @@ def _input(window: Window, axis: int, at: int, tap: int) -> int:
 def _taps(window: Window, axis: int, size: int, at: int) -> range:
     """Return the range of kernel elements that contribute to an output."""
     inside = [tap for tap in range(window.kernel[axis]) if 0 <= _input(window, axis, at, tap) < size]
+    # Input indices grow with the kernel element, so that those inside are contiguous.
     return range(inside[0], inside[-1] + 1) if inside else range(0)
 
 

@@ -22,7 +22,7 @@ from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View
 from weft.compiler.planner import part_of
 from weft.compiler.verify import run_ops, verify_segment
 from weft.extras.search.substitution.borders import useful_products
-from weft.extras.search.substitution.matching import touched
+from weft.extras.search.substitution.matching import touched_buffers
 from weft.extras.search.substitution.moves import Move, Moves
 from weft.extras.search.substitution.rule import Rule
 
@@ -98,11 +98,13 @@ def differing_parts(
         for op in item.ops
         if id(op) not in common and op.dst.buffer.kind == "temp"
     }
-    uses = Counter(name for item in segments for op in item.ops for name in touched((op,)) & written)
-    own = touched(before.ops) ^ touched(after.ops) | {name for name in written if uses[name] <= _MAX_USERS}
+    uses = Counter(name for item in segments for op in item.ops for name in touched_buffers((op,)) & written)
+    own = touched_buffers(before.ops) ^ touched_buffers(after.ops) | {
+        name for name in written if uses[name] <= _MAX_USERS
+    }
     near_ids: set[int] = set()
     for item, indices in zip(segments, changed, strict=True):
-        inside = [at for at, op in enumerate(item.ops) if own & touched((op,))] + indices
+        inside = [at for at, op in enumerate(item.ops) if own & touched_buffers((op,))] + indices
         if inside:
             near = range(max(min(inside) - _NEIGHBOURS, 0), min(max(inside) + 1 + _NEIGHBOURS, len(item.ops)))
             near_ids |= {id(item.ops[at]) for at in near}
@@ -116,7 +118,8 @@ def differing_parts(
         for item in parts:
             verify_segment(item)
     except IrError:
-        return None  # it reads a value that only operators outside the part write
+        # It reads a value that only operators outside the part write.
+        return None
     return parts[0], parts[1]
 
 
@@ -256,7 +259,8 @@ class Search:
         waiting: dict[str, float] = dict.fromkeys((op.name for op in segment.ops), -math.inf)
         self._parts.frozen = False
         idle = self._idle_cycles(segment)
-        self._parts.measured = 0  # do not count the operators measured for `idle`
+        # Do not count the operators measured for `idle`.
+        self._parts.measured = 0
         while waiting and result.complete:
             # The operator with the largest known saving is examined again, and accepted if the saving is unchanged.
             name = min(waiting, key=lambda item: (waiting[item], -idle.get(item, 0)))
@@ -412,7 +416,7 @@ def _difference(before: DeviceSegment, after: DeviceSegment) -> tuple[object, ..
     Names of new buffers are ignored.
     """
     old, new = set(map(id, before.ops)), set(map(id, after.ops))
-    known = touched(before.ops)
+    known = touched_buffers(before.ops)
     added = [op for op in after.ops if id(op) not in old]
     own: dict[str, object] = {}
 
