@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -52,6 +53,7 @@ _ZERO_INIT = re.compile(
 
 
 _COMMENT_WIDTH = 100
+_JOB = "job.json"
 MAX_PREFIX = 64
 """Length of the longest prefix for module names. Tools limit identifiers to 1024 characters or more."""
 
@@ -65,9 +67,37 @@ def run_yosys(*commands: str, cwd: Path) -> str:
     """Run Yosys commands as `yosys_command` does, in folder `cwd`, and return the log. Raises `YosysError`."""
     process = subprocess.run(yosys_command(*commands), cwd=cwd, capture_output=True, text=True, check=False)
     if process.returncode:
-        log = (process.stdout + process.stderr).strip().splitlines()
-        raise YosysError("yosys failed: " + "\n".join(log[-8:]))
+        raise YosysError(yosys_message(process.stdout + process.stderr))
     return process.stdout
+
+
+def run_yosys_task(
+    task: Callable[[dict[str, Any]], None], folder: Path, job: dict[str, Any]
+) -> tuple[bool, str]:
+    """Call `task`, a function of a module, with `job`, a JSON value, in a subprocess with working folder `folder`.
+
+    Returns
+    -------
+    succeeded : bool
+        True if the exit code is 0 and Yosys reported no error.
+    output : str
+        Standard output and standard error.
+    """
+    (folder / _JOB).write_text(json.dumps(job))
+    call = (
+        f"import json, pathlib; from {task.__module__} import {task.__name__} as task; "
+        f"task(json.loads(pathlib.Path({_JOB!r}).read_text()))"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", call], cwd=folder, capture_output=True, text=True, check=False
+    )
+    output = process.stdout + process.stderr
+    return not process.returncode and "ERROR:" not in output, output
+
+
+def yosys_message(output: str) -> str:
+    """Return an error message with the last lines of Yosys' output."""
+    return "yosys failed: " + "\n".join([line for line in output.splitlines() if line.strip()][-8:])
 
 
 @contextmanager

@@ -11,7 +11,8 @@ import numpy as np
 
 from weft.hdl.isa import WORD_BYTES, End, Instruction, Load, Queue, decode
 from weft.hdl.isa.config import Config
-from weft.sim.rtl.device import Observed, RtlDevice
+from weft.sim.rtl.device import RtlDevice
+from weft.sim.rtl.library import Observed
 from weft.sim.timing.device import SAMPLE, Interval
 
 OBSERVED: Observed = {
