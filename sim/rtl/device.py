@@ -336,10 +336,10 @@ class RtlDevice(Closable, Device):
             (the message says what it waits for). If an address is outside memory, the core violates the AXI protocol,
             memory answers with an error, an instruction is invalid, or the program was stopped.
         """
-        left = timeout
+        remaining = timeout
         watch = HangDetector(self.config, self._patience, sequential=self.sequential)
         while self._started:
-            chunk = CHUNK if left is None else min(CHUNK, left)
+            chunk = CHUNK if remaining is None else min(CHUNK, remaining)
             done = self._library.weft_run(self._handle, chunk)
             if self._waves is not None:
                 self._waves.ran = self.cycles - self._begun()
@@ -349,12 +349,12 @@ class RtlDevice(Closable, Device):
                 self._fail(message)
             if done:
                 self._end()
-            elif left is None:
+            elif remaining is None:
                 if watch.hangs(self.counters()):
                     self._fail(f"the program hangs: {self._diagnose(hangs=True)}")
             else:
-                left -= chunk
-                if left <= 0:
+                remaining -= chunk
+                if remaining <= 0:
                     self._fail(f"the program is not done after {timeout} cycles: {self._diagnose()}")
 
     def _end(self) -> None:
