@@ -142,7 +142,9 @@ def _intervals(
         yield Interval(queue, index, "runs", at + 1, end)
 
 
-def _ends(observation: _Observation, queue: Queue, instructions: Sequence[Instruction], config: Config) -> list[int]:
+def _ends(
+    observation: _Observation, queue: Queue, instructions: Sequence[Instruction], config: Config
+) -> list[int]:
     """Return the cycle after each instruction's signal, or after the last step of an instruction without a signal.
 
     Units do not report their current instruction. So this counts the steps of instructions, whose numbers are known.
