@@ -68,6 +68,7 @@ def sums_along_rows(
     """
     first = rows[0]
     step = 2 // first.width
+    # The groups of columns N - 2T, N - 2T + 2 and so on, in which `depthwise` of `weft.hdl.isa.Mm` finds its weights.
     groups = [first.groups - (taps - tap) * step for tap in range(taps)]
     end = len(rows) - 1 + first.groups - 1 + first.cycles
     passing = _Flags(m, flags, 0, end, "flags")

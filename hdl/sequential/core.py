@@ -433,6 +433,7 @@ class SequentialCore(wiring.Component):
 
         `fault` keeps the unit of the interrupted instruction until the next start.
         """
+        # One cycle of reset, which also ends the run and with it `stop`.
         m.d.sync += abort.eq(control.stop & mover.quiet & ~abort)
         unit = Signal(FaultUnit, init=FaultUnit.FETCH)
         with m.If(busy[Queue.LOAD]):

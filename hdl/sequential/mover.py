@@ -197,6 +197,7 @@ class Mover(wiring.Component):
         with m.If(failed):
             m.d.sync += kept.eq(Mux(axi.rvalid, axi.rresp, axi.bresp))
 
+        # The registers share the comparison of their low bits with 0.
         some = Signal()
         many = Signal()
         m.d.comb += [

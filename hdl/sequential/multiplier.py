@@ -306,6 +306,7 @@ class Rows(wiring.Component):
             self.row_read.eq(stages[2] | self.read_c),
         ]
         m.d.sync += [
+            # `stages[i]`: a row entered i + 1 cycles ago. Its vector is there with stage 0, its products with stage 2.
             stages.eq(Cat(self.active, stages)),
             valid.eq(Cat(self.in_range & row_valid, valid)),
             self.row_written.eq(Cat(Mux(zeros, 0, c), zeros)),

@@ -84,6 +84,7 @@ class KernelLanes(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
+        # Entry i is the issue of i cycles ago.
         stages = [self.issue]
         for stage in range(1, KERNEL_LATENCY + 1):
             following = Signal(self.issue.shape(), name=f"issue_{stage}")

@@ -415,6 +415,7 @@ class VecUnit(wiring.Component):
 
         Returns the stage of look-up tables, if there is any.
         """
+        # Stages are added from the writer backwards: `results` is the input of the stage added last.
         tag, valid = requantise.result_tag, requantise.result_valid
         lookup = None
         last = Signal()
