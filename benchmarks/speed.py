@@ -21,7 +21,8 @@ from weft.hdl.verilog import generate
 from weft.run.runtime import Image
 from weft.sim.compiled.device import CompiledDevice
 from weft.sim.golden.interpreter import GoldenDevice
-from weft.sim.rtl.device import RtlDevice, build_model
+from weft.sim.rtl.device import RtlDevice
+from weft.sim.rtl.library import build_model
 
 
 def main() -> int:
