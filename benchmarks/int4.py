@@ -16,7 +16,8 @@ import numpy as np
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View
+from weft.compiler.ir.graph import Conv, DeviceSegment
+from weft.compiler.ir.views import Buffer, View
 from weft.configurations import configuration, memory_of
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter

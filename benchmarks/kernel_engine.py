@@ -10,7 +10,8 @@ import sys
 import numpy as np
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Buffer, DeviceSegment, View
+from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.operators import GroupNorm, LayerNorm
 from weft.hdl.isa.config import PRESETS

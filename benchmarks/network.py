@@ -12,7 +12,9 @@ import time
 import numpy as np
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.run.runtime import Image

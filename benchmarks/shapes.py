@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Conv, DeviceSegment
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ import sys
 import numpy as np
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Conv, DeviceSegment
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.kernel.wide import WideConv
 from weft.compiler.onnx.wide import upper_plane
 from weft.hdl.isa.config import PRESETS

@@ -32,18 +32,9 @@ from shapes import RESNET18, Shape, gemm
 
 import weft
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import (
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Pool,
-    Rescale,
-    Softmax,
-    View,
-    Window,
-)
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, Rescale, Softmax
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.memory import LENGTH
 from weft.examples import attention as attention_example
 from weft.examples import digits

@@ -31,7 +31,9 @@ import numpy as np
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Conv, DeviceSegment
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
 from weft.run.runtime import Image

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, Region
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Region
 from weft.compiler.ir.layout import Rows
+from weft.compiler.ir.views import Buffer
 from weft.compiler.lower.rows import early_table_tasks
 from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.emit import Emitter

@@ -8,8 +8,9 @@ import numpy as np
 
 from weft.compiler.errors import IrError
 from weft.compiler.host.segments import from_buffer, run_host, to_buffer
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment
 from weft.compiler.ir.model import Graph
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.operators.record import operator_of
 
 _BY_THE_HOST = ("input", "state", "pages", "table")

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import DeviceOp, Window
+from weft.compiler.ir.graph import DeviceOp
 from weft.compiler.ir.scales import quantise_scales
+from weft.compiler.ir.windows import Window
 
 
 @dataclass(frozen=True, eq=False)

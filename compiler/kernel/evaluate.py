@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import View
+from weft.compiler.ir.views import View
 from weft.compiler.kernel.expressions import EXPONENTS, WORD, Expression, Rows, factor_of
 from weft.compiler.kernel.operators import FRACTION_PLACES, RowOp
 from weft.compiler.kernel.products import steps

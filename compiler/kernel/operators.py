@@ -12,7 +12,8 @@ from typing import ClassVar, Self
 import numpy as np
 
 from weft.compiler.errors import KernelError
-from weft.compiler.ir.graph import DeviceOp, View
+from weft.compiler.ir.graph import DeviceOp
+from weft.compiler.ir.views import View
 from weft.compiler.kernel.expressions import FACTOR, IMMEDIATE, RECIPROCAL_PLACES, Expression, Rows, constant
 
 MEAN_PLACES = 12

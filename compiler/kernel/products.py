@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from weft.compiler.ir.graph import View
+from weft.compiler.ir.views import View
 from weft.compiler.kernel.expressions import (
     FACTOR,
     IMMEDIATE,

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.compiler.ir.graph import View
+from weft.compiler.ir.views import View
 from weft.compiler.kernel.evaluate import LIMITS
 from weft.compiler.kernel.expressions import (
     DIGITS,

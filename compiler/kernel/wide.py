@@ -10,8 +10,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import ONE, View, Weighted, Window
+from weft.compiler.ir.graph import Weighted
 from weft.compiler.ir.layout import fill_planes, join_planes, split_planes
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.kernel.evaluate import LIMITS, ClampedRows, evaluate, store_clamped
 from weft.compiler.kernel.expressions import (
     DIGITS,

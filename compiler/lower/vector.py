@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import ONE, Add, DeviceOp, Multiply, Rescale, Window
+from weft.compiler.ir.graph import Add, DeviceOp, Multiply, Rescale
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
+from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, loop_stride
 from weft.compiler.machine.memory import Place, Ring, TensorRef
 from weft.compiler.machine.target import coordinates

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from weft.compiler.ir.graph import Buffer
+from weft.compiler.ir.views import Buffer
 from weft.compiler.machine.memory import (
     ALIGN,
     BASE_OF_KIND,

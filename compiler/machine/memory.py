@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, View
+from weft.compiler.ir.graph import Add, Conv, DeviceOp
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.machine.target import PIXELS_MAX
 from weft.hdl.isa import MicroOp, encoding
 

@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir.graph import Conv, Pad, View, Window
+from weft.compiler.ir.graph import Conv, Pad
 from weft.compiler.ir.layout import Layout, row_major_layout, spatial
-from weft.compiler.ir.windows import Axis, axes
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Axis, Window, axes
 from weft.compiler.machine.target import has_coordinates
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import (

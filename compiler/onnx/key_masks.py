@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View
+from weft.compiler.ir.graph import Conv, DeviceOp, Rescale
 from weft.compiler.ir.layout import Layout, Shape4
 from weft.compiler.ir.scales import SCORE_REACH, product_ends
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.onnx.qdq import Activation, Quant, Recipe, Tensor
 from weft.compiler.onnx.reorder import to_layout
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.compiler.errors import CompileError, NarrowError
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View
+from weft.compiler.ir.graph import Conv, DeviceOp, Rescale
 from weft.compiler.ir.layout import BITS, PACKED, Layout, natural, row_major_layout
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.products import RowIndices
 from weft.compiler.ir.scales import Bounds, Pair, product_ends
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.wide import upper_plane, widen
 

@@ -16,8 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View, Window
+from weft.compiler.ir.graph import Conv, DeviceOp, Rescale
 from weft.compiler.ir.layout import Layout, row_major_layout
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.onnx.qdq import Recipe, Tensor
 from weft.compiler.onnx.wide import move_planes
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from weft.compiler.errors import EvaluationError
 from weft.compiler.host.evaluate import Evaluator
-from weft.compiler.ir.graph import DeviceOp, View
+from weft.compiler.ir.graph import DeviceOp
 from weft.compiler.ir.layout import (
     Layout,
     Shape4,
@@ -31,6 +31,7 @@ from weft.compiler.ir.layout import (
     spatial,
 )
 from weft.compiler.ir.network import Network, Type
+from weft.compiler.ir.views import View
 from weft.compiler.onnx.convolutions import pair_operands
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Quant, Recipe, Results, Symbol, Tensor, result

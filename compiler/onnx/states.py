@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment
 from weft.compiler.ir.layout import Layout
 from weft.compiler.ir.model import Graph, HostSegment, Transfer
 from weft.compiler.ir.network import Network, Node, State, dtype_of, producer, type_of
+from weft.compiler.ir.views import Buffer, View
 
 
 def keep_on_device(graph: Graph) -> Graph:

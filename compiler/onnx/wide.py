@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.errors import CompileError, NarrowError
-from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, Multiply, Pad, Pool, Rescale, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, Multiply, Pad, Pool, Rescale
 from weft.compiler.ir.layout import fill_planes, split_planes
 from weft.compiler.ir.products import Embedding
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.kernel.evaluate import LIMITS, WideElements
 from weft.compiler.kernel.operators import LayerNorm, RowOp
 from weft.compiler.kernel.products import RowScale

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from weft.compiler.ir.graph import ONE, Conv, DeviceOp, DeviceSegment, Pool
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool
+from weft.compiler.ir.windows import ONE
 from weft.compiler.machine import target as overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import Target

@@ -13,20 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import (
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pad,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pad, Pool, Rescale
 from weft.compiler.ir.microops import Value, requantise
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.operators.record import operator_of
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import Config

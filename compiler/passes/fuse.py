@@ -7,20 +7,9 @@ from collections import Counter
 
 import numpy as np
 
-from weft.compiler.ir.graph import (
-    Add,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pad,
-    Pool,
-    Rescale,
-    View,
-    Window,
-    readers,
-)
-from weft.compiler.ir.windows import Axis
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pad, Pool, Rescale, readers
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Axis, Window
 from weft.compiler.machine.target import is_far
 from weft.compiler.operators.record import operator_of
 from weft.compiler.passes.split_pool import fits

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool, Region, View, Window
-from weft.compiler.ir.views import may_overlap
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool, Region
+from weft.compiler.ir.views import View, may_overlap
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine import target
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.operators.record import Cost, operator_of

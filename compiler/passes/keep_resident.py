@@ -13,7 +13,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Ops, Region, View
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Ops, Region
+from weft.compiler.ir.views import View
 from weft.compiler.kernel.wide import WideConv
 from weft.compiler.machine import target
 from weft.compiler.machine.emit import ceil_div

@@ -11,18 +11,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from weft.compiler.ir.graph import (
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Region,
-    Strips,
-    View,
-    Window,
-    readers,
-)
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Region, Strips, readers
 from weft.compiler.ir.layout import Rows
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import PITCH_MAX
 from weft.compiler.passes.groups import Group, Groups
 from weft.compiler.planner import Planner

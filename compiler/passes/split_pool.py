@@ -7,7 +7,9 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, Pool, View, Window
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.planner import Planner
 
 _GAIN = 0.9

@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from weft.compiler.ir.graph import (
-    ONE,
     Add,
-    Buffer,
     Conv,
     DeviceOp,
     DeviceSegment,
@@ -23,9 +21,9 @@ from weft.compiler.ir.graph import (
     Region,
     Rescale,
     Strips,
-    View,
-    Window,
 )
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.operators.record import Cost
 from weft.compiler.passes.keep_resident import cost_of, with_resident
 from weft.compiler.planner import Planner

@@ -6,7 +6,8 @@ import bisect
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, Ops, Rescale, View, readers
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Ops, Rescale, readers
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.passes.fuse import keeps_fitting
 from weft.compiler.planner import Planner
 

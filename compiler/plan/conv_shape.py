@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Conv, Window
+from weft.compiler.ir.graph import Conv
+from weft.compiler.ir.windows import Window
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.wide import WideConv
 from weft.compiler.machine.emit import Box, ceil_div

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Conv, Window
+from weft.compiler.ir.graph import Conv
+from weft.compiler.ir.windows import Window
 from weft.compiler.kernel.wide import WideConv
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import Target, is_far

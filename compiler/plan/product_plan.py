@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from weft.compiler.ir.graph import View
 from weft.compiler.ir.products import Counts, Product
 from weft.compiler.ir.scales import negative_parts
+from weft.compiler.ir.views import View
 from weft.compiler.machine import target as overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import Target

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from weft.compiler.ir.graph import ONE, Conv, DeviceOp, Window
+from weft.compiler.ir.graph import Conv, DeviceOp
+from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.machine import target as overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.memory import TensorRef

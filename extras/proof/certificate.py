@@ -19,8 +19,8 @@ from weft.compiler.backend import DeviceProgram
 from weft.compiler.errors import ProgramFileError
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceSegment, Rounding
-from weft.compiler.ir.graph import View as IrView
-from weft.compiler.ir.graph import Window as IrWindow
+from weft.compiler.ir.views import View as IrView
+from weft.compiler.ir.windows import Window as IrWindow
 from weft.compiler.kernel.expressions import Expression, Rows
 from weft.compiler.kernel.operators import RowOp
 from weft.compiler.kernel.wide import WideConv

@@ -19,7 +19,8 @@ from weft.arguments import integer
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.frontend import import_model
 from weft.compiler.ir import products
-from weft.compiler.ir.graph import Attention, DeviceSegment, View
+from weft.compiler.ir.graph import Attention, DeviceSegment
+from weft.compiler.ir.views import View
 from weft.examples import load
 from weft.hdl.isa.config import Config
 from weft.run.runtime import Image

@@ -26,7 +26,8 @@ import numpy as np
 from weft.arguments import integer
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import KernelError
-from weft.compiler.ir.graph import Buffer, DeviceSegment, View
+from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.expressions import Expression, Rows, constant
 from weft.compiler.kernel.operators import RowFunction

@@ -11,9 +11,10 @@ import math
 import numpy as np
 
 from weft.compiler.errors import NarrowError
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View
+from weft.compiler.ir.graph import Conv, DeviceOp, Rescale
 from weft.compiler.ir.layout import BITS
 from weft.compiler.ir.products import Embedding
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.kernel.wide import WIDE_FUNCTION_TABLES, Lines, WideFunction, fit_lines
 from weft.compiler.onnx.conditions import input_quantisable
 from weft.compiler.onnx.elementwise import ARITHMETIC, MOVES, PLAIN

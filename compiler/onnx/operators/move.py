@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, DeviceOp, Rescale, View
+from weft.compiler.ir.graph import DeviceOp, Rescale
 from weft.compiler.ir.layout import BITS, Layout, Shape4, natural, row_major_layout, spatial, to_signed
 from weft.compiler.ir.products import INDICES, Embedding, RowIndices
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.lower.rows import MAX_OFFSETS
 from weft.compiler.onnx.conditions import softmax_unit
 from weft.compiler.onnx.operator import NodeContext, Operator

@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir.graph import DeviceOp, Pad, Pool, View, Window
+from weft.compiler.ir.graph import DeviceOp, Pad, Pool
 from weft.compiler.ir.layout import Layout, Shape4, row_major_layout, spatial
-from weft.compiler.ir.windows import axes
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window, axes
 from weft.compiler.machine.target import COUNT_MAX, has_coordinates
 from weft.compiler.onnx.conditions import (
     activation,

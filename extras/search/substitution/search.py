@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.compiler.errors import CompileError, IrError
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment
+from weft.compiler.ir.views import View
 from weft.compiler.planner import part_of
 from weft.compiler.verify import run_ops, verify_segment
 from weft.extras.search.substitution.borders import useful_products

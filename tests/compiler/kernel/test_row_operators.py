@@ -11,7 +11,8 @@ from support.op_cases import draw, random_inputs, random_source, random_view
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import IrError
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.kernel.operators import RowFunction
 from weft.compiler.kernel.products import RowNorm, RowProduct, RowScale, RowShare
 from weft.compiler.kernel.rows import RowPair, RowPlace, RowTotal

@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.ir.graph import Buffer
+from weft.compiler.ir.views import Buffer
 from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.memory import CONSTANTS, TEMPS
 from weft.examples import digits

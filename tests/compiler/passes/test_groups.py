@@ -14,8 +14,9 @@ from support.op_cases import random_mixture, whole
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Conv, DeviceSegment, Pool, Rescale, View, Window
-from weft.compiler.ir.views import may_overlap
+from weft.compiler.ir.graph import Conv, DeviceSegment, Pool, Rescale
+from weft.compiler.ir.views import View, may_overlap
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.memory import runs
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import operator_of

@@ -13,9 +13,11 @@ from support.op_cases import convolution, draw, random_conv, random_inputs, segm
 from support.repeated import repeated
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment
 from weft.compiler.ir.layout import Rows
 from weft.compiler.ir.model import dump_segment
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 from weft.compiler.kernel.operators import LayerNorm
 from weft.compiler.machine.target import Target
 from weft.compiler.passes import groups as module

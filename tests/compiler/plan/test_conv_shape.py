@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from support.op_cases import convolution, whole
 
-from weft.compiler.ir.graph import Add, Conv, Rescale, Window
+from weft.compiler.ir.graph import Add, Conv, Rescale
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner

@@ -13,7 +13,8 @@ from support.op_cases import convolution, random_inputs, segment_of, whole
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Conv, Window
+from weft.compiler.ir.graph import Conv
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.pieces import Lines, share_of, tiles_of
 from weft.hdl.isa.config import PRESETS, Config
