@@ -35,7 +35,7 @@ from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, Rescale, Softmax
 from weft.compiler.ir.views import Buffer, View
 from weft.compiler.ir.windows import Window
-from weft.compiler.machine.memory import LENGTH
+from weft.compiler.machine.areas import LENGTH
 from weft.examples import attention as attention_example
 from weft.examples import digits
 from weft.hdl.isa.config import PRESETS, Config

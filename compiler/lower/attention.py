@@ -24,9 +24,11 @@ from weft.compiler.ir.scales import (
     score_multiplier,
 )
 from weft.compiler.machine import target
+from weft.compiler.machine.areas import LENGTH
 from weft.compiler.machine.emit import Box, Emitter, ceil_div
-from weft.compiler.machine.memory import LENGTH, Ring, TensorRef
+from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.tasks import Task
+from weft.compiler.machine.tensors import TensorRef
 from weft.compiler.plan.attention_plan import PIECE_ROWS, PIECES, AttentionPlan, Step, Tile, steps, tiles
 from weft.compiler.plan.site import Site
 from weft.hdl import isa

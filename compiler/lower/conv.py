@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from weft.compiler.lower.conv_results import Results
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, loop_stride, wrapped_stride
-from weft.compiler.machine.memory import Place, Ring, TensorRef
+from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.target import coordinates
 from weft.compiler.machine.tasks import Task
+from weft.compiler.machine.tensors import Place, TensorRef
 from weft.compiler.plan.conv_parts import Part, first_parts, last_parts, last_rows, row_parts, split_evenly
 from weft.compiler.plan.conv_plan import ConvPlan, boxes
 from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece

@@ -13,8 +13,9 @@ from weft.compiler.kernel.wide import WideConv
 from weft.compiler.lower.rows import ROW_OPERANDS, VECTORS_PER_CONSTANT, interleave_bytes, kernel_cycles
 from weft.compiler.lower.vector import pointwise_block, second_operand
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, loop_stride
-from weft.compiler.machine.memory import Place, Ring, TensorRef
+from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.tasks import Task
+from weft.compiler.machine.tensors import Place, TensorRef
 from weft.compiler.plan.conv_plan import EPILOGUE_BLOCKS, PARAMETER_BLOCKS, ConvPlan
 from weft.compiler.plan.conv_shape import ConvShape, Tile
 from weft.compiler.plan.site import Site

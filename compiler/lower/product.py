@@ -13,8 +13,9 @@ from weft.compiler.ir.scales import normaliser, quantise_scale, score_multiplier
 from weft.compiler.lower.attention import table_tasks
 from weft.compiler.machine import target
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, loop_stride, wrapped_stride
-from weft.compiler.machine.memory import Ring, TensorRef
+from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.tasks import Task
+from weft.compiler.machine.tensors import TensorRef
 from weft.compiler.plan.product_plan import ProductPlan, a_parts, b_parts
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import SoftmaxPlan

@@ -14,10 +14,12 @@ from weft.compiler.ir.products import Embedding
 from weft.compiler.kernel.code import elementwise, generate, tables_of, with_tables
 from weft.compiler.kernel.operators import GroupNorm, RowOp
 from weft.compiler.lower.attention import table_tasks
+from weft.compiler.machine.areas import CONSTANTS
 from weft.compiler.machine.emit import Box, Emitter, ceil_div
-from weft.compiler.machine.memory import CONSTANTS, Ring, TensorRef
+from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.target import COUNT_MAX, LENGTH_MAX, PIXELS_MAX
 from weft.compiler.machine.tasks import Task, Tasks
+from weft.compiler.machine.tensors import TensorRef
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import RowPlan
 from weft.hdl.isa import PAGE_ENTRY, Kernel, MicroOp, Opcode, Source, places

@@ -14,9 +14,10 @@ from weft.compiler.ir.graph import Add, DeviceOp, Multiply, Rescale
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
 from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, loop_stride
-from weft.compiler.machine.memory import Place, Ring, TensorRef
+from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.target import coordinates
 from weft.compiler.machine.tasks import Task
+from weft.compiler.machine.tensors import Place, TensorRef
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import VectorPlan
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Vec

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.machine.memory import CONSTANTS, Constants, Kernels, Ring, TensorRef
+from weft.compiler.machine.areas import CONSTANTS
+from weft.compiler.machine.memory import Constants, Kernels, Ring
 from weft.compiler.machine.target import COUNT_MAX, PITCH_MAX, RUN_MAX, Target
 from weft.compiler.machine.tasks import Task
+from weft.compiler.machine.tensors import TensorRef
 from weft.hdl.isa import WORD_BYTES, Load, Lookup, Microcode, MicroOp, Store
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config, Feature
 from weft.hdl.isa.kernel import MICRO_OPS

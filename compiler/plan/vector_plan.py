@@ -9,8 +9,8 @@ from weft.compiler.ir.graph import Conv, DeviceOp
 from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.machine import target as overheads
 from weft.compiler.machine.emit import ceil_div
-from weft.compiler.machine.memory import TensorRef
 from weft.compiler.machine.target import COUNT_MAX, STRIDE_MAX, Target, has_coordinates
+from weft.compiler.machine.tensors import TensorRef
 from weft.compiler.plan.site import Site
 from weft.hdl.isa import COORDINATE_MAX, PARAMETER_VECTORS
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config

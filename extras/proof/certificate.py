@@ -24,7 +24,7 @@ from weft.compiler.ir.windows import Window as IrWindow
 from weft.compiler.kernel.expressions import Expression, Rows
 from weft.compiler.kernel.operators import RowOp
 from weft.compiler.kernel.wide import WideConv
-from weft.compiler.machine.memory import CONSTANTS
+from weft.compiler.machine.areas import CONSTANTS
 from weft.errors import FileError
 from weft.extras.proof.model_match import differences
 from weft.extras.proof.programs.graph import FORMAT as GRAPH_FORMAT

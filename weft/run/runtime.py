@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.ir.model import HostSegment
-from weft.compiler.machine.memory import CONSTANTS
+from weft.compiler.machine.areas import CONSTANTS
 from weft.configurations import runs_in_turn
 from weft.hdl.checker.order import check_sequence
 from weft.hdl.isa.config import Config

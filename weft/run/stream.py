@@ -11,7 +11,7 @@ import numpy as np
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.host.segments import prepare, run_host
 from weft.compiler.ir.model import HostSegment
-from weft.compiler.machine.memory import CONSTANTS, INPUTS, OUTPUTS
+from weft.compiler.machine.areas import CONSTANTS, INPUTS, OUTPUTS
 from weft.errors import InputError
 from weft.hdl.checker.program import ListedProgram, check_places
 from weft.hdl.errors import ProgramError
