@@ -29,8 +29,8 @@ from weft.compiler.onnx.limits import check_memory
 from weft.compiler.operators.record import operator_of
 from weft.compiler.passes.depth_first import depth_first
 from weft.compiler.passes.drop_channels import drop_channels
+from weft.compiler.passes.gather_rows import gather_rows
 from weft.compiler.passes.keep_resident import keep_resident
-from weft.compiler.passes.rows import gather_rows
 from weft.compiler.pipeline import PIPELINE, Pass, Watch, run_passes
 from weft.compiler.plan.conv_plan import SLOW, Chooser, plan, plan_apart
 from weft.compiler.plan.site import Site, resident_positions

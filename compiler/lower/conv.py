@@ -15,7 +15,9 @@ from weft.compiler.machine.tasks import Task
 from weft.compiler.machine.tensors import Place, TensorRef
 from weft.compiler.plan.conv_parts import Part, first_parts, last_parts, last_rows, row_parts, split_evenly
 from weft.compiler.plan.conv_plan import ConvPlan, boxes
-from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.compiler.plan.conv_weights import Chunk
+from weft.compiler.plan.pieces import Piece
 from weft.hdl.isa import Mm
 
 
@@ -156,7 +158,7 @@ class _ConvLowering:
         self._product = cache(self._multiplication)
         # Cached because all spatial tiles share it.
         self._weights_of = cache(self._weights)
-        self._chunks_of, self._rest_of = cache(shape.chunks), cache(shape.rest)
+        self._chunks_of, self._nonzero_chunks_of = cache(shape.chunks), cache(shape.packed.nonzero_chunks)
 
     def tasks(self) -> Iterator[Task]:
         shape, group = self.shape, self.plan.group
@@ -214,7 +216,7 @@ class _ConvLowering:
             for index in block:
                 if self.adds and parts[index].tiles.start == index and (index > first or not loaded_early):
                     yield from self._load_added(image, box, parts[index])
-                sums = rows + (index - first) * self.shape.rows(conv)
+                sums = rows + (index - first) * self.shape.accumulator_rows(conv)
                 yield from self._finish(image, box, conv, index, parts[index], sums)
 
     def _channels(self, tiles: range) -> tuple[int, int]:
@@ -286,7 +288,7 @@ class _ConvLowering:
         b, _ = self.b.get(("b", block.start, 0, chunk))
         payload = self._weights_of(block, 0, chunk)
         columns = len(payload) // n // chunk.steps
-        cycles = len(block) * chunk.steps * max(shape.rows(conv), n)
+        cycles = len(block) * chunk.steps * max(shape.accumulator_rows(conv), n)
         whole = parts = [Part(chunk, 0, columns * chunk.steps)]
         if columns == n * len(block):  # else the array also reads past the weights of a part
             parts = first_parts(chunk, columns, cycles, shape.target)
@@ -326,7 +328,7 @@ class _ConvLowering:
         Part 0 is multiplied whole; of later parts, only tiles that are not all zero.
         """
         part, plane = which
-        rest = self._rest_of(block, part, chunk) if part else None
+        rest = self._nonzero_chunks_of(block, part, chunk) if part else None
         if rest == []:
             return
         b, held = self.b.get(("b", block.start, part, chunk))
@@ -341,7 +343,7 @@ class _ConvLowering:
             yield self.emit.load_constant(b"".join(pieces), b)
         tiles = self.shape.tiles
         for (index, piece), payload in zip(rest, pieces, strict=True):
-            here, sums = at, rows + (index - block.start) * self.shape.rows(conv)
+            here, sums = at, rows + (index - block.start) * self.shape.accumulator_rows(conv)
             if self.plan.chunked:
                 offset = tiles[index].piece.at - tiles[block.start].piece.at
                 here = at.tile(offset + piece.kc[0] - chunk.kc[0])
@@ -350,7 +352,7 @@ class _ConvLowering:
             b += len(payload) // self.config.n
 
     def _weights(self, block: range, part: int, chunk: Chunk) -> bytes:
-        return self.shape.weights(block.start, len(block), part, chunk)
+        return self.shape.packed.chunk_bytes(block.start, len(block), part, chunk)
 
     def _mm(
         self,
@@ -383,7 +385,7 @@ class _ConvLowering:
                 count,
                 chunk,
                 conv.h,
-                conv.w + shape.more,
+                conv.w + shape.lead_rows,
                 a_nt,
                 pitch,
                 vectors,
@@ -395,7 +397,7 @@ class _ConvLowering:
                 shape.fills[plane],
             ),
             self.layer,
-            count * steps * max(conv.h * (conv.w + shape.more), n),
+            count * steps * max(conv.h * (conv.w + shape.lead_rows), n),
             paces=True,
             addresses=((first + y * pitch + x * vectors) % (1 << 16), b, c),
         )

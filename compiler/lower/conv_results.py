@@ -17,7 +17,8 @@ from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.tasks import Task
 from weft.compiler.machine.tensors import Place, TensorRef
 from weft.compiler.plan.conv_plan import EPILOGUE_BLOCKS, PARAMETER_BLOCKS, ConvPlan
-from weft.compiler.plan.conv_shape import ConvShape, Tile
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.compiler.plan.pieces import Tile
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import BLOCK, ChannelPlan
 from weft.hdl.isa import PARAMETER_VECTORS, Kernel, Reduce, Vec, config
@@ -126,12 +127,12 @@ class Results:
             yield from self._load_parameters(index, params)
         y = box.y * pool.stride[0] - pool.pad[0] - conv.y
         x = box.x * pool.stride[1] - pool.pad[1] - conv.x
-        outputs, line = box.h * box.w, conv.w + shape.more
+        outputs, line = box.h * box.w, conv.w + shape.lead_rows
         yield Task(
             self._requantisation_of(op, box.h, box.w, conv.h, line, y, x, out.row, out.pixel, *lookup),
             self.layer,
             outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
-            addresses=((rows + y * line + x + shape.more) % (1 << 16), out.start, params),
+            addresses=((rows + y * line + x + shape.lead_rows) % (1 << 16), out.start, params),
         )
 
     def _requantisation(
@@ -191,7 +192,7 @@ class Results:
         if isinstance(self.shape.op, WideConv):
             return b"".join(interleave_bytes(vector[rows], self.config.n) for vector in self.shape.op.vectors)
         mantissa, shift = quantise_scales(self.shape.op.scale[rows], self.config.mantissa_bits)
-        return parameters.parameter_block(self.shape.bias(tile), mantissa, shift, self.config.n)
+        return parameters.parameter_block(self.shape.packed.bias(tile), mantissa, shift, self.config.n)
 
 
 def lower_channels(op: Conv, site: Site, plan: ChannelPlan, emit: Emitter) -> Iterator[Task]:

@@ -19,9 +19,9 @@ from weft.compiler.ir.views import may_overlap
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.operators.record import operator_of
 from weft.compiler.passes.fuse import fuse_epilogue
-from weft.compiler.passes.groups import Groups, are_split_pool, can_run_beside, is_dependent, vector_cycles
+from weft.compiler.passes.groups import Groups, best_disjoint, can_run_beside, is_dependent, vector_cycles
 from weft.compiler.passes.keep_resident import cost_of, keep_resident
-from weft.compiler.passes.rows import best_disjoint
+from weft.compiler.passes.split_pool import are_split_pool
 from weft.compiler.planner import Planner, part_of
 from weft.hdl.isa.config import Config
 

@@ -20,7 +20,8 @@ import numpy as np
 from weft.compiler.machine import target as overheads
 from weft.compiler.machine.emit import ceil_div, row_reads
 from weft.compiler.machine.target import COUNT_MAX, LENGTH_MAX, PITCH_MAX, RUN_MAX, STRIDE_MAX, Target
-from weft.compiler.plan.conv_shape import Chunk, ConvShape, cuts
+from weft.compiler.plan.conv_shape import ConvShape, cuts
+from weft.compiler.plan.conv_weights import Chunk
 from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES
 from weft.hdl.isa.config import LOOKUP_ENTRIES
 from weft.hdl.isa.operands import rmw_latency
@@ -82,7 +83,7 @@ class Parts:
         rows = max(1, self.config.accumulator_size // self.shape.planes)
         pairs = []
         for width in cuts(self.w, min(rows, COUNT_MAX)):
-            for height in cuts(self.h, min(max(1, rows // (width + self.shape.more)), COUNT_MAX)):
+            for height in cuts(self.h, min(max(1, rows // (width + self.shape.lead_rows)), COUNT_MAX)):
                 pairs.append((height, width))
         sizes = np.array(pairs, np.int64)
         spatial = -(-self.h // sizes[:, 0]) * -(-self.w // sizes[:, 1])
@@ -116,7 +117,7 @@ class Parts:
     @cached_property
     def rows(self) -> Array:
         """Accumulator rows of an inner tile."""
-        return self.convs[0] * (self.convs[1] + self.shape.more) * self.shape.planes
+        return self.convs[0] * (self.convs[1] + self.shape.lead_rows) * self.shape.planes
 
     def _reach(self, axis: int, count: Array) -> Array:
         shape, pool = self.shape, self.shape.pool
@@ -156,7 +157,7 @@ class Parts:
         area = sum(
             times_h
             * times_w
-            * np.maximum(h * (w + self.shape.more), max(self.config.n, rmw_latency(self.config)))
+            * np.maximum(h * (w + self.shape.lead_rows), max(self.config.n, rmw_latency(self.config)))
             for h, times_h in totals[0]
             for w, times_w in totals[1]
         )
@@ -292,7 +293,9 @@ class Parts:
     def depth(self) -> int:
         """Vectors of a tile's contraction, over all parts."""
         kernel = self.shape.kernel[0] * self.shape.kernel[1]
-        return math.ceil(self.shape.passes * kernel) * max(piece.vectors for piece in self.shape.pieces)
+        return math.ceil(self.shape.weight_passes * kernel) * max(
+            piece.vectors for piece in self.shape.pieces
+        )
 
 
 def room_penalty(traffic: Array, vec: Array, instructions: Array | float) -> Array:

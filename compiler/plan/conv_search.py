@@ -184,7 +184,7 @@ class _Scored:
     def _divide(self) -> None:
         """Choose groups of output tiles, and slots of the accumulator."""
         config, blocks = self.parts.config, self.blocks
-        self.per_block = np.ceil(self.shape.passes * self.count).astype(np.int64)
+        self.per_block = np.ceil(self.shape.weight_passes * self.count).astype(np.int64)
         held = np.minimum(self.b_count // self.per_block, blocks)
         rows = self.parts.rows[self.size] * self.block
         depth = config.accumulator_depth
@@ -279,14 +279,14 @@ class _Scored:
         first = self.a_load * self.count + shape.weight_cycles / blocks - compute / spatial / blocks
         first = np.where(self.chunked & (per_box < blocks), np.maximum(first, 0.0), 0.0)
         # With two slots, one is free only when the other is in use: that hides neither latency nor uneven chunks.
-        uneven = self.count * chunks.limit[self.chunk] / shape.words / parts.depth * shape.passes - 1
+        uneven = self.count * chunks.limit[self.chunk] / shape.words / parts.depth * shape.weight_passes - 1
         close = ~(b_held & (groups == 1)) & (self.b_count == 2)
         waits = np.where(
             close, target.SLOT_REFILL_CYCLES * blocks * self.per_block * b_times + uneven * b_loads, 0.0
         )
         # A single slot is free only after its products have passed the array. With two slots, the first part's weights
         # effectively have one if the small later parts take the other.
-        least = 2 + (shape.passes % 1 > 0)
+        least = 2 + (shape.weight_passes % 1 > 0)
         alone = ~(b_held & (groups == 1)) & (self.b_count < least)
         drain = target.SLOT_REFILL_CYCLES + target.BLOCK_SWITCH_CYCLES + 2 * parts.config.n
         penalty = penalty + np.where(alone, b_loads + drain * blocks * self.per_block * b_times, 0.0)

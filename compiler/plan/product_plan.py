@@ -97,7 +97,7 @@ def _candidate(op: Product, target: Target, rows: int, columns: int, depth: int)
     )  # fmt: skip
 
 
-def passes(op: Product, config: Config) -> int:
+def count_passes(op: Product, config: Config) -> int:
     """Return the number of products per tile; zero points that the array does not subtract need further products."""
     return 1 + len(a_parts(op, config)) + len(b_parts(op))
 
@@ -154,7 +154,7 @@ def _bus_and_vector(
     a, b = a * a_times, b * b_times
     out = _runs(target, op.dst, op.rows, rows, (op.columns, min(columns, op.columns)))
     vector = groups * op.rows * config.groups + down * across * target.vec_start(early=True)
-    instructions = matrices * down * across * (passes(op, config) * chunks + 2)
+    instructions = matrices * down * across * (count_passes(op, config) * chunks + 2)
     instructions += a_times * a_loads + b_times * b_loads
     reads, writes = a + b + target.transfer_cycles(instructions * WORD_BYTES), float(matrices * out)
     # Reads and writes have separate AXI channels, but one memory: only their bytes take turns.

@@ -31,7 +31,7 @@ from weft.compiler.ir.views import Buffer, View
 from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.fuse import fuse_epilogue, fuse_lookup, fuse_pool
-from weft.compiler.passes.rows import overlap_rows
+from weft.compiler.passes.groups import overlap_rows
 from weft.compiler.pipeline import PIPELINE, Pass
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner

@@ -23,7 +23,8 @@ from weft.compiler.ir.views import Buffer, View
 from weft.compiler.ir.windows import Window
 from weft.compiler.plan.conv_plan import ConvPlan, candidates
 from weft.compiler.plan.conv_plan import plan as plan_of
-from weft.compiler.plan.conv_shape import WEIGHTS, ConvShape
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.compiler.plan.conv_weights import WEIGHTS
 from weft.hdl.isa import Mm
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter

@@ -21,8 +21,7 @@ from weft.compiler.machine.memory import runs
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import operator_of
 from weft.compiler.passes import groups, order
-from weft.compiler.passes.groups import merge_split_pools
-from weft.compiler.passes.split_pool import split_pool
+from weft.compiler.passes.split_pool import merge_split_pools, split_pool
 from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.plan.conv_plan import ConvPlan
 from weft.compiler.plan.vector_plan import ChannelPlan

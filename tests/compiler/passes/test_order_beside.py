@@ -13,8 +13,8 @@ from weft.compiler.ir.views import Buffer, View
 from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes import order as module
+from weft.compiler.passes.groups import overlap_rows
 from weft.compiler.passes.order import order_beside
-from weft.compiler.passes.rows import overlap_rows
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.pipeline import PIPELINE
 from weft.compiler.planner import Planner

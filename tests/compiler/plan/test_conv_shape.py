@@ -62,7 +62,7 @@ def test_large_weights_are_multiplied_again(weights: tuple[int, ...], parts: int
     values = np.ones_like(op.weight)
     values[17, 0, 0, 3 : 3 + len(weights)] = weights
     shape = shape_of(op.replace(weight=values))
-    assert (shape.parts, shape.passes) == (parts, passes)
+    assert (shape.parts, shape.weight_passes) == (parts, passes)
     assert shape.weight_values == passes * 32 * 32
 
 
@@ -73,7 +73,7 @@ def test_most_large_weights_are_all_multiplied_again() -> None:
         values = np.ones_like(op.weight)
         for at in range(vectors):
             values[at // 2 * 16, 0, 0, at % 2 * 16] = 200
-        assert shape_of(op.replace(weight=values)).passes == passes
+        assert shape_of(op.replace(weight=values)).weight_passes == passes
 
 
 @pytest.mark.parametrize(
