@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weft.compiler.errors import CompileError
 from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Region
 from weft.compiler.ir.layout import Rows
 from weft.compiler.ir.views import Buffer
@@ -25,7 +26,6 @@ from weft.compiler.machine.memory import Allocation, Constants, Ends, Kernels, R
 from weft.compiler.machine.schedule import merge_overlapped, schedule
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task, Tasks
-from weft.compiler.onnx.limits import check_memory
 from weft.compiler.operators.record import operator_of
 from weft.compiler.passes.depth_first import depth_first
 from weft.compiler.passes.drop_channels import drop_channels
@@ -159,6 +159,8 @@ def _relocatable(site: Site) -> Site:
     return dataclasses.replace(site, sources=tuple(tensors[:-1]), dst=tensors[-1])
 
 
+_MAX_MEMORY = 1 << 32
+"""Most bytes of one device program with its constants and buffers: addresses have 32 bits."""
 _MAX_INSTRUCTIONS_TO_PLAN_TWICE = 4096
 """Most instructions of a program to plan twice for slow memories: with parameters beside weights, and apart."""
 _TASKS_PER_BATCH = 1 << 14
@@ -327,8 +329,17 @@ def compile_segment(
     if room is not None and compact and program.areas.values_bytes > room:
         tight, _ = compile_with(Planner(target, choose, tight=True), watch)
         program = min(program, tight, key=lambda item: item.areas.values_bytes)
-    check_memory(segment.name, program.areas.memory_bytes)
+    _check_memory(segment.name, program.areas.memory_bytes)
     return program
+
+
+def _check_memory(name: str, total: int) -> None:
+    """Raise `CompileError` for a device program of `total` bytes if 32-bit addresses do not reach all of them."""
+    if total > _MAX_MEMORY:
+        raise CompileError(
+            f"{name} needs {total:,} bytes of the device's memory for constants, instructions and buffers; "
+            f"addresses reach {_MAX_MEMORY:,}: split the model, or take fewer images at once"
+        )
 
 
 def _lower(

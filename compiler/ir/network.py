@@ -15,6 +15,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
+from weft.compiler.errors import CompileError
 from weft.hdl.errors import SchemaError
 from weft.hdl.schema import printable, short_repr
 
@@ -30,6 +31,16 @@ DTYPES = (
     "object",
 )  # fmt: skip
 """Names of element types, as in numpy or ml_dtypes; "object" is for strings."""
+
+# Limits that are checked before all other work. Devices have 32-bit addresses, so no value of 2**32 bytes fits;
+# elements on the host have up to 8 bytes.
+MAX_ELEMENTS = 1 << 30
+"""Largest number of elements of one value."""
+MAX_NODES = 200_000
+"""Largest number of nodes of a model, with its local functions inlined."""
+MAX_WINDOW = (1 << 16) - 1
+"""Largest kernel, stride, dilation and pad. Coordinates have 16 bits."""
+_WINDOWS = ("kernel_shape", "strides", "dilations", "pads", "output_padding")
 
 
 def dtype_of(name: str) -> np.dtype:
@@ -380,3 +391,29 @@ def _array(name: str, tensor: _Tensor) -> np.ndarray:
         return np.frombuffer(tensor.data, dtype).reshape(tensor.shape)
     except ValueError as error:
         raise SchemaError(f"{what} of shape {short_repr(tensor.shape)}: {error}") from None
+
+
+def check_values(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise `CompileError` for a value of more than `MAX_ELEMENTS` elements, or of a negative size."""
+    for name, shape in shapes.items():
+        text = f"shape {'x'.join(map(str, shape))}"
+        if min(shape, default=1) < 0:
+            raise CompileError(
+                f"value {name!r} would have {text}: its operator asks for more elements than its input has"
+            )
+        if math.prod(shape) > MAX_ELEMENTS:
+            size = f"{text}, {math.prod(shape):,} elements"
+            raise CompileError(f"value {name!r} has {size}; weft takes values of up to {MAX_ELEMENTS:,}")
+
+
+def check_windows(network: Network) -> None:
+    """Raise `CompileError` for a kernel, stride, dilation or pad above `MAX_WINDOW`."""
+    for node in network.nodes:
+        for name in _WINDOWS:
+            sizes = node.attributes.get(name)
+            if isinstance(sizes, tuple) and max(sizes, default=0) > MAX_WINDOW:
+                raise CompileError(
+                    f"{node.label} has {name} {list(sizes)}; each must be at most {MAX_WINDOW:,}"
+                )
+        for graph in node.bodies:
+            check_windows(graph)

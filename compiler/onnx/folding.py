@@ -11,9 +11,8 @@ import numpy as np
 from weft.compiler.errors import CompileError, EvaluationError, NetworkError
 from weft.compiler.host.evaluate import Evaluator, foreign_types
 from weft.compiler.host.onnx_model import STANDARD, infer_types
-from weft.compiler.ir.network import Network, Node, Type, type_of
+from weft.compiler.ir.network import Network, Node, Type, check_values, type_of
 from weft.compiler.ir.windows import axes, span
-from weft.compiler.onnx.limits import check_values
 from weft.compiler.onnx.model_rules import Site, check
 
 Shape = tuple[int, ...]

@@ -40,12 +40,12 @@ from weft.compiler.planner import Planner
 from weft.hdl.isa.config import Config
 
 
-def too_large(produced: Symbol | Recipe | Results, config: Config) -> str | None:
+def explain_missing_plan(produced: Symbol | Recipe | Results, config: Config) -> str | None:
     """Return the reason why an operator from a handler has no plan; None if all have one.
 
     Convolutions can be split along all axes, so they are not planned here.
     """
-    check = getattr(config, "has_plan", functools.partial(has_plan, config))
+    check = getattr(config, "can_plan", functools.partial(can_plan, config))
     for op in _operators(produced):
         if not isinstance(op, Weighted) and not check(op):
             kind, size = type(op).__name__.lower(), config.scratchpad_size
@@ -53,7 +53,7 @@ def too_large(produced: Symbol | Recipe | Results, config: Config) -> str | None
     return None
 
 
-def has_plan(config: Config, op: DeviceOp) -> bool:
+def can_plan(config: Config, op: DeviceOp) -> bool:
     """Return whether an operator, split or whole, fits a device with `config`.
 
     A configuration that records its use may have a method of this name, which is called instead.
@@ -196,7 +196,7 @@ def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match
         except NarrowError as error:
             result.unsupported[node.index] = f"{sentence(wide_forms)} ({error})"
             continue
-        large = too_large(produced, model.config)
+        large = explain_missing_plan(produced, model.config)
         if large is not None:
             result.unsupported[node.index] = large
             continue

@@ -20,8 +20,7 @@ from onnx import AttributeProto, helper, numpy_helper
 from weft.compiler.errors import CompileError, NetworkError
 from weft.compiler.host.onnx_model import INVALID, STANDARD, first_line, types_of
 from weft.compiler.ir.layout import PACKED
-from weft.compiler.ir.network import Network, Node, Type, type_of
-from weft.compiler.onnx.limits import NODES
+from weft.compiler.ir.network import MAX_NODES, Network, Node, Type, type_of
 
 Source = str | os.PathLike | bytes | onnx.ModelProto
 """A model as path, as bytes, or in memory."""
@@ -231,9 +230,9 @@ def _check_functions(model: onnx.ModelProto) -> None:
         return sizes[key]
 
     total = inlined_size(model.graph.node)
-    if total > NODES:
+    if total > MAX_NODES:
         raise CompileError(
-            f"the model has {total:,} nodes with its functions inlined; weft takes up to {NODES:,}"
+            f"the model has {total:,} nodes with its functions inlined; weft takes up to {MAX_NODES:,}"
         )
 
 

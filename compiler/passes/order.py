@@ -112,11 +112,11 @@ def _with_plan(op: DeviceOp, segment: DeviceSegment, planner: Planner, region: R
         raise CompileError(f"{op.name}: {unsupported}")
     plan = planner.plan(op, segment.resident, region)
     if plan is None:
-        raise CompileError(_too_large(op, planner.config))
+        raise CompileError(_too_large_message(op, planner.config))
     return op.replace(plan=plan)
 
 
-def _too_large(op: DeviceOp, config: Config) -> str:
+def _too_large_message(op: DeviceOp, config: Config) -> str:
     return (
         f"{op.name}: not even one output of this {type(op).__name__.lower()} fits on chip "
         f"(scratchpad {config.scratchpad_size} vectors of {config.n} bytes); "

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.onnx.limits import ELEMENTS
+from weft.compiler.ir.network import MAX_ELEMENTS
 from weft.hdl.isa import encoding
 from weft.hdl.schema import printable
 
@@ -200,9 +200,9 @@ class _Parser:
         sizes = "x".join(map(str, shape))
         if min(shape, default=1) < 0:
             raise CompileError(f"{bare.label} has shape {sizes}; sizes must not be negative")
-        if math.prod(shape) > ELEMENTS:
+        if math.prod(shape) > MAX_ELEMENTS:
             raise CompileError(
-                f"{bare.label} has shape {sizes}, {math.prod(shape):,} elements; weft takes up to {ELEMENTS:,}"
+                f"{bare.label} has shape {sizes}, {math.prod(shape):,} elements; weft takes up to {MAX_ELEMENTS:,}"
             )
         if table.Sparsity() is not None:
             raise CompileError(f"{bare.label} is sparse; convert the model with dense tensors")

@@ -22,7 +22,7 @@ from weft.extras.training.gradient.real_network import to_real_network
 from weft.extras.training.settings import Settings
 from weft.extras.training.trainer import Epoch, Trainer
 from weft.hdl.isa.config import Config
-from weft.run.devices import NAMES
+from weft.run.options import NAMES
 from weft.samples import SampleSource, array_of, fit_samples
 
 if TYPE_CHECKING:

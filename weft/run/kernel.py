@@ -37,8 +37,7 @@ from weft.errors import InputError
 from weft.hdl.isa import MicroOp
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.run.devices import open_device
-from weft.run.options import RunKeywords, RunOptions
+from weft.run.options import RunKeywords, RunOptions, open_device
 from weft.run.runtime import Image
 from weft.sim.device import Device
 

@@ -16,8 +16,7 @@ from weft.hdl.checker.order import check_sequence
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.isa.program_lists import Record
-from weft.run.devices import check_target, open_device
-from weft.run.options import RunOptions
+from weft.run.options import RunOptions, check_target, open_device
 from weft.sim.device import Device
 
 

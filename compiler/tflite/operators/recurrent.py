@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.onnx.limits import NODES
+from weft.compiler.ir.network import MAX_NODES
 from weft.compiler.tflite.context import Context, StateValue
 from weft.compiler.tflite.file import Quantisation, Tensor
 from weft.compiler.tflite.record import Record
@@ -29,7 +29,7 @@ _INPUTS = {
 """First input of each optional part of an LSTM."""
 _HIDDEN, _CELL = 18, 19
 """Inputs that are states between runs."""
-_STEPS = NODES // 40
+_STEPS = MAX_NODES // 40
 """Most steps; each becomes about 40 nodes."""
 _ORDER = (0, 3, 1, 2)
 """The gates input, output, forget and cell, in the file's order."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weft.extras.language.run.lm_machine import StepCost
     from weft.hdl.isa.config import Config
     from weft.report import Progress
-    from weft.run.devices import Opening
+    from weft.run.options import Opening
     from weft.sim.device import Device
 
 

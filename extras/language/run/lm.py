@@ -50,8 +50,7 @@ from weft.extras.language.run.lm_machine import (
 from weft.extras.language.run.lm_ranges import model_ranges
 from weft.hdl.extras import provider
 from weft.hdl.isa.config import Config
-from weft.run.devices import Opening
-from weft.run.options import RunKeywords, RunOptions
+from weft.run.options import Opening, RunKeywords, RunOptions
 
 if TYPE_CHECKING:
     from weft.extras.language.certificate.certificate import CertifiedProgram
