@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Opening = Callable[[Config], contextlib.AbstractContextManager["Device"]]
 """Function that opens a device for a configuration."""
-_NAMES = ("golden", "rtl", "timing")
+DEVICES = ("golden", "rtl", "timing")
 _CHOICE = "'golden', 'rtl' or 'timing'"
 
 
@@ -129,7 +129,7 @@ def check_target(on: str | Device | Opening, config: Config) -> None:
     from weft.sim.device import Device
 
     if isinstance(on, str):
-        if on not in _NAMES:
+        if on not in DEVICES:
             raise InputError(f"unknown device {on!r}; choose {_CHOICE}")
     elif not isinstance(on, Device):
         raise InputError(f"'on' must be {_CHOICE}, or a device, not {type(on).__name__}")
