@@ -74,10 +74,10 @@ class Block:
         else:
             y = numerics.octave_logits(scores[..., None], none, mantissa, shift)[..., 0].astype(np.int32)
         self.n = group or config.n
-        self.width, rest = scores.shape[1], -scores.shape[1] % self.n
-        y = np.pad(y, ((0, 0), (0, rest))).reshape(len(scores), -1, self.n)
+        self.width, padding = scores.shape[1], -scores.shape[1] % self.n
+        y = np.pad(y, ((0, 0), (0, padding))).reshape(len(scores), -1, self.n)
         table = np.frombuffer(config.exp2_table, np.uint8)
-        valid = (np.arange(self.width + rest) < self.width).reshape(-1, self.n)
+        valid = (np.arange(self.width + padding) < self.width).reshape(-1, self.n)
         e = numerics.group_exponents(y, valid)
         self.p = numerics.probabilities(y, valid, e, table)
         totals = self.p.sum(axis=-1, dtype=np.int64)
@@ -156,12 +156,12 @@ class Errors:
     squares: float = 0
     elements: int = 0
 
-    def add(self, found: np.ndarray, exact: np.ndarray, output: np.ndarray) -> None:
-        difference = np.abs(found - exact)
+    def add(self, approximated: np.ndarray, exact: np.ndarray, output: np.ndarray) -> None:
+        difference = np.abs(approximated - exact)
         worst = 255 * difference.max(axis=1)
         self.largest = max(self.largest, float(worst.max()))
         self.above += int((worst > 3).sum())
-        self.row_sum = max(self.row_sum, float(np.abs(found.sum(axis=1) - 1).max()))
+        self.row_sum = max(self.row_sum, float(np.abs(approximated.sum(axis=1) - 1).max()))
         self.variation = max(self.variation, float(difference.sum(axis=1).max()) / 2)
         error = output - 255 * exact
         self.output = max(self.output, float(np.abs(error).max()))
@@ -194,8 +194,8 @@ def probabilities(
                 unit = Block(scores, nats, config)
                 error.add(unit.probabilities(), exact, unit.output())
             else:
-                found = from_powers(scores, nats, POWERS[method])
-                error.add(found, exact, np.rint(255 * found))
+                approximated = from_powers(scores, nats, POWERS[method])
+                error.add(approximated, exact, np.rint(255 * approximated))
     return errors
 
 
@@ -237,12 +237,12 @@ def fused(head: Head, config: Config, *, full: bool) -> dict[str, float]:
     """Return RMS errors of attention's int8 results by each method, in steps of the output."""
     exact = head.attend(lambda below: np.exp(-below))
     multiplier = 127 / float(np.abs(exact).max()) if full else 1.0
-    found = {"block": Block(head.scores, head.nats, config).attend(head.v, multiplier).astype(np.float64)}
+    results = {"block": Block(head.scores, head.nats, config).attend(head.v, multiplier).astype(np.float64)}
     for method, power in POWERS.items():
-        found[method] = np.clip(np.rint(multiplier * head.attend(power)), -128, 127)
+        results[method] = np.clip(np.rint(multiplier * head.attend(power)), -128, 127)
     return {
         method: math.sqrt(float(np.mean((value - multiplier * exact) ** 2)))
-        for method, value in found.items()
+        for method, value in results.items()
     }
 
 

@@ -102,10 +102,10 @@ def fit(names: list[str] | None) -> int:
         cores = {}
         for board in (board for (of, _), board in chosen.items() if of is family):
             samples = []
-            for where, what, config in fitted_to(board):
+            for place, title, config in fitted_to(board):
                 began = time.monotonic()
-                samples.append((where, config, synthesised_resources(where, config)))
-                print(f"{where.name} {what}: {samples[-1][2]}, {time.monotonic() - began:.0f} s", flush=True)
+                samples.append((place, config, synthesised_resources(place, config)))
+                print(f"{place.name} {title}: {samples[-1][2]}, {time.monotonic() - began:.0f} s", flush=True)
             cores[board.core.value] = fits = estimate.fit(samples)
             print(family.name, board.core, {kind: f"within {fit.error:.0%}" for kind, fit in fits.items()})
         estimate.weights_file(family).write_text(estimate.text(cores), encoding="utf-8")

@@ -37,12 +37,12 @@ HEADER = (
 
 def least(function: Callable[[], Any], runs: int) -> tuple[float, Any]:
     """The least processor time of some runs in seconds, and what the last one gave."""
-    found, result = float("inf"), None
+    shortest, result = float("inf"), None
     for _ in range(runs):
         begin = time.process_time()
         result = function()
-        found = min(found, time.process_time() - begin)
-    return found, result
+        shortest = min(shortest, time.process_time() - begin)
+    return shortest, result
 
 
 def row(name: str, config: Config) -> str:

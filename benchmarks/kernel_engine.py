@@ -27,8 +27,8 @@ def cases() -> dict[str, LayerNorm]:
 
     def views(*shape: int) -> tuple[View, View]:
         size = (shape[0], shape[1], shape[2], shape[3])
-        made = [View(Buffer(name, size, kind), size) for name, kind in (("x", "input"), ("y", "output"))]
-        return made[0], made[1]
+        pair = [View(Buffer(name, size, kind), size) for name, kind in (("x", "input"), ("y", "output"))]
+        return pair[0], pair[1]
 
     def constants(channels: int) -> tuple[np.ndarray, np.ndarray, float, float]:
         return np.ones(channels), np.zeros(channels), 1e-2, 30.0

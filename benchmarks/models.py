@@ -58,11 +58,11 @@ def differences(
     chosen = set(np.random.default_rng(0).choice(len(parts), min(rtl, len(parts)), replace=False).tolist())
     total = wrong = most = 0
     for index, layer in enumerate(compare_layers(model, parts, [feeds], config)):
-        ((name, given),) = layer.result.outputs.items()
+        ((name, computed),) = layer.result.outputs.items()
         if index in chosen and any(isinstance(part, DeviceProgram) for part in layer.program.segments):
             simulated = layer.program.run(layer.inputs, on="rtl")
             assert simulated.memory == layer.result.memory, f"RTL and golden interpreter differ in {name}"
-        off = steps(layer.wanted, given)
+        off = steps(layer.wanted, computed)
         most = max(most, int(off.max(initial=0)))
         if not any(node.op_type in LOOSE for node in layer.model.graph.node):
             total, wrong = total + off.size, wrong + int(np.count_nonzero(off))

@@ -202,16 +202,16 @@ def closed_form(dataflow: str, m: int, n: int, k: int) -> int:
     return -(-m // N) * -(-n // N) * (2 * N + k - 2) - 1
 
 
-def _call(command: Sequence[str | Path], what: str) -> None:
+def _call(command: Sequence[str | Path], label: str) -> None:
     """Run a program. Raises `PeerError`: `what`, and the last line that the program wrote."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise PeerError(f"{what}: {error}") from error
+        raise PeerError(f"{label}: {error}") from error
     if process.returncode:
         lines = (process.stderr + process.stdout).strip().splitlines()
         errors = [line[7:] for line in lines if line.startswith("ERROR: ")] or lines[-1:]
-        raise PeerError(f"{what}: {errors[-1] if errors else f'exit code {process.returncode}'}")
+        raise PeerError(f"{label}: {errors[-1] if errors else f'exit code {process.returncode}'}")
 
 
 def environment() -> Path:
@@ -241,15 +241,15 @@ def scale_sim(python: Path, shape: Shape, dataflow: str) -> int:
         settings = {"config": _SETTINGS % dataflow, "topology": topology(shape), "layout": ""}
         for name, text in settings.items():
             (Path(folder) / name).write_text(text)
-        what = f"SCALE-Sim failed for {shape.name}, {dataflow}"
-        _call([python, "-I", "-c", _DRIVER, folder], what)
+        label = f"SCALE-Sim failed for {shape.name}, {dataflow}"
+        _call([python, "-I", "-c", _DRIVER, folder], label)
         lines = (Path(folder) / "run" / "COMPUTE_REPORT.csv").read_text().splitlines()
     (report,) = csv.DictReader(lines, skipinitialspace=True)
     cycles = int(report["Total Cycles"])
     macs = float(report["Overall Util %"]) / 100 * cycles * N * N
     if round(macs) != shape.macs or int(report["Stall Cycles"]):
         raise PeerError(
-            f"{what}: {macs:,.0f} MACs of {shape.macs:,}, {report['Stall Cycles']} cycles' stalls"
+            f"{label}: {macs:,.0f} MACs of {shape.macs:,}, {report['Stall Cycles']} cycles' stalls"
         )
     return cycles
 
@@ -294,24 +294,24 @@ def measure(only: str, jobs: int) -> Iterator[Result]:
         try:
             for (group, shape), run in zip(chosen, runs, strict=True):
                 ws, os = (future.result() for future in run)
-                made = (shape.count, *mnk(shape), ws, os)
-                yield Result(group, shape.name, *made, *weft_cycles(shape))
+                columns = (shape.count, *mnk(shape), ws, os)
+                yield Result(group, shape.name, *columns, *weft_cycles(shape))
                 if shape in map(gemm, ON_CHIP) and on_chip.fits(shape.w, CONFIG):
-                    yield Result(group, f"{shape.name}, on chip", *made, *weft_on_chip(shape.w))
+                    yield Result(group, f"{shape.name}, on chip", *columns, *weft_on_chip(shape.w))
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def again(results: Sequence[Result]) -> Iterator[Result]:
     """Return the rows with weft's figures measured anew."""
-    shapes = {(group, shape.name): shape for group, found in GROUPS.items() for shape in found}
+    shapes = {(group, shape.name): shape for group, members in GROUPS.items() for shape in members}
     for result in results:
         name = result.name.removesuffix(", on chip")
         if (result.group, name) not in shapes:
             raise PeerError(f"there is no shape {name!r} in {result.group} any more; run all of it again")
         shape = shapes[result.group, name]
-        whole, window = weft_cycles(shape) if name == result.name else weft_on_chip(shape.w)
-        yield dataclasses.replace(result, whole=whole, window=window)
+        total, window = weft_cycles(shape) if name == result.name else weft_on_chip(shape.w)
+        yield dataclasses.replace(result, whole=total, window=window)
 
 
 HEADER = (
@@ -338,18 +338,18 @@ def totals(results: Sequence[Result]) -> list[str]:
     """A row for every network of which all shapes were measured, each as often as the network has it."""
     lines = []
     for group, shapes in GROUPS.items():
-        found = [result for result in results if result.group == group]
-        if group == "GEMM" or [result.name for result in found] != [shape.name for shape in shapes]:
+        members = [result for result in results if result.group == group]
+        if group == "GEMM" or [result.name for result in members] != [shape.name for shape in shapes]:
             continue
-        macs = sum(result.count * result.macs for result in found)
+        macs = sum(result.count * result.macs for result in members)
         sums = [
-            sum(result.count * getattr(result, name) for result in found)
+            sum(result.count * getattr(result, name) for result in members)
             for name in ("ws", "os", "whole", "window")
         ]
         pairs = _pairs(sums, macs)
-        ahead = sum(result.ahead == "yes" for result in found)
+        ahead = sum(result.ahead == "yes" for result in members)
         lines.append(
-            f"| **{group}**, one after the other | {macs:,} | {pairs} | {ahead} of {len(found)} shapes |"
+            f"| **{group}**, one after the other | {macs:,} | {pairs} | {ahead} of {len(members)} shapes |"
         )
     return lines
 
@@ -363,11 +363,11 @@ def check(results: Sequence[Result]) -> tuple[list[str], list[str]]:
         numbers = (result.m, result.n, result.k)
         cells = [f"{result.name}", ", ".join(map(str, numbers))]
         for dataflow in DATAFLOWS:
-            expected, found = closed_form(dataflow, *numbers), getattr(result, dataflow)
-            cells += [f"{expected:,}", f"{found:,}"]
-            if expected != found:
+            expected, simulated = closed_form(dataflow, *numbers), getattr(result, dataflow)
+            cells += [f"{expected:,}", f"{simulated:,}"]
+            if expected != simulated:
                 wrong.append(
-                    f"{result.name}, {dataflow}: SCALE-Sim says {found:,}, its closed form {expected:,}"
+                    f"{result.name}, {dataflow}: SCALE-Sim says {simulated:,}, its closed form {expected:,}"
                 )
         rows.append(f"| {' | '.join(cells)} |")
     return rows, wrong
@@ -405,10 +405,10 @@ def load(path: Path) -> list[Result]:
         raise PeerError(f"{path} is not what --json writes: {error}") from error
 
 
-def report(found: Iterator[Result]) -> tuple[list[Result], list[str]]:
+def report(measured: Iterator[Result]) -> tuple[list[Result], list[str]]:
     """Print what comes, and the check; the results, and sentences on what is wrong."""
     results: list[Result] = []
-    for result in found:
+    for result in measured:
         print(row(result) if results else f"{HEADER}\n{row(result)}", flush=True)
         results.append(result)
     print("\n".join(totals(results)) + "\n")
@@ -436,10 +436,12 @@ def main() -> int:
     begin = time.monotonic()
     try:
         if options.again:
-            found = again(load(options.again))
+            measured = again(load(options.again))
         else:
-            found = iter(load(options.read)) if options.read else measure(options.only, max(1, options.jobs))
-        results, wrong = report(found)
+            measured = (
+                iter(load(options.read)) if options.read else measure(options.only, max(1, options.jobs))
+            )
+        results, wrong = report(measured)
     except (PeerError, BuildError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -36,8 +36,8 @@ def conv(case: str, x_wide: bool, wide: bool) -> Conv | WideConv:
 
     def view(name: str, channels: int, wide: bool) -> View:
         shape = (1, height, width, channels)
-        made = View(Buffer(name, shape, "input" if name == "x" else "output"), shape)
-        return upper_plane(made) if wide else made
+        plain = View(Buffer(name, shape, "input" if name == "x" else "output"), shape)
+        return upper_plane(plain) if wide else plain
 
     weight = np.random.default_rng(0).integers(-127, 128, (outputs, side, side, inputs)).astype(np.int16)
     views, scale = (view("x", inputs, x_wide), view("y", outputs, wide)), np.full(outputs, 1e-4)
@@ -55,14 +55,14 @@ def rows(name: str) -> list[str]:
     config = PRESETS[name].replace(kernel=KERNEL)
     lines = []
     for case in CASES:
-        found = []
+        cells = []
         for x_wide, wide in ((False, False), (False, True), (True, False), (True, True)):
             op = conv(case, x_wide, wide)
             image = Image(compile_segment(DeviceSegment("conv", (op,)), config))
             device = TimingDevice(config, image.memory_bytes)
             image.run(device, {"x": np.zeros(op.src.buffer.shape, np.int8)})
-            found.append(f"{device.counters()[Counter.CYCLES]:,}")
-        lines.append(f"| {case} | {' | '.join(found)} |")
+            cells.append(f"{device.counters()[Counter.CYCLES]:,}")
+        lines.append(f"| {case} | {' | '.join(cells)} |")
     return lines
 
 

@@ -328,22 +328,22 @@ class _Timed:
         self.seconds += time.process_time()
 
 
-def run(device: Device, made: Run) -> tuple[Counters, float]:
+def run(device: Device, prepared: Run) -> tuple[Counters, float]:
     """Counters, and processor time in seconds of the program."""
     timed = _Timed(device)
-    Image(made.program).run(timed, made.contents, registers=made.registers)
+    Image(prepared.program).run(timed, prepared.contents, registers=prepared.registers)
     return {counter.name.lower(): value for counter, value in device.counters().items()}, timed.seconds
 
 
 def measure(case: Case, stored: Counters | None) -> Measured:
     """Run `case`; `stored` stands for the RTL's counters if it is given."""
-    made = case.make(case.config)
-    size = Image(made.program).memory_bytes
-    model, model_time = run(TimingDevice(case.config, size, **case.settings()), made)
+    prepared = case.make(case.config)
+    size = Image(prepared.program).memory_bytes
+    model, model_time = run(TimingDevice(case.config, size, **case.settings()), prepared)
     if stored is not None:
         return Measured(stored, model, 0.0, model_time)
     with RtlDevice(case.config, size, **case.settings()) as device:
-        rtl, rtl_time = run(device, made)
+        rtl, rtl_time = run(device, prepared)
     return Measured(rtl, model, rtl_time, model_time)
 
 
@@ -358,13 +358,13 @@ def row(case: Case, measured: Measured) -> str:
 
 def off(case: Case, measured: Measured) -> list[str]:
     """Return a sentence for each excessive difference of model and RTL."""
-    found = []
+    sentences = []
     if abs(measured.error) > ERROR:
-        found.append(f"{case.name}: the model is {measured.error:+.2%} off")
+        sentences.append(f"{case.name}: the model is {measured.error:+.2%} off")
     counter, name = measured.counter()
     if counter > COUNTER:
-        found.append(f"{case.name}: counter {name} is off by {counter:.2%} of the cycles")
-    return found
+        sentences.append(f"{case.name}: counter {name} is off by {counter:.2%} of the cycles")
+    return sentences
 
 
 def slower(case: Case, measured: Measured, stored: dict[str, Any]) -> list[str]:
@@ -421,12 +421,12 @@ def summary(results: list[Measured]) -> list[str]:
     if not results:
         return ["no case has that name"]
     exact = sum(measured.rtl["cycles"] == measured.model["cycles"] for measured in results)
-    whole = sum(measured.rtl == measured.model for measured in results)
+    equal = sum(measured.rtl == measured.model for measured in results)
     worst = max(abs(measured.error) for measured in results)
     rtl, model = (sum(getattr(measured, f"{name}_time") for measured in results) for name in ("rtl", "model"))
     cycles = sum(measured.rtl["cycles"] for measured in results)
     print(
-        f"\n{len(results)} cases: {exact} exact in cycles, {whole} in all counters; largest error {worst:.2%}; "
+        f"\n{len(results)} cases: {exact} exact in cycles, {equal} in all counters; largest error {worst:.2%}; "
         f"{cycles:,} cycles in {model:.2f} s on the model"
         + (f", {rtl:.1f} s on the RTL: {rtl / model:.0f} times" if rtl else "")
     )

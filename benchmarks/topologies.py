@@ -157,18 +157,18 @@ def rows(only: str) -> Iterator[str]:
         for layer in layers:
             title = f"{name} | {' x '.join(f'{size:,}' for size in layer.mnk)} | {layer.count}"
             try:
-                found = layer.scale_sim, max(layer.scale_sim, layer.memory), layer.weft()
+                triple = layer.scale_sim, max(layer.scale_sim, layer.memory), layer.weft()
             except CompileError as error:
                 yield f"| {title} | {layer.scale_sim:,} | | {error} | | |"
                 continue
-            total = [sum_ + layer.count * cycles for sum_, cycles in zip(total, found, strict=True)]
-            yield line(title, found)
+            total = [sum_ + layer.count * cycles for sum_, cycles in zip(total, triple, strict=True)]
+            yield line(title, triple)
         yield line(f"**{name}** | all | {sum(layer.count for layer in layers)}", total)
 
 
 def line(title: str, cycles: list[int] | tuple[int, ...]) -> str:
-    ideal, behind, ours = cycles
-    return f"| {title} | {ideal:,} | {behind:,} | {ours:,} | {ours / ideal:.2f} | {ours / behind:.2f} |"
+    ideal, with_memory, ours = cycles
+    return f"| {title} | {ideal:,} | {with_memory:,} | {ours:,} | {ours / ideal:.2f} | {ours / with_memory:.2f} |"
 
 
 def main() -> int:

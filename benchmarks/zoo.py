@@ -273,7 +273,7 @@ def light(name: str) -> onnx.ModelProto:
     """Build one of `LIGHT`, with random weights in place of its constant ones."""
     model = onnx.load(Path(onnx.__file__).parent / f"backend/test/data/light/light_{name}.onnx")
     graph = model.graph
-    given = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    initial = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     users = {value: (node, index) for node in graph.node for index, value in enumerate(node.input)}
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     nodes, weights = [], []
@@ -283,25 +283,25 @@ def light(name: str) -> onnx.ModelProto:
             node.op_type = "Add" if node.op_type == "Sum" and len(node.input) == 2 else node.op_type
             nodes.append(node)
             continue
-        (made,) = node.output
-        if made not in users:
+        (output,) = node.output
+        if output not in users:
             continue
-        user, index = users[made]
+        user, index = users[output]
         user, index = users[user.output[0]] if user.op_type == "Unsqueeze" else (user, index)
-        values = _draw_weights(rng, tuple(given[node.input[0]].tolist()), user.op_type, index)
-        weights.append(numpy_helper.from_array(values.astype(np.float32), made))
+        values = _draw_weights(rng, tuple(initial[node.input[0]].tolist()), user.op_type, index)
+        weights.append(numpy_helper.from_array(values.astype(np.float32), output))
     used = {value for node in nodes for value in node.input}
     weights += [tensor for tensor in graph.initializer if tensor.name in used]
     named = {tensor.name for tensor in weights}
     inputs = [value for value in graph.input if value.name in used - named]
     # The converter wants constants among the inputs.
     declared = [helper.make_tensor_value_info(item.name, item.data_type, item.dims) for item in weights]
-    whole = helper.make_graph(nodes, name, [*inputs, *declared], list(graph.output), weights)
-    old = helper.make_model(whole, opset_imports=model.opset_import, ir_version=model.ir_version)
+    with_weights = helper.make_graph(nodes, name, [*inputs, *declared], list(graph.output), weights)
+    old = helper.make_model(with_weights, opset_imports=model.opset_import, ir_version=model.ir_version)
     new: onnx.ModelProto = version_converter.convert_version(old, _OPSET)
-    kept = [value for value in new.graph.input if value.name not in named]
+    free_inputs = [value for value in new.graph.input if value.name not in named]
     del new.graph.input[:]
-    new.graph.input.extend(kept)
+    new.graph.input.extend(free_inputs)
     new.ir_version = _IR_VERSION
     return new
 

@@ -414,10 +414,10 @@ def _layers(segment: DeviceSegment, tasks: Tasks) -> tuple[Layer, ...]:
 
 def _operator_layers(ops: Sequence[DeviceOp], tasks: Tasks) -> Iterator[Layer]:
     cycles, moved, queued = (np.zeros((len(ops), len(Queue)), np.int64) for _ in range(3))
-    where = tasks.layer, tasks.queue
-    np.add.at(cycles, where, tasks.cycles)
-    np.add.at(moved, where, tasks.dram_bytes)
-    np.add.at(queued, where, 1)
+    cells = tasks.layer, tasks.queue
+    np.add.at(cycles, cells, tasks.cycles)
+    np.add.at(moved, cells, tasks.dram_bytes)
+    np.add.at(queued, cells, 1)
 
     def by_queue(row: np.ndarray) -> dict[str, int]:
         return {queue.name: int(row[queue]) for queue in Queue}

@@ -88,12 +88,12 @@ def _verify_state(state: str, output: str, buffers: dict[str, Buffer], written: 
         raise IrError(f"state {state!r} is {old.shape} {old.kind}, but becomes {new.shape}")
 
 
-def _verify_alias(buffer: Buffer, buffers: dict[str, Buffer], where: str) -> None:
+def _verify_alias(buffer: Buffer, buffers: dict[str, Buffer], label: str) -> None:
     """Check that buffers with one name agree in size and kind."""
     first = buffers.setdefault(buffer.name, buffer)
     if (first.size, first.kind) != (buffer.size, buffer.kind):
         raise IrError(
-            f"{where}: buffer {buffer.name!r} is {buffer.shape} {buffer.kind}, not {first.shape} {first.kind}"
+            f"{label}: buffer {buffer.name!r} is {buffer.shape} {buffer.kind}, not {first.shape} {first.kind}"
         )
 
 

@@ -298,8 +298,8 @@ def _part(network: Network, run: tuple[Node, ...]) -> Network:
     if len(run) == len(network.nodes):
         return network
     inside = {id(node) for node in run}
-    rest = (name for node in network.nodes if id(node) not in inside for name in node.reads)
-    needed = {*network.outputs, *rest}
+    outside_reads = (name for node in network.nodes if id(node) not in inside for name in node.reads)
+    needed = {*network.outputs, *outside_reads}
     return network.part(run, [name for node in run for name in node.outputs if name in needed])
 
 
@@ -356,9 +356,9 @@ def foreign_types(network: Network) -> dict[str, Type]:
     ]
     if not foreign:
         return {}
-    what = f"node {foreign[0].name!r} uses operator {foreign[0].operator!r} of domain {foreign[0].domain!r}"
+    label = f"node {foreign[0].name!r} uses operator {foreign[0].operator!r} of domain {foreign[0].domain!r}"
     if runtime() is None:
-        raise EvaluationError(f"{what}, which is not part of ONNX: {HOW_TO_INSTALL}, which may have it")
+        raise EvaluationError(f"{label}, which is not part of ONNX: {HOW_TO_INSTALL}, which may have it")
     model = _model(network)
     del model.graph.output[:]
     names = [name for node in foreign for name in node.outputs if name]
@@ -367,7 +367,7 @@ def foreign_types(network: Network) -> dict[str, Type]:
         outputs = _open(model).get_outputs()
     except Exception as error:
         raise EvaluationError(
-            f"{what}, which is not part of ONNX, and ONNX Runtime rejects it: {first_line(error)}"
+            f"{label}, which is not part of ONNX, and ONNX Runtime rejects it: {first_line(error)}"
         ) from None
     return {item.name: _type(item) for item in outputs if item.type in _NAMES}
 

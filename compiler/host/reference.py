@@ -75,13 +75,13 @@ class MaxPool(OpRun):
         order: Literal["C", "F"] = "F" if storage_order else "C"
         inner = np.arange(np.prod(x.shape[2:], dtype=np.int64)).reshape(x.shape[2:], order=order)
         images = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * len(along)) * inner.size
-        where, found = np.zeros(result.shape, np.int64), np.zeros(result.shape, bool)
+        indices, is_set = np.zeros(result.shape, np.int64), np.zeros(result.shape, bool)
         for outputs, inputs in _taps(along):
             here = (slice(None), slice(None), *outputs)
-            first = (x[(slice(None), slice(None), *inputs)] == result[here]) & ~found[here]
-            where[here] = np.where(first, images + inner[inputs], where[here])
-            found[here] |= first
-        return result, where
+            first = (x[(slice(None), slice(None), *inputs)] == result[here]) & ~is_set[here]
+            indices[here] = np.where(first, images + inner[inputs], indices[here])
+            is_set[here] |= first
+        return result, indices
 
 
 class AveragePool(OpRun):
@@ -134,8 +134,8 @@ class LRN(OpRun):
         size: int | None = None,
     ) -> tuple[np.ndarray]:
         alpha, beta, bias = (
-            default if given is None else given
-            for given, default in ((alpha, 1e-4), (beta, 0.75), (bias, 1.0))
+            default if value is None else value
+            for value, default in ((alpha, 1e-4), (beta, 0.75), (bias, 1.0))
         )
         assert size is not None
         before, channels = (size - 1) // 2, x.shape[1]

@@ -374,23 +374,23 @@ def _value(name: str, value: _Value, depth: int) -> Any:
 
 
 def _array(name: str, tensor: _Tensor) -> np.ndarray:
-    what = f"tensor {short_repr(name)}"
+    label = f"tensor {short_repr(name)}"
     if tensor.dtype not in DTYPES:
-        raise SchemaError(f"{what} is of the unknown type {short_repr(tensor.dtype)}")
+        raise SchemaError(f"{label} is of the unknown type {short_repr(tensor.dtype)}")
     textual, dtype = tensor.dtype == "object", dtype_of(tensor.dtype)
     count = len(tensor.texts) if textual else len(tensor.data) / dtype.itemsize
     # `math.prod` of two negative sizes would be positive.
     if min(tensor.shape, default=0) < 0 or count != math.prod(tensor.shape):
-        raise SchemaError(f"{what} is not of the shape {short_repr(tensor.shape)} that it is said to have")
+        raise SchemaError(f"{label} is not of the shape {short_repr(tensor.shape)} that it is said to have")
     # numpy takes any byte as a bool, so check that all are 0 or 1.
     if tensor.dtype == "bool" and tensor.data.translate(None, b"\0\1"):
-        raise SchemaError(f"{what} is of bool, and holds other numbers than 0 and 1")
+        raise SchemaError(f"{label} is of bool, and holds other numbers than 0 and 1")
     try:
         if textual:
             return np.array(tensor.texts, object).reshape(tensor.shape)
         return np.frombuffer(tensor.data, dtype).reshape(tensor.shape)
     except ValueError as error:
-        raise SchemaError(f"{what} of shape {short_repr(tensor.shape)}: {error}") from None
+        raise SchemaError(f"{label} of shape {short_repr(tensor.shape)}: {error}") from None
 
 
 def check_values(shapes: Mapping[str, tuple[int, ...]]) -> None:

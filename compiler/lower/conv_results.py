@@ -90,8 +90,8 @@ class Results:
         """Compute a tile's outputs by a kernel; `out` is for upper bytes if results have 16 bits."""
         shape, ops = self.shape, self.shape.kernel_ops
         start = yield from self.emit.kernel(ops)
-        params, held = self.p.get(("p", index))
-        if not held:
+        params, is_loaded = self.p.get(("p", index))
+        if not is_loaded:
             yield from self._load_parameters(index, params)
         # Adjacent rows of outputs are one loop of the kernel.
         rows, columns = (box.h, box.w) if out.row != box.w * out.pixel else (1, box.h * box.w)
@@ -122,8 +122,8 @@ class Results:
     def _drain(self, op: Conv, box: Box, conv: Box, index: int, rows: int, out: Place) -> Iterator[Task]:
         shape, pool = self.shape, self.shape.pool
         lookup = () if op.lookup is None else (yield from self.emit.lookup(op.lookup, self.p)).items()
-        params, held = self.p.get(("p", index))
-        if not held:
+        params, is_loaded = self.p.get(("p", index))
+        if not is_loaded:
             yield from self._load_parameters(index, params)
         y = box.y * pool.stride[0] - pool.pad[0] - conv.y
         x = box.x * pool.stride[1] - pool.pad[1] - conv.x
@@ -167,8 +167,8 @@ class Results:
         """Apply the epilogue to a tile's outputs, in place: the vector unit reads an output before it writes it."""
         op, config = self.shape.op.epilogue, self.config
         assert op is not None
-        params, held = self.after.get("epilogue")
-        if not held:
+        params, is_loaded = self.after.get("epilogue")
+        if not is_loaded:
             yield self.emit.load_constant(pointwise_block(op, config), params)
         second: dict[str, int] = {}
         if isinstance(op, Add | Multiply):

@@ -194,8 +194,8 @@ class _RowLowering:
         places = []
         for ring, source, count in zip(self.inputs, self.sources, counts, strict=True):
             part = _source_box(source, image, box)
-            place, held = ring.get(part)
-            if not held:
+            place, is_loaded = ring.get(part)
+            if not is_loaded:
                 yield from self.emit.load_box(source, *part, (0, source.c), place, count, 0)
             # A step of 0 repeats a row, or a vector, that the source broadcasts.
             places.append((place, count if part[1].w > 1 else 0, 1 if count > 1 else 0))
@@ -207,8 +207,8 @@ class _RowLowering:
         ]
         lower, ends = out + rows * stored, (stored, 1 if stored > 1 else 0)
         # All operands, results included, have adjacent rows.
-        whole = all(row == column * vectors for _, row, column in (*places, (out, *ends)))
-        loops = loops_of(ops, rows, vectors, self.config, apart=self.apart, whole=whole or rows == 1)
+        adjacent = all(row == column * vectors for _, row, column in (*places, (out, *ends)))
+        loops = loops_of(ops, rows, vectors, self.config, apart=self.apart, whole=adjacent or rows == 1)
         fields = _operand("src", places[0], loops)
         for name, read in zip(ROW_OPERANDS, places[1:], strict=False):
             fields |= {f"with_{name}": 1, f"{name}_vectors": max(1, read[2])} | _operand(name, read, loops)

@@ -131,8 +131,8 @@ class _VectorLowering:
         o = self._place(self.dst, self.o, image, box, channels)
         for part, count in self._parts(box):
             lookup = yield from self.emit.lookup(self.op.lookup, self.p)
-            params, held = self.p.get(count)
-            if not held:
+            params, is_loaded = self.p.get(count)
+            if not is_loaded:
                 yield self.emit.load_constant(job.parameters(count), params)
             yield self._vec(box, part, loaded, vectors, (a, b, o), params, lookup)
         if self.dst.resident is None:

@@ -206,8 +206,8 @@ class Emitter:
         if lookup is None:
             return {}
         content = lookup.tobytes()
-        table, held = self._table(content)
-        if not held:
+        table, is_loaded = self._table(content)
+        if not is_loaded:
             yield from self._fill(table, content, blocks)
         return {"lookup": 1, "table": table}
 
@@ -223,7 +223,9 @@ class Emitter:
         filled: set[bytes] = set()
         while True:
             tables = [self._table(content) for content in contents]
-            missing = {content for content, (_, held) in zip(contents, tables, strict=True) if not held}
+            missing = {
+                content for content, (_, is_loaded) in zip(contents, tables, strict=True) if not is_loaded
+            }
             if not missing:
                 break
             filled |= missing  # a new table may have replaced one of the others: look again
@@ -245,8 +247,8 @@ class Emitter:
     def kernel(self, ops: tuple[MicroOp, ...]) -> Generator[Task, None, int]:
         """Write a kernel to the engine's memory, unless it is there, and return its first entry."""
         self.used.add("kernels")
-        start, held = self.kernels.get(ops)
-        for at in [] if held else range(0, len(ops), MICRO_OPS):
+        start, is_loaded = self.kernels.get(ops)
+        for at in [] if is_loaded else range(0, len(ops), MICRO_OPS):
             code = _microcode(start + at, ops[at : at + MICRO_OPS])
             yield Task(code, self.layer, code.count)
         return start

@@ -76,8 +76,8 @@ class TensorRef:
 
     def merge_rows(self, rows: int, pixels: int) -> tuple[int, int]:
         """Return rows of a box, and pixels per row: one row where rows of full width are adjacent."""
-        whole = pixels == self.w and self.rows_are_adjacent and rows * pixels <= PIXELS_MAX
-        return (1, rows * pixels) if whole else (rows, pixels)
+        joined = pixels == self.w and self.rows_are_adjacent and rows * pixels <= PIXELS_MAX
+        return (1, rows * pixels) if joined else (rows, pixels)
 
     def flatten(self) -> TensorRef:
         """Return the bytes as one row of pixels; requires `can_flatten`."""

@@ -136,9 +136,9 @@ class Problem:
             if self.key_mask is not None and self.key_mask.images not in (1, images):
                 continue
             # The device has one mask per image, for all of its heads.
-            whole = np.broadcast_to(self.allowed, self.full)
-            whole = whole.reshape(images, heads, *self.full[-2:])
-            mask = recognise(whole[:, 0]) if (whole == whole[:, :1]).all() else None
+            allowed = np.broadcast_to(self.allowed, self.full)
+            allowed = allowed.reshape(images, heads, *self.full[-2:])
+            mask = recognise(allowed[:, 0]) if (allowed == allowed[:, :1]).all() else None
             if mask is not None:
                 yield split, mask
 

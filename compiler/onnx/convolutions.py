@@ -318,7 +318,7 @@ def depth_tap(context: NodeContext, kernel: tuple[int, ...]) -> int | None:
     """Return the only kernel element along depth that meets the input; None if there are several."""
     depth, _, _ = spatial_axes(context, kernel)
     if depth.size == depth.count == 1:
-        tap, rest = divmod(depth.before, depth.dilation)
-        return tap if not rest and tap < depth.kernel else None
+        tap, remainder = divmod(depth.before, depth.dilation)
+        return tap if not remainder and tap < depth.kernel else None
     plain = (depth.kernel, depth.stride, depth.before, depth.padding_after) == (1, 1, 0, 0)
     return 0 if plain else None

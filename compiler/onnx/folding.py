@@ -235,7 +235,7 @@ def _fold_all(known: Known) -> bool:
         known.constants.update(values)
         fresh |= values
         known.note({name: type_of(value) for name, value in values.items()})
-    types = {name: found for name, found in known.network.types.items() if name not in fresh}
+    types = {name: kind for name, kind in known.network.types.items() if name not in fresh}
     known.network = dataclasses.replace(known.network, nodes=tuple(left), types=types)
     return bool(fresh)
 

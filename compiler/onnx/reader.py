@@ -298,10 +298,10 @@ def _check_inputs(proto: onnx.ModelProto) -> None:
             raise CompileError(f"input {value.name!r} has no shape; export the model with static shapes")
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.HasField("dim_value") or dim.dim_value < 1:
-                what = repr(dim.dim_param) if dim.dim_param else "no fixed size"
+                size = repr(dim.dim_param) if dim.dim_param else "no fixed size"
                 name = dim.dim_param or f"{value.name}.{axis}"
                 raise CompileError(
-                    f"input {value.name!r} has a dynamic dimension {axis} ({what}); give its size with "
+                    f"input {value.name!r} has a dynamic dimension {axis} ({size}); give its size with "
                     f"--shape {name}=1, or in Python with shapes={{{name!r}: 1}}"
                 )
 
@@ -416,15 +416,15 @@ def _attribute(item: AttributeProto, label: str) -> Any:
         value = helper.get_attribute_value(item)
     except ValueError:
         value = None
-    what = f"{label} has attribute {item.name!r}, which cannot be read"
+    problem = f"{label} has attribute {item.name!r}, which cannot be read"
     return (
-        tuple(_attribute_value(part, what) for part in value)
+        tuple(_attribute_value(part, problem) for part in value)
         if isinstance(value, list)
-        else _attribute_value(value, what)
+        else _attribute_value(value, problem)
     )
 
 
-def _attribute_value(value: Any, what: str) -> Any:
+def _attribute_value(value: Any, problem: str) -> Any:
     """Return one value of an attribute without its protobuf message."""
     if isinstance(value, int | float):
         return value
@@ -434,19 +434,19 @@ def _attribute_value(value: Any, what: str) -> Any:
         except UnicodeDecodeError:
             return value
     if isinstance(value, onnx.TensorProto):
-        return _array(value, what)
+        return _array(value, problem)
     if isinstance(value, onnx.GraphProto):
         return _network(value, {})
-    raise CompileError(f"{what}: weft reads numbers, text, dense tensors and graphs")
+    raise CompileError(f"{problem}: weft reads numbers, text, dense tensors and graphs")
 
 
-def _array(tensor: onnx.TensorProto, what: str) -> np.ndarray:
+def _array(tensor: onnx.TensorProto, problem: str) -> np.ndarray:
     try:
         values = numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError, OSError) as error:
-        raise CompileError(f"{what}: {first_line(error)}") from None
+        raise CompileError(f"{problem}: {first_line(error)}") from None
     size, expected = len(tensor.raw_data) or len(tensor.int32_data), -(-values.size // 2)
     # The onnx package ignores excess bytes of packed values, but of no others.
     if str(values.dtype) in PACKED and size > expected:
-        raise CompileError(f"{what}: {values.size} values of 4 bits take {expected} bytes, not {size}")
+        raise CompileError(f"{problem}: {values.size} values of 4 bits take {expected} bytes, not {size}")
     return values

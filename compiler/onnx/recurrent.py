@@ -79,9 +79,9 @@ def refusal(model: Model, node: Node) -> str | None:
     for key in ("clip", "input_forget"):
         if attributes.get(key):
             return f"{key} is {attributes[key]}"
-    for index, what in ((4, "lengths of sequences"), (7, "peepholes")):
+    for index, meaning in ((4, "lengths of sequences"), (7, "peepholes")):
         if node.input(index):
-            return f"input {inputs[index]!r} has {what}"
+            return f"input {inputs[index]!r} has {meaning}"
     for index in (1, 2):
         if _weights(model, node, index) is None:
             return f"the weights {inputs[index]!r} are not quantised to 8 bits with at most one scale per row"

@@ -302,8 +302,8 @@ def interleavings(axes: Sequence[Axis], total: int, most: int) -> Iterator[Inter
             continue
         for count in range(min(LOOPS - spread, len(others)) + 1):
             for loops in itertools.combinations(others, count):
-                rest = tuple(axis for axis in others if axis not in loops)
-                way = Interleaving(inner, outer, loops, rest, spread)
+                in_vectors = tuple(axis for axis in others if axis not in loops)
+                way = Interleaving(inner, outer, loops, in_vectors, spread)
                 if way.operators <= most and way.weights <= MAX_WEIGHTS and way.is_possible(total):
                     yield way
 
@@ -447,9 +447,9 @@ def _copy_orders(axes: list[Axis]) -> Iterator[CopyOrder]:
         other = [axis for axis in block if axis not in target]
         for count in range(min(LOOPS, len(outer)) + 1):
             for loops in itertools.combinations(outer, count):
-                rest = (*(axis for axis in outer if axis not in loops), *other)
-                way = CopyOrder(size, channels, loops, rest)
-                if prod(axis.size for axis in rest) <= COPIES and _is_expressible(way, total):
+                copied = (*(axis for axis in outer if axis not in loops), *other)
+                way = CopyOrder(size, channels, loops, copied)
+                if prod(axis.size for axis in copied) <= COPIES and _is_expressible(way, total):
                     yield way
 
 

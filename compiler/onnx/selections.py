@@ -395,10 +395,10 @@ def operands(context: NodeContext) -> Operands | str:
     output, shapes = context.output, (context.shape(0), context.shape(1))
     if prod(shapes[0]) == prod(shapes[1]) == prod(output):
         return _equal_shapes(context)
-    whole = [index for index, shape in enumerate(shapes) if prod(shape) == prod(output)]
-    if not whole:
+    full_size = [index for index, shape in enumerate(shapes) if prod(shape) == prod(output)]
+    if not full_size:
         return f"shapes are {shapes[0]} and {shapes[1]}: both would have to be broadcast"
-    at = whole[0]
+    at = full_size[0]
     return _broadcast(context, at, (1,) * (len(output) - len(shapes[1 - at])) + shapes[1 - at])
 
 
@@ -420,11 +420,11 @@ def _equal_shapes(context: NodeContext) -> Operands | str:
 
 def _broadcast(context: NodeContext, at: int, shape: tuple[int, ...]) -> Operands | str:
     """Return operands of which only operand `at` has the result's shape; the other has `shape`, of equal rank."""
-    whole, other = context.symbols[at], context.symbols[1 - at]
-    assert isinstance(whole, Activation)
+    full, other = context.symbols[at], context.symbols[1 - at]
+    assert isinstance(full, Activation)
     assert isinstance(other, Activation)
     reason = ""
-    tensors = (whole.tensor, context.output), (other.tensor, shape)
+    tensors = (full.tensor, context.output), (other.tensor, shape)
     for kind in sorted(
         (natural, row_major_layout),
         key=lambda kind: sum(layout_cost(tensor, kind(sizes)) for tensor, sizes in tensors),
@@ -438,7 +438,7 @@ def _broadcast(context: NodeContext, at: int, shape: tuple[int, ...]) -> Operand
         seen = _loops(*(tuple(sizes[axis] for axis in layout.perm) for sizes in (context.output, shape)))
         if not isinstance(seen, str):
             return Operands(
-                (first, second), (whole.quant, other.quant), (first.view(seen[0]), second.view(seen[1])), layout,
+                (first, second), (full.quant, other.quant), (first.view(seen[0]), second.view(seen[1])), layout,
                 seen[0], swapped=at == 1,
             )  # fmt: skip
         reason = seen

@@ -134,10 +134,10 @@ def _differ(source: str, target: str, *kinds: tuple[str, tuple[int, ...]]) -> Co
 
 
 def _add_state(network: Network, source: str, target: str) -> Network:
-    for what, name, known in (("input", source, network.inputs), ("output", target, network.outputs)):
+    for side, name, known in (("input", source, network.inputs), ("output", target, network.outputs)):
         if name not in known:
             raise CompileError(
-                f"the model has no {what} {name!r} for a state; it has {', '.join(map(repr, known)) or 'none'}"
+                f"the model has no {side} {name!r} for a state; it has {', '.join(map(repr, known)) or 'none'}"
             )
     kind = network.types[source]
     assert kind.sizes is not None

@@ -75,8 +75,8 @@ def overlap_rows(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     if not groups:
         return segment
     ops, regions, overlapped = list[DeviceOp](), list[Region](), list[int]()
-    all_of_it = (0, planner.config.scratchpad_size)
-    regions_before, at = segment.regions or (all_of_it,) * len(segment.ops), 0
+    scratchpad = (0, planner.config.scratchpad_size)
+    regions_before, at = segment.regions or (scratchpad,) * len(segment.ops), 0
     dropped: set[str] = set()
     for group in groups:
         ops += segment.ops[at : group.first]
@@ -219,9 +219,9 @@ class Groups:
     def _groups(self, index: int, first: int, stop: int) -> Iterator[Group]:
         """Yield the groups of some operators: as they are, and with split pools merged."""
         ops = self.segment.ops[first:stop]
-        whole = merge_split_pools(ops)
+        merged = merge_split_pools(ops)
         conv = self.segment.ops[index]
-        for chosen in [ops] if len(whole) == len(ops) else [ops, whole]:
+        for chosen in [ops] if len(merged) == len(ops) else [ops, merged]:
             left = {view.buffer.name for op in chosen for view in (*op.sources, op.dst)}
             dropped = frozenset(view.buffer.name for op in ops for view in (*op.sources, op.dst)) - left
             group = self._group(tuple(chosen), chosen.index(conv), (first, stop), dropped)
@@ -243,11 +243,11 @@ class Groups:
         if planned is None:
             return None
         placed, region = planned
-        rest = (room[0], region[0])
+        conv_region = (room[0], region[0])
         costs = [_in_tiles(op, self.planner) for op in placed]
         best: Group | None = None
         # The group takes as long as its busiest unit, plus what the dependencies keep from overlapping.
-        for own, tiles in self._convolutions(conv, rest, has_dependency(ops, at)):
+        for own, tiles in self._convolutions(conv, conv_region, has_dependency(ops, at)):
             busy = sum(cost.cycles for cost in costs) + vector_cycles(conv, self.planner)
             bus = own.plan.traffic + sum(cost.traffic for cost in costs)
             waits = _waits([cost.cycles for cost in costs[:at]], others[:at], conv, tiles)
@@ -257,7 +257,7 @@ class Groups:
                 together += max(0.0, bus - traffic)
             if together < _GAIN * alone - _LEAST and (best is None or alone - together > best.saved):
                 new = (*placed[:at], own, *placed[at:])
-                regions = (*(region,) * at, rest, *(region,) * (len(placed) - at))
+                regions = (*(region,) * at, conv_region, *(region,) * (len(placed) - at))
                 best = Group(first, stop, new, regions, alone - together, dropped)
         return best
 
@@ -267,8 +267,8 @@ class Groups:
         None if some of these results share addresses, and would wait for each other.
         """
         step, size = unit(self.config), self.config.scratchpad_size
-        held = self.residents.occupied_ranges(alive)
-        places = sorted(place for name, place in held.items() if name not in dropped)
+        occupied = self.residents.occupied_ranges(alive)
+        places = sorted(place for name, place in occupied.items() if name not in dropped)
         if any(one[1] > other[0] for one, other in pairwise(places)):
             return None
         ends = [0, *(ceil_div(stop, step) * step for _, stop in places)]

@@ -37,8 +37,8 @@ def _split(op: Pool, planner: Planner) -> tuple[DeviceOp, ...]:
     kh, kw = op.window.kernel
     # Pixels under one window; two of them and parameters must fit the scratchpad.
     spans = [(k - 1) * d + 1 for k, d in zip(op.window.kernel, op.window.dilation, strict=True)]
-    held = min(spans[0], op.src.shape[1]) * min(spans[1], op.src.shape[2])
-    if held * 2 + 64 * 8 <= planner.config.scratchpad_size or kh * kw == 1:
+    window_pixels = min(spans[0], op.src.shape[1]) * min(spans[1], op.src.shape[2])
+    if window_pixels * 2 + 64 * 8 <= planner.config.scratchpad_size or kh * kw == 1:
         return _quicker(op, planner)
     if op.kind == "average" and op.window.pad == (0, 0, 0, 0):
         sums = _sums(op)

@@ -150,9 +150,9 @@ class Parts:
         for axis, total in enumerate(self.shape.outputs):
             size, inner = self.sizes[:, axis], self.convs[axis]
             # (outputs of a tile, number of tiles), for full tiles and the rest at the edge.
-            full, rest = total // size, total % size
+            full, edge = total // size, total % size
             totals.append(
-                ((inner, full), (np.maximum(inner - (size - rest), 1), (rest > 0).astype(np.int64)))
+                ((inner, full), (np.maximum(inner - (size - edge), 1), (edge > 0).astype(np.int64)))
             )
         area = sum(
             times_h
@@ -176,12 +176,12 @@ class Parts:
         src, target = self.shape.src, self.target
         joined = src.rows_are_adjacent & (w == src.w)
         rows, pixels = np.where(joined, 1, h), np.where(joined, h * w, w)
-        whole = rows * target.runs((pixels - 1) * float(src.pixel_pitch) + count)
+        in_rows = rows * target.runs((pixels - 1) * float(src.pixel_pitch) + count)
         if src.pixel_pitch > PITCH_MAX:
-            whole = np.where(pixels > 1, np.inf, whole)
+            in_rows = np.where(pixels > 1, np.inf, in_rows)
         more = -(-rows * pixels // COUNT_MAX) - 1  # approximate number of further instructions
         each = rows * pixels * target.runs(np.asarray(count)) + more * self.instruction
-        return np.maximum(np.minimum(whole, each), h * w * vectors)
+        return np.maximum(np.minimum(in_rows, each), h * w * vectors)
 
     @cached_property
     def whole_input(self) -> tuple[Array, Array]:
@@ -262,9 +262,11 @@ class Parts:
         steps = max(*window.dilation, *window.stride)
         longest = shape.src.c if shape.aligned else max(piece.count for piece in shape.pieces)
         # Whole inputs: strides on chip, runs and pixel lengths must fit their fields.
-        whole = (w * shape.vectors * steps <= STRIDE_MAX) | ((h == 1) & (shape.vectors * steps <= STRIDE_MAX))
-        whole &= ((w - 1) * float(shape.src.pixel_pitch) + longest <= RUN_MAX) & (longest <= LENGTH_MAX)
-        fits &= chunked | ((vectors <= max(zone.a for zone in self.zones)) & whole)[tile]
+        uncut_fits = (w * shape.vectors * steps <= STRIDE_MAX) | (
+            (h == 1) & (shape.vectors * steps <= STRIDE_MAX)
+        )
+        uncut_fits &= ((w - 1) * float(shape.src.pixel_pitch) + longest <= RUN_MAX) & (longest <= LENGTH_MAX)
+        fits &= chunked | ((vectors <= max(zone.a for zone in self.zones)) & uncut_fits)[tile]
         if not self.inputs and shape.src.w * shape.vectors * steps > STRIDE_MAX:
             fits &= False
         tile, block, chunked = tile[fits], block[fits], chunked[fits]

@@ -118,7 +118,7 @@ def _compute(
     """Return the array's cycles for all matrices; rows and weights in one bank are read in turn."""
     n, (rows, _), (a, b, _, params) = config.n, tile, zones
     last = (a[1] * a[2] - 1) // config.scratchpad_depth
-    full, rest = divmod(op.rows, rows)
+    full, edge_rows = divmod(op.rows, rows)
     total = 0
     for times, weights in (
         (1, b[0]),
@@ -127,8 +127,10 @@ def _compute(
     ):
         # Rows of A and weights in one bank: the array reads them one after the other.
         together = weights is not None and weights // config.scratchpad_depth <= last
-        steps = [max(count + n if together else max(count, n), rmw_latency(config)) for count in (rows, rest)]
-        total += times * (full * steps[0] + (steps[1] if rest else 0))
+        steps = [
+            max(count + n if together else max(count, n), rmw_latency(config)) for count in (rows, edge_rows)
+        ]
+        total += times * (full * steps[0] + (steps[1] if edge_rows else 0))
     return float(prod(op.counts) * ceil_div(op.depth, n) * ceil_div(op.columns, n) * total)
 
 
@@ -205,8 +207,8 @@ def _runs(target: Target, view: View, count: int, step: int, sizes: tuple[int, i
     """
     size, part = sizes
     if part == view.buffer.shape[3] and view.step[1] == 1:
-        full, rest = divmod(count, step)
-        return full * target.run(step * size) + (target.run(rest * size) if rest else 0)
+        full, remainder = divmod(count, step)
+        return full * target.run(step * size) + (target.run(remainder * size) if remainder else 0)
     return count * ceil_div(size, part) * target.run(part)
 
 

@@ -104,10 +104,10 @@ def plan_beside(site: Site, window: Window) -> VectorPlan | None:
     """
     reads = window.kernel[0] * window.kernel[1] * site.config.groups
     most = max(_BESIDE_VECTORS, _BESIDE_CYCLES // reads)
-    whole = window.kernel == (1, 1)  # no element is read twice
+    pointwise = window.kernel == (1, 1)  # no element is read twice
     plans = [
         plan
-        for count in (None, *([] if whole else _channels(site)[1:4]))
+        for count in (None, *([] if pointwise else _channels(site)[1:4]))
         if (plan := _largest_tile(site, window, most, 8, 2, count)) is not None
     ]
     return min(
@@ -221,10 +221,10 @@ def image_plan(site: Site, constants: int) -> RowPlan | None:
     `constants` vectors are needed for each; results overwrite their sources. None if not even one vector fits, or
     there are too many pixels. `rows` of the plan are pixels.
     """
-    pixels, whole = site.dst.h * site.dst.w, ceil_div(site.dst.c, site.config.n)
+    pixels, all_vectors = site.dst.h * site.dst.w, ceil_div(site.dst.c, site.config.n)
     for slots in (3, 2, 1):
-        vectors = min(site.config.scratchpad_size // (slots * pixels + constants), whole)
-        if pixels <= COUNT_MAX and vectors >= min(whole, 8 if slots > 1 else 1):
+        vectors = min(site.config.scratchpad_size // (slots * pixels + constants), all_vectors)
+        if pixels <= COUNT_MAX and vectors >= min(all_vectors, 8 if slots > 1 else 1):
             return RowPlan(pixels, vectors, slots)
     return None
 
@@ -246,10 +246,10 @@ def plan_softmax(src: TensorRef, config: Config) -> SoftmaxPlan | None:
     None if not even one row of one vector fits.
     """
     room = config.scratchpad_size - PARAMETER_VECTORS
-    whole = ceil_div(src.c, config.n)
-    sizes = [whole] + [1 << k for k in reversed(range(12)) if 1 << k < whole]
+    row_vectors = ceil_div(src.c, config.n)
+    sizes = [row_vectors] + [1 << k for k in reversed(range(12)) if 1 << k < row_vectors]
     for vectors in (size for size in sizes if size * config.n <= COORDINATE_MAX):
-        chunks = ceil_div(whole, vectors)
+        chunks = ceil_div(row_vectors, vectors)
         for slots in (2, 1):
             sources = max(slots, chunks if chunks <= 4 else slots)
             rows = min(
@@ -312,8 +312,10 @@ def plan_channelwise(op: Conv, site: Site) -> ChannelPlan | None:
     for slots in _SLOTS:
         for parts in range(1, min(vectors, 8) + 1):
             some = ceil_div(vectors, parts)
-            rest = room - some * BLOCK * (1 + (parts > 1))
-            pixels = min(rest // (slots * some * loaded) if loaded else COUNT_MAX, dst.w, _PIXELS, COUNT_MAX)
+            room_left = room - some * BLOCK * (1 + (parts > 1))
+            pixels = min(
+                room_left // (slots * some * loaded) if loaded else COUNT_MAX, dst.w, _PIXELS, COUNT_MAX
+            )
             if pixels >= min(16, dst.w) and vectors <= STRIDE_MAX:
                 # Equal tiles.
                 pixels = ceil_div(dst.w, ceil_div(dst.w, pixels))

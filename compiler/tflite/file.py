@@ -112,8 +112,8 @@ class File:
     once: Mapping[int, File] = field(default_factory=dict)
 
 
-def parse(data: bytes, what: str) -> File:
-    """Parse the bytes of a file, which messages call `what`.
+def parse(data: bytes, label: str) -> File:
+    """Parse the bytes of a file, which messages call `label`.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def parse(data: bytes, what: str) -> File:
     if data[4:8] != IDENTIFIER:
         identifier = repr(data[4:8])[1:] if data[4:8] else "missing"
         raise CompileError(
-            f"{what} is not a TFLite model: its bytes 4 to 8 must be 'TFL3', but are {identifier}"
+            f"{label} is not a TFLite model: its bytes 4 to 8 must be 'TFL3', but are {identifier}"
         )
     try:
         return _Parser(data).file()
@@ -132,7 +132,7 @@ def parse(data: bytes, what: str) -> File:
     except _BROKEN as error:
         why = printable(str(error).splitlines()[0] if str(error) else type(error).__name__, _SHOWN)
         raise CompileError(
-            f"{what} is truncated or damaged: it cannot be read as a TFLite model ({why})"
+            f"{label} is truncated or damaged: it cannot be read as a TFLite model ({why})"
         ) from None
 
 

@@ -25,15 +25,15 @@ def is_tflite(head: bytes) -> bool:
     return head[4:8] == IDENTIFIER
 
 
-def read(data: bytes, what: str = "the model") -> Network:
-    """Read a TFLite model, which messages call `what`.
+def read(data: bytes, label: str = "the model") -> Network:
+    """Read a TFLite model, which messages call `label`.
 
     Raises
     ------
     CompileError
         If it is truncated, damaged, no TFLite model or not quantised, or has unsupported operators, types or structure.
     """
-    return network_of(parse(data, what))
+    return network_of(parse(data, label))
 
 
 def network_of(file: File) -> Network:

@@ -109,9 +109,9 @@ def quantise(model: Reader, images: np.ndarray, target: Path) -> None:
 def tidy(model: onnx.ModelProto) -> None:
     """Name layers after their modules, and drop what the tools left: their metadata and unused operator sets."""
     model.doc_string = "Handwritten digits, 8 by 8, as 16 tokens; trained and quantised by train.py."
-    kept = [opset for opset in model.opset_import if not opset.domain]
+    standard = [opset for opset in model.opset_import if not opset.domain]
     del model.opset_import[:], model.metadata_props[:]
-    model.opset_import.extend(kept)
+    model.opset_import.extend(standard)
     for value in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
         del value.metadata_props[:]
     products = 0

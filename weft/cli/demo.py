@@ -217,5 +217,5 @@ def attention_errors(
 
 def _read(memory: np.ndarray, image: Image, view: View) -> np.ndarray:
     start, (_, h, w, c) = image.address(view.buffer.name), view.shape
-    whole = memory[start : start + view.buffer.size].reshape(view.buffer.shape)
-    return whole[:, view.y : view.y + h, view.x : view.x + w, view.c : view.c + c]
+    values = memory[start : start + view.buffer.size].reshape(view.buffer.shape)
+    return values[:, view.y : view.y + h, view.x : view.x + w, view.c : view.c + c]

@@ -132,8 +132,8 @@ def _refuse(error: TyperException) -> NoReturn:
     if not message:
         sys.exit(error.exit_code)
     context = getattr(error, "ctx", None)
-    where = f"; `{context.command_path} -h` shows how to call it" if context is not None else ""
-    _fail(f"{message[0].lower()}{message[1:]}{where}", error.exit_code)
+    hint = f"; `{context.command_path} -h` shows how to call it" if context is not None else ""
+    _fail(f"{message[0].lower()}{message[1:]}{hint}", error.exit_code)
 
 
 def _fail(text: str, code: int) -> NoReturn:

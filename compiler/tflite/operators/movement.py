@@ -41,8 +41,8 @@ def slices_of(context: Context) -> list[Range]:
     """
     tensor = context.tensor()
     begin, end, strides = (
-        [int(value) for value in context.numbers(index, what)]
-        for index, what in ((1, "where it begins"), (2, "where it ends"), (3, "strides"))
+        [int(value) for value in context.numbers(index, label)]
+        for index, label in ((1, "where it begins"), (2, "where it ends"), (3, "strides"))
     )
     if not len(begin) == len(end) == len(strides):
         raise context.refuse(

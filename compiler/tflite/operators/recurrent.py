@@ -286,8 +286,8 @@ class _Form:
             (self.weights & (1 << bits) - 1).astype(np.uint8),
         )
         step = _svdf_scale(context.output())
-        rest = _LARGEST * lower.astype(np.int64).sum(axis=(1, 2)) + np.abs(self.bias)
-        places = math.floor(math.log2(_LARGEST / (_SVDF_STEPS + float(rest.max()) * unit / step)))
+        largest_lower = _LARGEST * lower.astype(np.int64).sum(axis=(1, 2)) + np.abs(self.bias)
+        places = math.floor(math.log2(_LARGEST / (_SVDF_STEPS + float(largest_lower.max()) * unit / step)))
         if places < _LEAST:
             return self._convolve(image, self.weights, 0, unit, biased=True)
         parameters = context.array(math.ldexp(step, -places), "float32"), context.array(0, "int16")
