@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from weft.arguments import BANDWIDTH, SEED, Real, Whole, check_fields, option
-from weft.configurations import sequential_boards
 from weft.errors import InputError
-from weft.hdl.isa.config import Config
 
 if TYPE_CHECKING:
+    from weft.hdl.isa.config import Config
     from weft.sim.device import Device
     from weft.sim.waves import Waves
 
 
-Opening = Callable[[Config], contextlib.AbstractContextManager["Device"]]
+Opening = Callable[["Config"], contextlib.AbstractContextManager["Device"]]
 """Function that opens a device for a configuration."""
 DEVICES = ("golden", "rtl", "timing")
 _CHOICE = "'golden', 'rtl' or 'timing'"
@@ -172,6 +171,9 @@ def _open(options: RunOptions, config: Config, memory_bytes: int) -> Iterator[De
 
 
 def _simulator(options: RunOptions, config: Config, memory_bytes: int) -> Device:
+    # Imported here, because the command line loads this module for its help, which must appear at once.
+    from weft.configurations import sequential_boards
+
     if options.on == "rtl":
         from weft.sim.rtl.device import RtlDevice
 
