@@ -53,6 +53,7 @@ def table_tasks(emit: Emitter, at: int) -> Iterator[Task]:
 
 
 def _clip(value: int) -> int:
+    # Bounds of the mask have 16 bits. A step has fewer columns, so that a clipped bound hides the same ones.
     return min(max(value, -(1 << 15)), (1 << 15) - 1)
 
 
@@ -192,6 +193,7 @@ class _AttentionLowering:
         key = (tile.image, kv_head, block)
         slot, is_loaded = self.rings["kv"].get(key)
         if not is_loaded:
+            # A new block replaces both the keys and the values of its slot.
             self.loaded -= {("k", slot), ("v", slot)}
         if (operand, slot) in self.loaded:
             return

@@ -378,6 +378,7 @@ class _ConvLowering:
             # Lines have extra columns at the start, and `words` vectors of weights per tile.
             x, columns = x - shape.lines.before, count * shape.words
         steps = chunk.steps
+        # Tiles of one piece read the same inputs; otherwise each has a piece of its own (`ConvShape.block_sizes`).
         a_nt = 0 if tile.piece == shape.tiles[block.stop - 1].piece else tile.piece.vectors
         return Task(
             self._product(
@@ -399,6 +400,7 @@ class _ConvLowering:
             self.layer,
             count * steps * max(conv.h * (conv.w + shape.lead_rows), n),
             paces=True,
+            # In the padding y or x is negative: the address wraps, and coordinates select the fill.
             addresses=((first + y * pitch + x * vectors) % (1 << 16), b, c),
         )
 

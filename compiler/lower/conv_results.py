@@ -132,6 +132,7 @@ class Results:
             self._requantisation_of(op, box.h, box.w, conv.h, line, y, x, out.row, out.pixel, *lookup),
             self.layer,
             outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
+            # With padding, y or x is negative: the address wraps, and coordinates leave the element out.
             addresses=((rows + y * line + x + shape.lead_rows) % (1 << 16), out.start, params),
         )
 

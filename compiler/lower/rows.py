@@ -119,6 +119,7 @@ def lower_images(op: GroupNorm, site: Site, plan: RowPlan, emit: Emitter) -> Ite
     """Yield the tasks of an operator whose rows are channels over all pixels of an image."""
     n, vectors, pixels = site.config.n, plan.vectors, plan.rows
     src, dst = site.sources[0], site.dst
+    # Results overwrite their sources, so that a slot is all that an image needs.
     images = Ring(0, pixels * vectors, plan.slots)
     constants = site.config.scratchpad_size - VECTORS_PER_CONSTANT * len(op.vectors) * vectors
     ops = generate(op.kernel, n)
@@ -166,6 +167,7 @@ class _RowLowering:
         for vectors in self.vectors[:-1]:
             self.inputs.append(Ring(at, tile.rows * vectors, slots))
             at += slots * tile.rows * vectors
+        # In a slot of 16-bit results, all lower bytes follow all upper bytes.
         size = tile.rows * self.vectors[-1] * (1 + op.wide)
         self.outputs = Ring(self.constants - slots * size, size, slots)
 

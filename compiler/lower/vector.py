@@ -212,6 +212,7 @@ class _VectorLowering:
         a, b, o = places
         y = part.y * window.stride[0] - window.pad[0] - loaded.y
         x = part.x * window.stride[1] - window.pad[1] - loaded.x
+        # In the padding y or x is negative: the address wraps, and coordinates select the pad value.
         down = coordinates(window, 0, y, loaded.h)
         across = coordinates(window, 1, x, loaded.w)
         out = o.start + (part.y - box.y) * o.row + (part.x - box.x) * o.pixel

@@ -36,7 +36,7 @@ def loop_stride(stride: int, count: int) -> int:
 
 
 def wrapped_stride(stride: int, count: int) -> int:
-    """Return `loop_stride`, wrapped_stride to 16 bits: addresses on chip are modulo 2**16."""
+    """Return `loop_stride`, wrapped to 16 bits: addresses on chip are modulo 2**16."""
     return _wrap(stride) if count > 1 else 0
 
 
@@ -181,6 +181,7 @@ class Emitter:
         if narrow:
             offset = self.constants.add_narrow(payload, self.config.bus_bytes) + first * n // 2
             size = vectors * n // 2
+            # LOAD writes at most one vector a cycle, but the bus may bring two vectors of 4-bit values.
             cycles = max(self._bus_cycles(1, size), vectors)
             load = _narrow_vectors(vectors, n)
             return Task(load, self.layer, cycles, size, addresses=(offset, dst + first))
@@ -431,6 +432,7 @@ class Emitter:
         return Task(
             _rows(src.base, rows, row_pitch, pixels, pitch, length, before, run, fill, vectors),
             self.layer,
+            # Limited by the bus, or by the one vector a cycle that LOAD writes.
             max(self._bus_cycles(reads, run), rows * pixels * ceil_div(length, self.config.n)),
             reads * run,
             addresses=(offset, dst),
@@ -454,6 +456,7 @@ class Emitter:
                 vectors,
             )
             return
+        # The distance between pixels does not fit the pitch's field, so each pixel is a row.
         for row in range(rows):
             for _, x, _, count in _parts(1, pixels):  # pixels as rows
                 offset = dst.address(image, box.y + row, box.x + x)
@@ -496,4 +499,5 @@ def _parts(h: int, w: int) -> Iterator[Box]:
 
 
 def _wrap(value: int) -> int:
+    # Fields of strides are signed: a step of 2**15 or more is the negative step to the same address.
     return (value + (1 << 15)) % (1 << 16) - (1 << 15)

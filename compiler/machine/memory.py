@@ -144,6 +144,7 @@ class Ring:
 
     def __post_init__(self) -> None:
         if self.start < self.after < self.start + self.size * self.count:
+            # Rounded up: a slot that begins before `after` may still be in use.
             self._next = -((self.start - self.after) // self.size) % self.count
 
     @property
@@ -318,6 +319,7 @@ class Allocation:
                 buffers.setdefault(name, view.buffer)
                 first.setdefault(name, run.start)
                 last[name] = run.stop - 1
+        # The host writes inputs before the first operator, and reads outputs after the last.
         for name, buffer in buffers.items() if compact else ():
             if buffer.kind == "input":
                 first[name] = -1
@@ -326,6 +328,7 @@ class Allocation:
         self.offsets: dict[str, int] = {}
         self.buffers = buffers
         replaced = in_place(ops, self.resident, overlapped, first, last) if compact else {}
+        # A chain of sums shares one place, so all its buffers get the first start and the last end.
         for name, source in replaced.items():  # in the order of operators
             first[name] = first[source]
         for name, source in reversed(replaced.items()):
@@ -345,6 +348,7 @@ class Allocation:
     def _allocate(self, buffers: Sequence[Buffer], first: dict[str, int], last: dict[str, int]) -> None:
         """Place buffers by size, or in `compact` programs in the order that needs least memory."""
         orders: list[Callable[[Buffer], int]] = [lambda buffer: -buffer.size]
+        # Also try the order of first use, and of last use from the end.
         if self.compact and first:
             orders += [lambda buffer: first[buffer.name], lambda buffer: -last[buffer.name]]
         packed = [

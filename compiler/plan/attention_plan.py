@@ -158,6 +158,7 @@ class AttentionCost:
         long as the slower of the two units.
         """
         array = vector = 0.0
+        # A row of scores crosses N rows and N columns of the array before the vector unit can read it.
         way = 2 * self.config.n + overheads.HANDOVER_CYCLES
         ready: list[float] = [0.0, 0.0]  # times at which the last two steps' probabilities are ready
         earlier: tuple[int, int] | None = None
@@ -363,6 +364,7 @@ def _candidates(
             parameters,
             0 if op.rounding is None else rows * groups,
         )
+        # Each row of the tiles in progress has a row state, and each vector of their scores an alignment.
         fits = rows * sums[1] <= config.row_states and rows * groups * slots <= config.alignments
         if accumulators is None or chip is None or not fits:
             continue

@@ -188,6 +188,7 @@ class _Scored:
         fitting = np.minimum(self.b_count // self.per_block, blocks)
         rows = self.parts.rows[self.size] * self.block
         depth = config.accumulator_depth
+        # Slots are whole banks, so that the vector unit reads one while the array writes another.
         self.c_slot = -(-rows // depth) * depth
         self.c_count = np.minimum(config.accumulator_size // self.c_slot, 4)
         # Weights of all blocks, of as many as fit, or of half as many for double buffering.
@@ -214,7 +215,9 @@ class _Scored:
         self.store = np.ones_like(tiles)
         if shape.uniform and buffered:
             most = np.minimum(tiles, np.maximum(LENGTH_MAX // n, 1))
+            # The step from row to row is `width` times as many vectors as tiles, and must fit its field.
             most = np.where(height > 1, np.minimum(most, np.maximum(STRIDE_MAX // width, 1)), most)
+            # Two slots: one is stored while the next is filled.
             most = np.maximum(np.minimum(most, room // slots // 2), 1)
             # Equal sizes: a short STORE in between hides nothing.
             leave = -(-tiles // most)

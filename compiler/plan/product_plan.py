@@ -78,6 +78,7 @@ def _candidate(op: Product, target: Target, rows: int, columns: int, depth: int)
     vectors, groups = depth // n, columns // n
     chunks, down = ceil_div(op.depth, depth), ceil_div(op.rows, rows)
     sums = _accumulator(config, rows * groups)
+    # LOAD transposes N rows at a time.
     lines = ceil_div(rows, n) * n if op.a_transposed else rows
     zones = _scratchpad(config, lines * vectors, columns * vectors, rows * groups, (chunks * down, chunks))
     if sums is None or zones is None:

@@ -73,6 +73,7 @@ def _largest_tile(
     per_pixel = ceil_div(dst.c, n)
     channels = _channels(site) if only is None else [only]
     across = max(window.stride[1], window.dilation[1])
+    # With three sets a LOAD, a VEC and a STORE overlap; take fewer only if no tile fits three times.
     for slots in range(3, least - 1, -1):
         for count in channels:
             vectors = ceil_div(count, n)
@@ -204,6 +205,7 @@ def plan_rows(site: Site, constants: int, most: int = COUNT_MAX, *, wide: bool =
     """
     counts = [ceil_div(tensor.c, site.config.n) for tensor in (*site.sources, site.dst)]
     vectors = max(counts)
+    # Results of 16 bits have a vector of upper and one of lower bytes.
     counts[-1] *= 1 + wide
     room = site.room[1] - site.room[0] - constants * vectors
     if vectors > min(COUNT_MAX, STRIDE_MAX):
@@ -251,6 +253,7 @@ def plan_softmax(src: TensorRef, config: Config) -> SoftmaxPlan | None:
     for vectors in (size for size in sizes if size * config.n <= COORDINATE_MAX):
         chunks = ceil_div(row_vectors, vectors)
         for slots in (2, 1):
+            # With a slot for each chunk, the second pass finds all of them on chip.
             sources = max(slots, chunks if chunks <= 4 else slots)
             rows = min(
                 room // (vectors * (sources + 2 * slots)),
@@ -259,6 +262,7 @@ def plan_softmax(src: TensorRef, config: Config) -> SoftmaxPlan | None:
                 src.w,
             )
             if rows >= min(src.w, 8) or (rows >= 1 and vectors == 1):
+                # At least two tiles, so that units overlap.
                 rows = min(rows, ceil_div(src.w, 2) if src.w > 16 else rows)
                 return SoftmaxPlan(rows, vectors, sources, slots)
     return None
@@ -312,6 +316,7 @@ def plan_channelwise(op: Conv, site: Site) -> ChannelPlan | None:
     for slots in _SLOTS:
         for parts in range(1, min(vectors, 8) + 1):
             some = ceil_div(vectors, parts)
+            # The constants of the next part load while this part's are in use.
             room_left = room - some * BLOCK * (1 + (parts > 1))
             pixels = min(
                 room_left // (slots * some * loaded) if loaded else COUNT_MAX, dst.w, _PIXELS, COUNT_MAX
