@@ -232,6 +232,7 @@ def _from_operator(context: NodeContext) -> Problem:
     offset = np.zeros((1, 1, 1, 1), np.int64)
     if lengths is not None:
         allowed = allowed & (keys < lengths.reshape(-1, 1, 1, 1))
+        # The last query sees all keys of the length.
         offset = lengths.reshape(-1, 1, 1, 1) - q.rows
     if context.attribute("is_causal", 0):
         allowed = allowed & causal(q.rows, k.rows, offset)

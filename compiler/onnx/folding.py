@@ -50,6 +50,7 @@ def _infer_with_settled(
     except NetworkError as error:
         if not any(node.op in _BY_TEXT for node in network.nodes):
             raise
+        # The file may declare the shapes that inference computes wrongly. Keep only types that it cannot infer.
         foreign = (name for node in nodes if node.domain not in STANDARD for name in node.outputs)
         declared = {name: cut.types[name] for name in (*cut.inputs, *foreign) if name in cut.types}
         return {**settled, **infer_types(dataclasses.replace(cut, types=declared))}, error
@@ -260,6 +261,7 @@ def _fold(node: Node, known: Known) -> dict[str, np.ndarray] | None:
         values = run_nodes([node], outputs, known)
     except EvaluationError:
         return None
+    # A node whose evaluation contradicts shape inference stays.
     agrees = all(
         str(value.dtype) == known.dtypes.get(name, str(value.dtype)) and size in (None, value.shape)
         for name, size, value in zip(outputs, sizes, values, strict=True)

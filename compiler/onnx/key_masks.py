@@ -170,6 +170,7 @@ def _spread(mask: KeyMask, source: Tensor, ext: Extension, heads: int) -> Tensor
     shape = (mask.images, 1, mask.keys, count)
     layout = Layout(shape, (0, 1, 2, 3), shape)
     tensor = Tensor(name, name, layout, layout, unsigned=False, from_host=False)
+    # The mask is at most its zero point: a large gain saturates all lower values at the key's end of int8.
     weight = np.full((count, 1, 1, 1), -_GAIN if ext.key > 0 else _GAIN, np.int16)
     op = Conv(
         name,

@@ -119,6 +119,7 @@ def _ready_nodes(nodes: list[Node], known: set[str]) -> list[Node]:
     ready: list[Node] = []
     left: list[Node] = []
     for node in nodes:
+        # Bodies of a node may read values of the outer network, which must be known as well.
         if known.issuperset(node.inputs) and not produced.intersection(node.reads) - known:
             ready.append(node)
             known.update(node.outputs)  # later nodes of this pass may depend on them

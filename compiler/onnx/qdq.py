@@ -396,6 +396,7 @@ def parameters(model: Model, node: Node, dtype: str) -> Quant | None:
     if not scale.reshape(-1)[0] > 0:
         return None
     unsigned, bits = dtype.startswith("u"), BITS[dtype]
+    # Unsigned integers are stored as signed ones, less half their range.
     stored = zero - (1 << bits - 1) * unsigned
     return Quant(float(np.float32(scale.reshape(-1)[0])), stored, unsigned, bits)
 

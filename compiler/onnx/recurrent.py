@@ -242,6 +242,7 @@ class _Cell:
         lstm = self.node.op == "LSTM"
         step = self._lstm if lstm else self._gru
         input_bias, state_bias = _biases(self.node, self.bias, direction, self.size)
+        # One product for the inputs of all steps: only products of states wait for the step before.
         sums = self._product(0, direction, rows, input_bias)
         state = self._initial(5, direction)
         cell = self._initial(6, direction) if lstm else ""

@@ -121,6 +121,7 @@ def _groups(layout: Layout, shape: tuple[int, ...], indices: Indices) -> list[li
     if layout.perm != natural(shape).perm or len(groups) != 3 or not all_taken[order[0]]:
         groups = []
         for axis in order:
+            # Neighbouring axes that are taken whole count as one.
             if groups and all_taken[axis] and all(all_taken[other] for other in groups[-1]):
                 groups[-1].append(axis)
             else:
@@ -311,6 +312,7 @@ def _resize(context: NodeContext) -> tuple[Selection, ...] | None:
         return None
     indices = [lane[:, 0].astype(np.int64) for lane in lanes]
     for lane, nearest, size in zip(lanes, indices, shape, strict=True):
+        # Coordinates must be whole, and equal at all places along the other axes.
         if (lane != nearest[:, None]).any() or nearest.min() < 0 or nearest.max() >= size:
             return None  # elements outside the input are filled
     return (Selection(shape, tuple(indices)),)
@@ -453,6 +455,7 @@ def _loops(full: tuple[int, ...], part: tuple[int, ...]) -> tuple[Shape4, Shape4
     if part[-1] != full[-1]:
         return f"one of {full[-1]} channels would have to be broadcast"
     pairs = [(most, size) for most, size in zip(full[:-1], part[:-1], strict=True) if most > 1]
+    # Neighbouring axes that both broadcast, or both do not, are one loop.
     groups = [list(group) for _, group in groupby(pairs, key=lambda pair: pair[0] == pair[1])]
     if len(groups) > _OUTER:
         return f"shapes {full} and {part} broadcast along too many axes"
