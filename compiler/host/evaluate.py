@@ -126,11 +126,13 @@ class _Rewriter:
                 node.input.append("")
             name = node.input[place]
             if not name:
+                # An omitted zero point is 0, which also moves by 128.
                 node.input[place] = self._constant(np.array(128, np.uint8), "zero point")
             elif name in self.converted:
                 node.input[place] = self.converted[name]
             elif name in self.constants:
                 values = numpy_helper.to_array(self.constants[name])
+                # Flipping the sign bit adds 128.
                 node.input[place] = self._constant(values.view(np.uint8) ^ np.uint8(0x80), name)
                 self.converted[name] = node.input[place]
             else:

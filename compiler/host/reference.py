@@ -138,6 +138,7 @@ class LRN(OpRun):
             for value, default in ((alpha, 1e-4), (beta, 0.75), (bias, 1.0))
         )
         assert size is not None
+        # Of an even size, the odd element comes after.
         before, channels = (size - 1) // 2, x.shape[1]
         squares = np.zeros_like(x)
         for channel in range(channels):
@@ -197,6 +198,7 @@ class QuantizeLinear(QuantizeLinear_25):
             steps = np.repeat(steps, block, axis).take(np.arange(x.shape[axis]), axis)
         elif steps.size > 1:
             steps = steps.reshape([-1 if at == axis % x.ndim else 1 for at in range(x.ndim)])
+        # The package converts quotients to int32, which would wrap: clip them while they are floats.
         most = np.minimum(steps * _SATURATED, np.finfo(x.dtype).max) if x.dtype.kind == "f" else np.inf
         return super()._run(np.clip(x, -most, most).astype(x.dtype), scale, *zero, **attributes)
 
@@ -205,6 +207,7 @@ def _flat(name: str) -> type[OpRun]:
     """Return Softmax, LogSoftmax or Hardmax before opset 13: over all axes from `axis` on, by default 1."""
 
     def run(self: OpRun, x: np.ndarray, axis: int | None = None) -> tuple[np.ndarray]:
+        # `axis` has the default of the newest version, so read the node's own attribute.
         first = next((item.i for item in self.onnx_node.attribute if item.name == "axis"), 1) % x.ndim
         rows = x.reshape(int(np.prod(x.shape[:first])), -1)
         if name == "Hardmax":

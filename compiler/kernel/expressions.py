@@ -221,8 +221,10 @@ def factor_of(scale: float) -> tuple[int, int]:
     fraction, exponent = math.frexp(scale)
     bits = MULTIPLIER_BITS - 1
     mantissa, shift = round(math.ldexp(fraction, bits)), bits - exponent
+    # Rounded up to one bit more than fits.
     if abs(mantissa) == FACTOR:
         mantissa, shift = mantissa // 2, shift - 1
+    # The engine shifts by 63 places at most: smaller factors have fewer bits.
     if shift > 63:
         return round(math.ldexp(scale, 63)), 63
     _check(shift >= 0, f"a factor is below {FACTOR}, not {scale:g}")
@@ -351,6 +353,7 @@ class Rows:
 
         Beyond the range the upper digit saturates, and the lower one wraps.
         """
+        # The lower digit is signed, so the upper one is rounded to the nearest.
         self.put((value + 128).shift_right(8), target)
         self.put(value.low_byte(), target + 2)
 

@@ -28,7 +28,7 @@ MAX_COPIES = 64
 MAX_WEIGHTS = 1 << 20
 """Most weights of a product that reorders channels."""
 MAX_RANGES = 4
-"""Most ranges of channels that are repeated one by one."""
+"""Most ranges of channels that are copied one by one."""
 
 
 class Run(NamedTuple):

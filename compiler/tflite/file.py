@@ -227,6 +227,7 @@ class _Parser:
             raw = np.frombuffer(self._data, np.uint8, size, start)
         else:
             raw = np.asarray(self._array(table.DataAsNumpy()), np.uint8)
+        # Buffer 0 is always empty: it marks a tensor that an operator writes.
         return _to_values(raw, tensor) if raw.size or (at and 0 in tensor.shape) else None
 
     def _quantisation(self, table: Any, tensor: Tensor) -> Quantisation | None:
@@ -296,6 +297,7 @@ def _to_values(raw: np.ndarray, tensor: Tensor) -> np.ndarray:
 
 def _operator_name(table: Any) -> str:
     """Return an operator's name in the format, for custom operators with their own name."""
+    # Old files have only the deprecated field of one byte, which new files leave at its limit for larger codes.
     code = max(table.BuiltinCode(), table.DeprecatedBuiltinCode())
     name = _names("BuiltinOperator").get(code, f"unknown code {code}")
     if name == "CUSTOM":

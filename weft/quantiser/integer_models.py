@@ -113,6 +113,7 @@ class _Reading(Rewriting):
 
 def _dynamic(reading: _Reading, node: onnx.NodeProto) -> Nodes:
     """Note the results of DynamicQuantizeLinear."""
+    # A model may leave out the last outputs.
     quantised, step, zero = (*node.output, "", "")[:3]
     reading.note(quantised, _Quantised(node.input[0], step, zero))
     reading.note(step, _Step((step,), _ONE))

@@ -138,7 +138,6 @@ def _check(
 
 
 def _source(model: Any, samples: SampleSource) -> Source:
-
     if is_module(model):
         return export(model, samples)
     if not isinstance(model, Source):

@@ -54,6 +54,7 @@ def slices_of(context: Context) -> list[Range]:
         name: int(context.option(f"{name}Mask"))
         for name in ("Begin", "End", "Ellipsis", "NewAxis", "ShrinkAxis")
     }
+    # Ranges of axes of the input: not of new axes, and not the ellipsis.
     old = [at for at in range(len(begin)) if not (masks["NewAxis"] | masks["Ellipsis"]) >> at & 1]
     if len(old) > tensor.rank or masks["Ellipsis"].bit_count() > 1:
         raise context.refuse(f"has {len(old)} ranges for {tensor.rank} dimensions")
@@ -87,6 +88,7 @@ def _range(context: Context, range_: Range, size: int, masked: tuple[bool, bool]
     if not step:
         raise context.refuse("has stride 0")
     first = (0 if step > 0 else size - 1) if masked[0] else first
+    # Backwards, the end is one place before element 0; ONNX would count -1 from the end.
     last = (size if step > 0 else -size - 1) if masked[1] else last
     return first, last, step
 

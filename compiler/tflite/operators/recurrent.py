@@ -277,6 +277,7 @@ class _Form:
         """Return the sum over rank and time of products with the weights, plus biases: (batch, units, 1, 1)."""
         context = self.context
         unit = _svdf_scale(context.tensor(_STATE)) * _svdf_scale(context.tensor(2))
+        # ~w is -1 - w, so that the larger of the two has all bits of w but its sign.
         bits = max(int(np.maximum(self.weights, ~self.weights).max(initial=0)).bit_length() - 7, 0)
         if not bits:
             return self._convolve(image, self.weights.astype(np.int8), 0, unit, biased=True)

@@ -112,6 +112,7 @@ def to_batch(context: Context) -> None:
             *[0] * len(inner_sizes),
         ]
         tensor = context.tensor()
+        # Pads are 0, which stored values represent by the zero point.
         zero = 0 if tensor.quantisation is None or not same else int(tensor.quantisation.zeros[0])
         fill = context.array(zero, tensor.dtype if same else "float32")
         value = context.emit("Pad", value, context.array(places), fill, suffix="pad", mode="constant")
