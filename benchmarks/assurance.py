@@ -88,7 +88,7 @@ def read_results() -> dict[str, Section]:
 
 
 def table(sections: dict[str, Section]) -> str:
-    """The table, with the parts in the order of their names."""
+    """Return the table, with the parts in the order of their names."""
     lines = [
         f"| {title} | {count} | `{(command or [section['with']])[0]}` |\n"
         for _, section in sorted(sections.items())

@@ -80,7 +80,7 @@ CASES = (
 
 
 def inputs(op: Attention, seed: int = 0) -> dict[str, np.ndarray]:
-    """Gaussian int8 operands."""
+    """Return Gaussian int8 operands."""
     rng = np.random.default_rng(seed)
     operands = {"q": op.q, "k": op.k, "v": op.v}
     return {

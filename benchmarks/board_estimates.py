@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from zoo import NETWORKS, quantised
+from zoo import NETWORKS, quantise_network
 
 import weft
 from weft.boards.registry import find
@@ -29,11 +29,11 @@ HEADER = "| network | cycles | estimate | apart | ms | outputs that differ |"
 
 def source(name: str) -> str | bytes:
     """Return the source for `weft.compile`."""
-    return quantised(name).SerializeToString() if name in NETWORKS else name
+    return quantise_network(name).SerializeToString() if name in NETWORKS else name
 
 
 def inputs(program: weft.Program, seed: int) -> dict[str, np.ndarray]:
-    """Random ones."""
+    """Return random inputs."""
     rng, drawn = np.random.default_rng(seed), {}
     for name, (dtype, shape) in program.inputs.items():
         kind = np.dtype(dtype)

@@ -134,6 +134,7 @@ def build_seeds(boards: list[Board], most: int, met: int) -> None:
     resources = dict(known.resources) if known else {}
     for seed in range(1, most + 1):
         reached = sum(run.fmax_hz is not None and run.fmax_hz >= board.clock for run in runs)
+        # Stop early once the clock is reached often enough, or cannot be any more.
         if reached >= met or len(runs) - reached > most - met:
             break
         if seed in (run.seed for run in runs):
@@ -157,7 +158,7 @@ def build_seeds(boards: list[Board], most: int, met: int) -> None:
 
 
 def row(record: Record) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     boards = [find(name) for name in record.boards]
     board = boards[-1]
     used = [

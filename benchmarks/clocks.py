@@ -22,7 +22,7 @@ REACHED = 9
 
 
 def builds(page: str) -> list[clock.Sample]:
-    """The builds of the table in a page that reached a clock."""
+    """Return the builds in the table of a page that reached a clock."""
     titled = {titles(boards): boards[-1] for boards in group_equal_boards(BOARDS.values())}
     samples = []
     for line in page.partition(BEGIN)[2].partition(END)[0].splitlines()[2:]:

@@ -36,7 +36,7 @@ HEADER = (
 
 
 def least(function: Callable[[], Any], runs: int) -> tuple[float, Any]:
-    """The least processor time of some runs in seconds, and what the last one gave."""
+    """Return the least processor time of some runs in seconds, and the result of the last run."""
     shortest, result = float("inf"), None
     for _ in range(runs):
         begin = time.process_time()
@@ -46,8 +46,8 @@ def least(function: Callable[[], Any], runs: int) -> tuple[float, Any]:
 
 
 def row(name: str, config: Config) -> str:
-    """A line of the table."""
-    model = zoo.quantised(name)
+    """Return a line of the table."""
+    model = zoo.quantise_network(name)
     program = weft.compile(model, config)
     feeds = image(program)
     size = max(part.areas.memory_bytes for part in program.segments if hasattr(part, "areas"))

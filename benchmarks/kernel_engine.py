@@ -23,7 +23,7 @@ KERNEL = 64
 
 
 def cases() -> dict[str, LayerNorm]:
-    """Operators by what they are."""
+    """Return operators by title."""
 
     def views(*shape: int) -> tuple[View, View]:
         size = (shape[0], shape[1], shape[2], shape[3])
@@ -44,7 +44,7 @@ def cases() -> dict[str, LayerNorm]:
 
 
 def rows(name: str) -> list[str]:
-    """A row of a table for each case."""
+    """Return a row of a table for each case."""
     config = PRESETS[name].replace(kernel=KERNEL)
     lines = []
     for title, op in cases().items():

@@ -64,7 +64,7 @@ class Agreement:
 
 
 def measure(program: weft.Program, on: str) -> tuple[dict[str, Any], bool]:
-    """The report of a run, and whether the RTL's memory is the golden interpreter's."""
+    """Return the report of a run, and whether the RTL's memory equals the golden interpreter's."""
     rng = np.random.default_rng(1)
     inputs = {name: noise(rng, dtype, shape) for name, (dtype, shape) in program.inputs.items()}
     result = program.run(inputs, on=on)
@@ -78,7 +78,7 @@ def noise(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.nd
 
 
 def smooth(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Waves along the axes, as images and spectrograms have."""
+    """Return waves along the axes, as images and spectrograms have."""
     info = np.iinfo(dtype)
     total = np.zeros(shape)
     for axis, size in enumerate(shape):
@@ -105,7 +105,7 @@ def agreement(model: Path, program: weft.Program, samples: int) -> Agreement:
 
 
 def row(name: str, program: weft.Program, report: dict[str, Any], clock: float) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     on_device = sum(place == "device" for _, _, place, _ in program.assignment)
     cycles = report["cycles"]
     return (
@@ -142,7 +142,7 @@ def boards_table(folder: Path) -> None:
 
 
 def models(folder: Path) -> dict[str, Path]:
-    """The files by what they are for."""
+    """Return the files of a folder by title."""
     paths = {name: folder / file for name, file in NETWORKS.items()}
     return {name: path for name, path in paths.items() if path.exists() or name != OPTIONAL}
 

@@ -76,7 +76,7 @@ def image(program: weft.Program) -> dict[str, np.ndarray]:
 
 def row(name: str, config: Config, rtl: int) -> tuple[str, bool]:
     """A line of the table, and whether no value is off by more than a step."""
-    model = zoo.quantised(name)
+    model = zoo.quantise_network(name)
     begin = time.perf_counter()
     program = weft.compile(model, config)
     compiled = time.perf_counter() - begin
@@ -112,7 +112,7 @@ PARTS = {
 
 def parts(name: str, config: Config) -> list[float]:
     """Return the share of each of `PARTS` in a network's cycles."""
-    program = weft.compile(zoo.quantised(name), config)
+    program = weft.compile(zoo.quantise_network(name), config)
     report = program.run(image(program), on="timing", bandwidth=config.bus_bytes).report
     shares = dict.fromkeys(PARTS, 0.0)
     for layer in report["layers"]:

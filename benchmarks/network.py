@@ -55,7 +55,7 @@ class _Builder:
 
 
 def resnet18() -> DeviceSegment:
-    """The network from its quantised input to its logits, as the front end gives it."""
+    """Return the network from its quantised input to its logits, as the front end gives it."""
     builder = _Builder()
     shape = (1, 224, 224, 3)
     x = builder.conv(View(Buffer("image", shape, "input"), shape), 64, 7, 2)

@@ -53,7 +53,7 @@ def layers(model: onnx.ModelProto, inside: Collection[str] = ()) -> Iterator[onn
 
 
 def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """ONNX Runtime without its optimisations."""
+    """Return a session of ONNX Runtime without its optimisations."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3

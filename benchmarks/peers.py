@@ -50,7 +50,7 @@ from weft.sim.verilate import BuildError
 
 
 def product(m: int, n: int, k: int, name: str = "", count: int = 1) -> Shape:
-    """m rows of k elements times k x n."""
+    """Return a product of m rows of k elements and k x n elements."""
     return Shape(name or f"GEMM {m}x{n}x{k}", 1, m, k, n, count=count)
 
 
@@ -87,19 +87,20 @@ GROUPS: dict[str, tuple[Shape, ...]] = {
 
 
 def mnk(shape: Shape) -> tuple[int, int, int]:
-    """The matrix product that a shape is: output pixels, output channels, elements of a window."""
+    """Return the matrix product of a shape: output pixels, output channels, elements of a window."""
     oh, ow = shape.window.output(shape.h, shape.w)
     return oh * ow, shape.cout, shape.kernel**2 * shape.cin
 
 
 def topology(shape: Shape) -> str:
-    """A file for SCALE-Sim's convolutions with this shape alone.
+    """Return a file for SCALE-Sim's convolutions with this shape alone.
 
     A matrix product is what SCALE-Sim's own reader of such makes of it: windows of 1 x k on an image of m x k.
     SCALE-Sim knows no padding and rounds outputs up: the image is as large as what the windows cover, edges included.
     """
     m, n, k = mnk(shape)
     if shape.h == shape.kernel == 1:
+        # The window covers a row of the image, so that each of its m positions is a row of the product.
         numbers = (m, k, 1, k, 1, n, 1)
     else:
         height, width = (
@@ -196,14 +197,14 @@ class Result:
 
 
 def closed_form(dataflow: str, m: int, n: int, k: int) -> int:
-    """Cycles of SCALE-Sim's Total Cycles, which is the number of the last one, counted from 0."""
+    """Return SCALE-Sim's Total Cycles, which is the number of the last cycle, counted from 0."""
     if dataflow == "ws":
         return -(-k // N) * -(-n // N) * (3 * N + m - 2) - 1
     return -(-m // N) * -(-n // N) * (2 * N + k - 2) - 1
 
 
 def _call(command: Sequence[str | Path], label: str) -> None:
-    """Run a program. Raises `PeerError`: `what`, and the last line that the program wrote."""
+    """Run a program. Raises `PeerError` with `label`, and the last line that the program wrote."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -215,7 +216,7 @@ def _call(command: Sequence[str | Path], label: str) -> None:
 
 
 def environment() -> Path:
-    """The Python that has SCALE-Sim, installed if it is not yet. Raises `PeerError`."""
+    """Return the Python that has SCALE-Sim, and install it if necessary. Raises `PeerError`."""
     folder = cache_root() / "-".join(["scalesim", sys.implementation.cache_tag, *PINS.values()])
     if not folder.exists():
         print(f"installing SCALE-Sim {PINS['scalesim']} into {folder} (once)...", file=sys.stderr)
@@ -277,7 +278,7 @@ def weft_on_chip(side: int) -> tuple[int, int]:
 
 
 def measure(only: str, jobs: int) -> Iterator[Result]:
-    """Results of the shapes whose group or name contains `only`, in their order, each when it is there."""
+    """Yield results of the shapes whose group or name contains `only`, in their order, each as soon as it is there."""
     chosen = [
         (group, shape)
         for group, shapes in GROUPS.items()
@@ -303,7 +304,7 @@ def measure(only: str, jobs: int) -> Iterator[Result]:
 
 
 def again(results: Sequence[Result]) -> Iterator[Result]:
-    """Return the rows with weft's figures measured anew."""
+    """Yield the rows with weft's figures measured anew."""
     shapes = {(group, shape.name): shape for group, members in GROUPS.items() for shape in members}
     for result in results:
         name = result.name.removesuffix(", on chip")
@@ -335,7 +336,7 @@ def row(result: Result) -> str:
 
 
 def totals(results: Sequence[Result]) -> list[str]:
-    """A row for every network of which all shapes were measured, each as often as the network has it."""
+    """Return a row for every network of which all shapes were measured, each as often as the network has it."""
     lines = []
     for group, shapes in GROUPS.items():
         members = [result for result in results if result.group == group]
@@ -355,7 +356,7 @@ def totals(results: Sequence[Result]) -> list[str]:
 
 
 def check(results: Sequence[Result]) -> tuple[list[str], list[str]]:
-    """The table of closed forms, and a sentence for every figure that differs from its own."""
+    """Return the table of closed forms, and a sentence for every figure that differs from its closed form."""
     rows, wrong = [CHECK], []
     for result in results:
         if result.name.endswith("on chip"):
@@ -374,7 +375,7 @@ def check(results: Sequence[Result]) -> tuple[list[str], list[str]]:
 
 
 def drawing(results: Sequence[Result]) -> str:
-    """Utilisations as an SVG."""
+    """Return utilisations as an SVG."""
     sections: dict[str, list[Row]] = {}
     for result in results:
         ideal = result.macs / N**2
@@ -390,7 +391,7 @@ def drawing(results: Sequence[Result]) -> str:
 
 
 def save(path: Path, results: Sequence[Result]) -> None:
-    """A line a result, so that a difference shows which."""
+    """Write a line per result, so that a diff shows which changed."""
     lines = ",\n".join(json.dumps(dataclasses.asdict(result)) for result in results)
     memory = {"latency": LATENCY, "bandwidth": CONFIG.bus_bytes}
     about = {"array": N, "versions": PINS, "memory": memory}
@@ -406,7 +407,7 @@ def load(path: Path) -> list[Result]:
 
 
 def report(measured: Iterator[Result]) -> tuple[list[Result], list[str]]:
-    """Print what comes, and the check; the results, and sentences on what is wrong."""
+    """Print results as they come, and the check; return the results, and sentences on differences."""
     results: list[Result] = []
     for result in measured:
         print(row(result) if results else f"{HEADER}\n{row(result)}", flush=True)

@@ -31,7 +31,7 @@ CASES = {
 
 
 def conv(case: str, x_wide: bool, wide: bool) -> Conv | WideConv:
-    """A convolution of 8 bits if neither is wide."""
+    """Return a convolution with results of 16 bits if `wide`, and inputs if `x_wide`; of 8 bits if neither."""
     height, width, inputs, outputs, side = CASES[case]
 
     def view(name: str, channels: int, wide: bool) -> View:
@@ -51,7 +51,7 @@ def conv(case: str, x_wide: bool, wide: bool) -> Conv | WideConv:
 
 
 def rows(name: str) -> list[str]:
-    """A row of a table for each case: cycles, by the bits of inputs and of results."""
+    """Return a row of a table for each case: cycles, by the bits of inputs and of results."""
     config = PRESETS[name].replace(kernel=KERNEL)
     lines = []
     for case in CASES:

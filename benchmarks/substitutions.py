@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from pages import rewrite
-from zoo import quantised
+from zoo import quantise_network
 
 import weft
 
@@ -47,9 +47,9 @@ BUDGET_BEGIN = "<!-- benchmarks/substitutions.py --budget -->\n"
 
 
 def row(case: str, most: int) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     name, config, bandwidth = case.split(":")
-    model = quantised(name).SerializeToString()
+    model = quantise_network(name).SerializeToString()
     plain = weft.compile(model, config, memory=float(bandwidth))
     begin = time.monotonic()
     program = weft.compile(model, config, memory=float(bandwidth), substitute=most)
@@ -73,9 +73,9 @@ def row(case: str, most: int) -> str:
 
 
 def budget_row(case: str, budget: str, count: int) -> str:
-    """A line of the table of rewrites that round otherwise."""
+    """Return a line of the table of rewrites that round otherwise."""
     name, config, bandwidth = case.split(":")
-    model = quantised(name).SerializeToString()
+    model = quantise_network(name).SerializeToString()
     rng = np.random.default_rng(1)
     samples = {
         value: rng.normal(0, 1, (count, *shape)).astype(np.float32)

@@ -108,7 +108,7 @@ def _inputs(*ops: DeviceOp) -> Contents:
 
 
 def _one(*ops: DeviceOp) -> Callable[[Config], Run]:
-    """An operator, or a convolution and what the compiler may fuse with it."""
+    """Return an operator, or a convolution and operators that the compiler may fuse with it."""
     return lambda config: Run(compile_segment(DeviceSegment(ops[0].name, ops), config), _inputs(*ops))
 
 
@@ -129,7 +129,7 @@ def conv(
     pool: Window | None = None,
     residual: bool = False,
 ) -> Callable[[Config], Run]:
-    """A convolution of an image of `size`, and perhaps an addition to its result."""
+    """Return a convolution of an image of `size`, and perhaps an addition to its result."""
     rng = np.random.default_rng(3)
     middle = _view("m", (1, *window.output(*size), cout), "temp")
     weight = rng.integers(-127, 128, (cout, *window.kernel, cin // groups)).astype(np.int16)
@@ -217,7 +217,7 @@ def resnet(config: Config) -> Run:
 
 
 def _layers() -> dict[str, Callable[[Config], Run]]:
-    """Layers for all configurations."""
+    """Yield layers for all configurations."""
     same = (1, 1, 1, 1)
     return {
         "GEMM 64x64x64": shape(gemm(64)),
@@ -300,7 +300,7 @@ class Measured:
         return self.model["cycles"] / self.rtl["cycles"] - 1
 
     def counter(self) -> tuple[float, str]:
-        """The largest difference in a counter, in parts of the cycles, and which."""
+        """Return the largest difference in a counter, in parts of the cycles, and the counter."""
         differences = {
             name: abs(self.model[name] - value) / self.rtl["cycles"]
             for name, value in self.rtl.items()
@@ -320,6 +320,7 @@ class _Timed:
         return getattr(self.device, name)
 
     def start(self, program: int) -> None:
+        # A program is loaded before this call, so loading does not count.
         self.seconds -= time.process_time()
         self.device.start(program)
 
@@ -329,7 +330,7 @@ class _Timed:
 
 
 def run(device: Device, prepared: Run) -> tuple[Counters, float]:
-    """Counters, and processor time in seconds of the program."""
+    """Return counters, and the processor time of the program in seconds."""
     timed = _Timed(device)
     Image(prepared.program).run(timed, prepared.contents, registers=prepared.registers)
     return {counter.name.lower(): value for counter, value in device.counters().items()}, timed.seconds
@@ -378,7 +379,7 @@ def slower(case: Case, measured: Measured, stored: dict[str, Any]) -> list[str]:
 
 
 def write_baseline(stored: dict[str, Any]) -> None:
-    """A line a case, so that a difference shows which."""
+    """Write a line per case, so that a diff shows which changed."""
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in sorted(stored.items())]
     BASELINE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
@@ -417,7 +418,7 @@ def main() -> int:
 
 
 def summary(results: list[Measured]) -> list[str]:
-    """Print totals; returns what is out of bounds in them."""
+    """Print totals, and return those that exceed their bounds."""
     if not results:
         return ["no case has that name"]
     exact = sum(measured.rtl["cycles"] == measured.model["cycles"] for measured in results)

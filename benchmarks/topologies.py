@@ -82,7 +82,7 @@ class Layer:
         return -(-(self.h * self.w * self.cin + n * k + m * n) // CONFIG.bus_bytes)
 
     def segment(self) -> DeviceSegment:
-        """The layer with random weights."""
+        """Return the layer with random weights."""
         source, (oh, ow) = (1, self.h, self.w, self.cin), self.window.output(self.h, self.w)
         target = (1, oh, ow, self.cout)
         rng = np.random.default_rng(0)
@@ -93,7 +93,7 @@ class Layer:
         return DeviceSegment("layer", (Conv("layer", src, dst, weight, bias, scale, self.window),))
 
     def weft(self) -> int:
-        """Cycles from start to done."""
+        """Return the cycles from start to done."""
         program = compile_segment(self.segment(), CONFIG)
         image = Image(program)
         device = TimingDevice(CONFIG, image.memory_bytes, latency=30, bandwidth=float(CONFIG.bus_bytes))
@@ -149,7 +149,7 @@ HEADER = "| topology | m x n x k | times | SCALE-Sim | behind the memory | weft 
 
 
 def rows(only: str) -> Iterator[str]:
-    """Lines of the table: layers, and each topology's layers together."""
+    """Yield lines of the table: layers, and each topology's layers together."""
     for name, layers in TOPOLOGIES.items():
         if only.lower() not in name.lower():
             continue

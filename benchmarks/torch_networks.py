@@ -124,7 +124,7 @@ def _quantise(folder: Path) -> None:
 
 
 def _shape(model: onnx.ModelProto) -> list[int]:
-    """The shape of a model's input."""
+    """Return the shape of a model's input."""
     return [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
 
 

@@ -147,6 +147,7 @@ def _check_layers(program: DeviceProgram) -> None:
             raise CompileError(f"{label} has a number that is negative or too large: {short_repr(numbers)}")
         start = at[Queue.STORE.name]
         at = {name: count + layer.queued[name] for name, count in at.items()}
+        # A hostile file may count more STOREs than there are; the check after the loop reports it.
         written = int(np.subtract(*stored[[min(at[Queue.STORE.name], stores.size), min(start, stores.size)]]))
         if written != layer.written_bytes:
             raise CompileError(f"{label} writes {written} bytes, not {short_repr(layer.written_bytes)}")

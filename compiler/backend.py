@@ -122,6 +122,7 @@ class Lowering:
         for name, state in known.after.items():
             self._parts[name].now = state
         offsets = self.allocation.offsets
+        # Operand numbers begin with 1 (see `_relocatable`); resident buffers have no offset.
         starts = [0, *(offsets.get(view.buffer.name, 0) + view.offset for view in views)]
         return _relocate(known.tasks, layer, starts)
 
@@ -406,6 +407,7 @@ def _layers(segment: DeviceSegment, tasks: Tasks) -> tuple[Layer, ...]:
     for index, layer in enumerate(_operator_layers(segment.ops, tasks)):
         first = next(reversed(groups)) if index in continued else index
         groups.setdefault(first, []).append(layer)
+    # Strips compute some rows twice, so the chain's own number of multiplications replaces the sum.
     joined = {first: _merge_layers(layers) for first, layers in groups.items()}
     return tuple(
         dataclasses.replace(layer, macs=macs.get(first, layer.macs)) for first, layer in joined.items()

@@ -32,7 +32,7 @@ LEAST_ACCURACY = 0.97
 
 
 def conv(inputs: int, outputs: int) -> nn.Sequential:
-    """A 3x3 convolution that keeps the size, and batch normalisation."""
+    """Return a 3x3 convolution that keeps the size, and batch normalisation."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs))
 
 
@@ -53,7 +53,7 @@ class Digits(nn.Module):
 
 
 def split() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Training images, held-out images, training labels, held-out labels; images are 0 to 16, (count, 1, 8, 8)."""
+    """Return training images, held-out images, and the labels of both; images are 0 to 16, (count, 1, 8, 8)."""
     digits = load_digits()
     images = digits.images.astype(np.uint8)[:, None]
     return tuple(
@@ -61,8 +61,8 @@ def split() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     )
 
 
-def shifted(images: torch.Tensor) -> torch.Tensor:
-    """Every image moved by up to one pixel in each direction."""
+def shift_randomly(images: torch.Tensor) -> torch.Tensor:
+    """Return every image moved by up to one pixel in each direction."""
     padded = nn.functional.pad(images, (1, 1, 1, 1))
     y, x = torch.randint(0, 3, (2, len(images), 1, 1))
     grid = torch.arange(8)
@@ -79,7 +79,9 @@ def train(images: np.ndarray, labels: np.ndarray) -> Digits:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=3e-3, total_steps=steps)
     for _ in range(EPOCHS):
         for batch in torch.randperm(len(x)).split(BATCH):
-            loss = nn.functional.cross_entropy(model(shifted(x[batch])), y[batch], label_smoothing=0.05)
+            loss = nn.functional.cross_entropy(
+                model(shift_randomly(x[batch])), y[batch], label_smoothing=0.05
+            )
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -188,7 +190,7 @@ def _requantise_bias(model: onnx.ModelProto, gemm: onnx.NodeProto, scale: np.flo
 
 
 def accuracy(model: Path, images: np.ndarray, labels: np.ndarray) -> float:
-    """Share of images that ONNX Runtime, without its own optimisations, classifies as labelled."""
+    """Return the share of images that ONNX Runtime, without its own optimisations, classifies as labelled."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model, options)

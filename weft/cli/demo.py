@@ -216,6 +216,7 @@ def attention_errors(
 
 
 def _read(memory: np.ndarray, image: Image, view: View) -> np.ndarray:
+    # Without reuse of memory, every buffer is still in memory after the run.
     start, (_, h, w, c) = image.address(view.buffer.name), view.shape
     values = memory[start : start + view.buffer.size].reshape(view.buffer.shape)
     return values[:, view.y : view.y + h, view.x : view.x + w, view.c : view.c + c]

@@ -137,6 +137,6 @@ def _refuse(error: TyperException) -> NoReturn:
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    # Names in the text come from files: `reports.told` cuts them and escapes control characters.
+    # Names in the text come from files: `reports.printable_line` cuts them and escapes control characters.
     print("error:", "\n".join(map(reports.printable_line, text.splitlines())), file=sys.stderr)
     sys.exit(code)

@@ -191,6 +191,7 @@ def alternate_images(
     first = Image(part, flash_address)
     bases = {base: at for base, at in first.bases.items() if flash_address is None or base != CONSTANTS}
     ends = [*sorted(bases.values())[1:], first.memory_bytes]
+    # Areas follow one another, so each ends where the next begins.
     sizes = {base: end - bases[base] for base, end in zip(sorted(bases), ends, strict=True)}
     # Only inputs and outputs are duplicated, after the first image; images share everything else.
     step = sizes[INPUTS] + sizes[OUTPUTS]
