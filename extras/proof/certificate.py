@@ -86,7 +86,8 @@ class Rewrite(msgspec.Struct, forbid_unknown_fields=True):
     rules: tuple[str, ...]
     operator: str
     before: int
-    behind: int
+    # Certificates that exist have this name in their files.
+    after: int = msgspec.field(name="behind")
 
 
 class Certificate(msgspec.Struct, forbid_unknown_fields=True):

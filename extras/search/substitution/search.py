@@ -201,12 +201,12 @@ class Used:
     rules: tuple[str, ...]
     operator: str
     before: int
-    behind: int
+    after: int
 
     @property
     def saving(self) -> int:
         """Cycles that the chain saves."""
-        return self.before - self.behind
+        return self.before - self.after
 
     @property
     def summary(self) -> str:
@@ -294,7 +294,7 @@ class Search:
         self._check_equal(result.segment, changed_segment, used.rules)
         result.segment = changed_segment
         result.used.append(used)
-        progress(f"{used.operator}: {', '.join(used.rules)}: {used.before:,} to {used.behind:,} cycles")
+        progress(f"{used.operator}: {', '.join(used.rules)}: {used.before:,} to {used.after:,} cycles")
 
     def _idle_cycles(self, segment: DeviceSegment) -> dict[str, float]:
         """Return, by operator, the cycles in which the array waits or multiplies padding when the operator runs alone.
