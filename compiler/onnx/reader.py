@@ -205,8 +205,9 @@ def _check_text(proto: onnx.ModelProto) -> None:
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
-    """Raise `CompileError` if local functions are recursive, or expand to more than `NODES` nodes."""
+    """Raise `CompileError` if local functions are recursive, or expand to more than `MAX_NODES` nodes."""
     bodies = {_key(function): function for function in model.functions}
+    # Count before inlining: nested calls can grow exponentially.
     sizes: dict[_Function, int] = {}
     calls: list[_Function] = []
 

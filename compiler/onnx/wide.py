@@ -192,6 +192,7 @@ def _layer_norm(op: LayerNorm, wide: bool) -> WideLayerNorm:
     if type(op) is not LayerNorm or op.least or not is_wide(op.src):
         raise NarrowError(_no_form(op))
     fields = {item.name: getattr(op, item.name) for item in dataclasses.fields(op)}
+    # `clamp` limits the results; the other two limits are for bytes.
     return WideLayerNorm(**fields | _result_fields(op, wide) | {"low": -128, "high": 127})
 
 
@@ -218,6 +219,7 @@ def _maxima(op: Pool, wide: bool) -> Iterator[DeviceOp]:
         n, h, w, c = src.shape
         top, left, bottom, right = op.window.pad
         src = wide_buffer(f"{name}/padded", (n, h + top + bottom, w + left + right, c))
+        # The least value never changes a maximum.
         around = Pad(f"{op.name}/padded", op.src, src, Window(pad=op.window.pad), LIMITS[0])
         yield from _pad_planes(around)
     for axis in (1, 0):

@@ -82,6 +82,7 @@ def transpose(context: NodeContext) -> Tensor | Pending | None:
     if isinstance(symbol, Activation):
         symbol = symbol.tensor
     assert isinstance(symbol, Tensor | Pending)
+    # The inverse permutation leads from a layout that the device computes in to the present order.
     back = tuple(np.argsort(perm).tolist())
     for layout in (natural(output), row_major_layout(output)):
         before = layout.transpose(output, back)
@@ -192,6 +193,7 @@ def concat(context: NodeContext) -> Pending | Recipe:
     for index, (tensor, symbol) in enumerate(zip(tensors, map(as_activation, context.symbols), strict=True)):
         quant = symbol.quant if isinstance(symbol, Activation) else integers(tensor)
         box = list(layout.nhwc)
+        # The input's share of all elements: the device's axis may join several axes of the model.
         box[dim] = math.prod(context.shape(index)) * box[dim] // math.prod(context.output)
         boxed = (box[0], box[1], box[2], box[3])
         at = {dim: position}

@@ -301,6 +301,7 @@ def _sum_of_parts(
 
     With `rising`, the part for negative inputs is negative.
     """
+    # For every input, one of the two parts is at the zero point, so that their sum is exact.
     zero, parts, shape = quant.zero, list[DeviceOp](), above[0].dst.buffer.shape
     for part, ops, clamp in (
         ("above", above, (zero, 127)),

@@ -205,6 +205,7 @@ def _pool(
         result(pooled),
         kind,
         window,
+        # A sum is an average times the number of elements.
         quant.scale * (math.prod(window.kernel) if context.node.op == "ReduceSum" else 1),
         quant.zero,
         include_pad=include_pad,
@@ -297,6 +298,7 @@ def _fill_byte(context: NodeContext) -> int:
         return symbol.quant.level(value)
     tensor = tensor_of(symbol)
     assert tensor is not None
+    # Unsigned integers are stored as signed ones, less half their range.
     return int(value) - (1 << (15 if tensor.wide else 7)) * tensor.unsigned
 
 
