@@ -222,7 +222,7 @@ class RowFunction(RowOp):
     def vectors(self) -> tuple[np.ndarray, ...]:
         return self.constants
 
-    def on(self, view: Callable[[View], View]) -> Self:
+    def map_views(self, view: Callable[[View], View]) -> Self:
         return self.replace(inputs=tuple(map(view, self.inputs)), dst=view(self.dst))
 
     def rows(self) -> Rows:

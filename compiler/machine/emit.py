@@ -37,7 +37,8 @@ def loop_stride(stride: int, count: int) -> int:
 
 def wrapped_stride(stride: int, count: int) -> int:
     """Return `loop_stride`, wrapped to 16 bits: addresses on chip are modulo 2**16."""
-    return _wrap(stride) if count > 1 else 0
+    # Fields of strides are signed: a step of 2**15 or more is the negative step to the same address.
+    return (stride + (1 << 15)) % (1 << 16) - (1 << 15) if count > 1 else 0
 
 
 class Box(NamedTuple):
@@ -105,7 +106,7 @@ def _rows(
 ) -> Load:
     return Load(
         base=base, rows=rows, row_pitch=row_pitch, pixels=pixels, pitch=pitch, length=length, before=before, run=run,
-        fill=fill, dst_vector=1, dst_pixel=vectors, dst_row=_wrap(pixels * vectors) if rows > 1 else 0,
+        fill=fill, dst_vector=1, dst_pixel=vectors, dst_row=wrapped_stride(pixels * vectors, rows),
     )  # fmt: skip
 
 
@@ -122,7 +123,7 @@ def _store_form(
         length=length,
         src_vector=1,
         src_pixel=vectors,
-        src_row=_wrap(pixels * vectors) if rows > 1 else 0,
+        src_row=wrapped_stride(pixels * vectors, rows),
     )
 
 
@@ -496,8 +497,3 @@ def _parts(h: int, w: int) -> Iterator[Box]:
     for y in range(0, h, tall):
         for x in range(0, w, wide):
             yield Box(y, x, min(tall, h - y), min(wide, w - x))
-
-
-def _wrap(value: int) -> int:
-    # Fields of strides are signed: a step of 2**15 or more is the negative step to the same address.
-    return (value + (1 << 15)) % (1 << 16) - (1 << 15)

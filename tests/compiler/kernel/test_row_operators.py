@@ -304,6 +304,15 @@ def test_plain_functions() -> None:
     assert np.array_equal(operator_of(op).evaluate(op, (values,), 24), values)
 
 
+def test_views_of_functions() -> None:
+    """All operands are mapped, although they are a tuple in one field."""
+    shape = (1, 1, 2, 8)
+    x, y, z = (View(Buffer(name, shape), shape) for name in "xyz")
+    op = RowFunction("function", (x, x), y, lambda rows: rows.store(rows.read(0) + rows.read(1)))
+    mapped = op.map_views(lambda view: z if view is x else view)
+    assert (mapped.sources, mapped.dst) == ((z, z), y)
+
+
 def test_mismatched_shapes_are_refused() -> None:
     views = [
         View(Buffer(name, shape, "input"), shape)
