@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Add, Conv, DeviceOp, Multiply, Pad, Pool, Rescale, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, Multiply, Pad, Pool, Rescale
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
+from weft.compiler.ir.windows import Window
 from weft.extras.mlir import forms
 from weft.extras.mlir.operators.tosa_products import sums_range
 from weft.extras.mlir.printing import Body, Ssa

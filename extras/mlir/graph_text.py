@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import DeviceSegment, View
+from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.model import Graph, Transfer
+from weft.compiler.ir.views import View
 from weft.extras.mlir.device_text import convert_signedness, refuse, write_operator
 from weft.extras.mlir.printing import Body, Ssa, module_text
 from weft.extras.mlir.writer import End, check_segment, check_transfer

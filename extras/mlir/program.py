@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.onnx.limits import ELEMENTS
+from weft.compiler.ir.network import MAX_ELEMENTS
 
 INTEGERS = {"i4": "int4", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "si8": "int8",
             "ui4": "uint4", "ui8": "uint8", "ui16": "uint16", "ui32": "uint32", "ui64": "uint64", "index": "int64",
@@ -179,9 +179,9 @@ def check_shape(shape: tuple[int, ...], place: str) -> tuple[int, ...]:
         raise CompileError(
             f"{place}: a type has sizes that are not known before running; export the model with static shapes"
         )
-    if math.prod(shape) > ELEMENTS:
+    if math.prod(shape) > MAX_ELEMENTS:
         raise CompileError(
-            f"{place}: a value has shape {'x'.join(map(str, shape))[:80]}; weft takes up to {ELEMENTS:,} elements"
+            f"{place}: a value has shape {'x'.join(map(str, shape))[:80]}; weft takes up to {MAX_ELEMENTS:,} elements"
         )
     return shape
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.network import ModelFormat, Network, Type
-from weft.compiler.onnx.limits import NODES
+from weft.compiler.ir.network import MAX_NODES, ModelFormat, Network, Type
 from weft.extras.mlir import operators
 from weft.extras.mlir.builder import Builder, compact
 from weft.extras.mlir.context import Context, Record
@@ -160,8 +159,8 @@ def network_of(program: Program) -> Network:
         name = stored if kind is None else builder.dequantise(stored, kind, value.type)
         results.append((name, str(notes.get("weft.name", default))))
     network = builder.network(inputs, types, results)
-    if len(network.nodes) > NODES:
-        raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {NODES:,}")
+    if len(network.nodes) > MAX_NODES:
+        raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {MAX_NODES:,}")
     operators = {node.operator for node in network.nodes}
     if not operators & _QUANTISED and not _has_quantised_types(program):
         raise CompileError(f"the model is not quantised: {HOW_TO_QUANTISE}")

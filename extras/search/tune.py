@@ -17,7 +17,8 @@ import numpy as np
 import weft
 from weft.arguments import SEED, integer
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Multiply, View
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Multiply
+from weft.compiler.ir.views import View
 from weft.compiler.machine.target import Target
 from weft.compiler.pipeline import PIPELINE
 from weft.compiler.plan.conv_plan import Chooser, ConvPlan, Tiling, candidates, plan

@@ -22,7 +22,7 @@ from weft.extras.training.gradient.real_network import to_real_network
 from weft.extras.training.settings import Settings
 from weft.extras.training.trainer import Epoch, Trainer
 from weft.hdl.isa.config import Config
-from weft.run.devices import NAMES
+from weft.run.options import DEVICES
 from weft.samples import SampleSource, array_of, fit_samples
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def train(
     InputError, FileError
         If samples or labels do not fit the model, or an argument is out of its limits.
     """
-    if on == "timing" or (isinstance(on, str) and on not in NAMES):
+    if on == "timing" or (isinstance(on, str) and on not in DEVICES):
         raise InputError(
             f"training takes 'golden', 'rtl' or a device, not {on!r}: it needs the results of steps"
         )

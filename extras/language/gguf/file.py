@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.onnx.limits import ELEMENTS
+from weft.compiler.ir.network import MAX_ELEMENTS
 from weft.extras.language.compiler.libraries import import_library
 from weft.hdl.schema import printable, short_repr
 
@@ -287,9 +287,9 @@ class _Parser:
         shape = tuple(self._read_size(f"tensor {name!r}") for _ in range(rank))[::-1]
         code, offset = int(self._read_number("u4", f"tensor {name!r}")), self._read_size(f"tensor {name!r}")
         sizes = "x".join(map(str, shape))
-        if math.prod(shape) > ELEMENTS or 0 in shape:
+        if math.prod(shape) > MAX_ELEMENTS or 0 in shape:
             raise self._error(
-                f"has tensor {name!r} of shape {sizes}, {math.prod(shape):,} elements; weft takes 1 to {ELEMENTS:,}"
+                f"has tensor {name!r} of shape {sizes}, {math.prod(shape):,} elements; weft takes 1 to {MAX_ELEMENTS:,}"
             )
         if code not in _tensor_types():
             raise self._error(f"has tensor {name!r} of type {code}, which GGUF does not have")

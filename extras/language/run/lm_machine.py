@@ -23,8 +23,7 @@ from weft.hdl.errors import ConfigError
 from weft.hdl.isa.config import MAX_BLOCK_COLUMNS, PRESETS, Config
 from weft.hdl.isa.memmap import Counter
 from weft.report import mismatches
-from weft.run.devices import open_device
-from weft.run.options import RunOptions
+from weft.run.options import RunOptions, open_device
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from support.op_cases import convolution, random_op, segment_of, whole
 import weft
 from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import Add, Conv, DeviceOp, Multiply, Pad, Pool, Rescale, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, Multiply, Pad, Pool, Rescale
 from weft.compiler.ir.model import Graph
+from weft.compiler.ir.windows import Window
 from weft.compiler.operators.record import operator_of
 from weft.extras.mlir import forms
 from weft.extras.mlir.device_text import write_operator

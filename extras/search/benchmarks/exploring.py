@@ -34,7 +34,7 @@ from weft.extras.search.explore.workers import Workers
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from zoo import NETWORKS, quantised
+from zoo import NETWORKS, quantise_network
 
 
 def draw_points(task: Task, count: int, seed: int) -> list[Point]:
@@ -96,7 +96,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="weft-") as name:
         folder = Path(name)
         path = folder / f"{options.network}.onnx"
-        path.write_bytes(quantised(options.network).SerializeToString())
+        path.write_bytes(quantise_network(options.network).SerializeToString())
         models = copy_models(folder, [path], {})
         task = Task(models, Space(), make_places(None), ("ms", "lut"))
         first, *others = draw_points(task, options.points + 1, options.seed)

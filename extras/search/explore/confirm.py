@@ -16,7 +16,8 @@ from weft.boards.errors import BoardError, ToolError
 from weft.boards.families.family import Resources
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Attention, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import Attention, DeviceOp, DeviceSegment
+from weft.compiler.ir.views import View
 from weft.configurations import room_of
 from weft.extras.search.explore import workers as results
 from weft.extras.search.explore.evaluate import Models, device_segments

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from itertools import groupby, product
 
 from weft.compiler.errors import IrError
-from weft.compiler.ir.graph import Conv, View, Window
+from weft.compiler.ir.graph import Conv
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 
 MAX_SHARE = 0.93
 """Largest share of the original products for which a split pays off; each part has a start-up time."""

@@ -10,20 +10,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from weft.compiler.ir.graph import (
-    ONE,
-    Add,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Rescale
 from weft.compiler.ir.network import Names
-from weft.compiler.ir.views import channels, may_overlap
+from weft.compiler.ir.views import View, channels, may_overlap
+from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.passes.fuse import compose_tables, is_monotonic
 from weft.extras.search.substitution.term import HALF, IMAGES, POINT_CHANNELS, POINTS, Term
 

@@ -10,20 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.compiler.errors import IrError
-from weft.compiler.ir.graph import (
-    ONE,
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
-from weft.compiler.ir.views import channels, may_overlap, whole_view
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Rescale
+from weft.compiler.ir.views import Buffer, View, channels, may_overlap, whole_view
+from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.passes.fuse import table_of
 from weft.compiler.verify import verify_op
 from weft.extras.search.substitution.borders import find_splits

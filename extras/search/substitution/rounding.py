@@ -13,19 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.errors import IrError
-from weft.compiler.ir.graph import (
-    ONE,
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pool,
-    Rescale,
-    View,
-)
-from weft.compiler.ir.views import whole_view
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Rescale
+from weft.compiler.ir.views import Buffer, View, whole_view
+from weft.compiler.ir.windows import ONE
 from weft.compiler.verify import verify_op
 from weft.extras.search.substitution.matching import Places, insert_ops, namer, remove_dead
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import ONE, Window
+from weft.compiler.ir.windows import ONE, Window
 from weft.extras.search.substitution.term import (
     HALF,
     IMAGES,

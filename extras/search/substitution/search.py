@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.compiler.errors import CompileError, IrError
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment
+from weft.compiler.ir.views import View
 from weft.compiler.planner import part_of
 from weft.compiler.verify import run_ops, verify_segment
 from weft.extras.search.substitution.borders import useful_products
@@ -203,12 +204,12 @@ class Used:
     rules: tuple[str, ...]
     operator: str
     before: int
-    behind: int
+    after: int
 
     @property
     def saving(self) -> int:
         """Cycles that the chain saves."""
-        return self.before - self.behind
+        return self.before - self.after
 
     @property
     def summary(self) -> str:
@@ -297,7 +298,7 @@ class Search:
         self._check_equal(result.segment, changed_segment, used.rules)
         result.segment = changed_segment
         result.used.append(used)
-        progress(f"{used.operator}: {', '.join(used.rules)}: {used.before:,} to {used.behind:,} cycles")
+        progress(f"{used.operator}: {', '.join(used.rules)}: {used.before:,} to {used.after:,} cycles")
 
     def _idle_cycles(self, segment: DeviceSegment) -> dict[str, float]:
         """Return, by operator, the cycles in which the array waits or multiplies padding when the operator runs alone.

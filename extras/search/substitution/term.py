@@ -39,7 +39,7 @@ from typing import Protocol
 
 import numpy as np
 
-from weft.compiler.ir.graph import ONE, Window
+from weft.compiler.ir.windows import ONE, Window
 from weft.hdl.errors import WeftError
 
 IMAGES = ("x", "y", "z", "u")

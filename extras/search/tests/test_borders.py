@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.compiler.ir.graph import Add, Conv, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 from weft.compiler.verify import verify_segment
 from weft.extras.search.substitution.borders import (
     Part,

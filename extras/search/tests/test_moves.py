@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pool, Rescale, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pool, Rescale
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 from weft.compiler.verify import verify_segment
 from weft.extras.search.substitution.matching import kind_of
 from weft.extras.search.substitution.moves import Move, Moves, select_usable

@@ -8,19 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from weft.compiler.ir.graph import (
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
-from weft.compiler.ir.views import whole_view
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Rescale
+from weft.compiler.ir.views import Buffer, View, whole_view
+from weft.compiler.ir.windows import Window
 from weft.compiler.verify import verify_segment
 from weft.extras.search.substitution.rounding import (
     INTO_PRODUCER,

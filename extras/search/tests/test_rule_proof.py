@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft.compiler.ir.graph import Window
+from weft.compiler.ir.windows import Window
 from weft.extras.search.substitution.rule import (
     FORMAT,
     Rule,
