@@ -60,6 +60,7 @@ def test_inputs_are_reproducible(name: str) -> None:
     assert len({str(edits) for _, edits in drawn[0]}) == 30
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", seeds.models())
 def test_undamaged_files_are_accepted(name: str, tmp_path: Path) -> None:
     """Includes recomputed checksums: otherwise no code after the check would be reached."""
@@ -309,6 +310,7 @@ def test_invalid_corpus_is_reported(tmp_path: Path) -> None:
             Corpus(path)
 
 
+@pytest.mark.long
 def test_a_run_resumes_from_its_corpus(tmp_path: Path) -> None:
     command = ["--kind", "programs", "--jobs", "1", "--keep", str(tmp_path), "--json"]
     counts = []
