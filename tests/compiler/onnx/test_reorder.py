@@ -163,6 +163,7 @@ def shuffles(config: Config) -> list[tuple[DeviceSegment, dict[str, np.ndarray],
     return result
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_products_of_slices_on_every_configuration(name: str) -> None:
     for segment, inputs, _ in shuffles(CONFIGS[name]):
@@ -238,6 +239,7 @@ def multiply(built: Builder, move: Move, shape: tuple[int, ...]) -> onnx.ModelPr
     return built.finish(built.dense(built.like(name, built.shape_of(name), source), 7, op="MatMul"))
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("name", [*IMAGES, *TOKENS])
 def test_models(name: str) -> None:
     tally = one_step.Tally()
@@ -264,6 +266,7 @@ def _factors(rng: Rng, size: int) -> list[int]:
     return [first, size // first]
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("seed", range(24))
 def test_random(seed: int) -> None:
     rng = np.random.default_rng([seed, 5])

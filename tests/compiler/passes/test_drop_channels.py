@@ -218,6 +218,7 @@ def test_random() -> None:
     assert changed > 20
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_on_the_device(name: str) -> None:
     """Compiled as models are, for every preset and board."""
