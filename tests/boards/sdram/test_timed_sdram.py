@@ -35,6 +35,7 @@ def build_components(monkeypatch: pytest.MonkeyPatch) -> dict[type, Any]:
     return found
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("clock", [25e6, 66e6, 80e6, 130e6])
 def test_sdram_is_the_boards(clock: float, build_components: dict[type, Any]) -> None:
     board = find("ulx3s-12f")
