@@ -32,8 +32,8 @@ from weft.sim.golden.memories import Memories
 from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice
 
-BUDGET = 70
-"""Inputs in ``make test``, of all kinds. ``make fuzz COUNT=... SEED=...`` runs more."""
+BUDGET, PARTS = 70, 10
+"""Inputs of all kinds, and parts of them, of which some are drawn. ``make fuzz COUNT=... SEED=...`` runs more."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,11 +41,11 @@ def warmed() -> None:
     run.warm()
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_budget(part: int, tmp_path: Path) -> None:
-    """Run in two halves, one for each processor core."""
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_budget(part: int) -> None:
     failed = {}
-    for index in range(part, BUDGET, 2):
+    for index in range(part * BUDGET // PARTS, (part + 1) * BUDGET // PARTS):
         name, edits = run.edits_of(1, index)
         outcome = run.outcome_of(name, edits)
         if outcome.failed:
