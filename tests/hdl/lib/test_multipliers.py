@@ -17,7 +17,7 @@ TINY = PRESETS["tiny"]
 PLAIN = TINY.replace(probability_bits=0)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("config", "family", "cell", "count"),
     [
