@@ -224,7 +224,6 @@ def test_kernel():
     run("two lanes of sixteen")
 
 
-@pytest.mark.drawn(1)
 @pytest.mark.long
 @pytest.mark.parametrize("name", CONFIGS)
 def test_all_kernels(name):
