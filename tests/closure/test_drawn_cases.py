@@ -62,6 +62,11 @@ def test_without_a_seed_every_drawn_case_is_long(items: list[pytest.Item]) -> No
     assert unmarked(items, "") == {"test_other"}
 
 
+def test_all_draws_every_case(items: list[pytest.Item]) -> None:
+    long = {"test_drawn[5-a]", "test_drawn[5-b]"}
+    assert unmarked(items, drawn_cases.ALL) == {item.name for item in items} - long
+
+
 def test_the_seed_stays_if_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(drawn_cases.SEED, "7")
     drawn_cases.configure()

@@ -1,6 +1,7 @@
 """Tests of which a few cases, drawn anew each time, run in ``make test``, and all in ``make regression``.
 
 ``@pytest.mark.drawn(3)`` draws 3 of a test's cases. The seed is in pytest's first lines; ``WEFT_TEST_SEED`` repeats it.
+``WEFT_TEST_SEED=all`` draws every case.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import pytest
 
 SEED = "WEFT_TEST_SEED"
 """Environment variable; worker processes inherit it, so that all of them draw alike."""
+ALL = "all"
+"""Seed that draws every case."""
 
 
 def configure() -> None:
@@ -34,5 +37,5 @@ def mark_others(items: list[pytest.Item], seed: str) -> None:
         (count,) = found[0].get_closest_marker("drawn").args
         chosen = random.Random(f"{seed} {name}").sample(range(len(found)), min(count, len(found)))
         for number, item in enumerate(found):
-            if not seed or number not in chosen:
+            if seed != ALL and (not seed or number not in chosen):
                 item.add_marker(pytest.mark.long)
