@@ -98,7 +98,7 @@ def test_model_is_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, seed in zip(list(mlperf_tiny.NETWORKS.values())[:2], range(2), strict=True):
+    for name, seed in zip(list(mlperf_tiny.NETWORKS.values())[:4], range(4), strict=True):
         Path(name).write_bytes(tflite_networks.convolutions(seed))
     monkeypatch.setattr("sys.argv", ["mlperf_tiny.py", ".", "--config", "tiny", "--samples", "2"])
     assert mlperf_tiny.main() == 0
@@ -111,7 +111,7 @@ def test_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 
 
 def test_benchmark_on_boards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, seed in zip(list(mlperf_tiny.NETWORKS.values())[:2], range(2), strict=True):
+    for name, seed in zip(list(mlperf_tiny.NETWORKS.values())[:4], range(4), strict=True):
         Path(name).write_bytes(tflite_networks.convolutions(seed))
     small = replace(BOARDS["icebreaker"], memory=Memory(MemoryKind.SPRAM, 4096), flash=None)
     chosen = ("icesugar-pro", "ulx3s-12f", "ulx3s-25f", "ulx3s-85f", "tang-primer-20k")
@@ -123,7 +123,7 @@ def test_benchmark_on_boards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     title, rule, *rows = capsys.readouterr().out.splitlines()
     assert title == "| network | iCESugar-Pro, ULX3S 12F, 25F | ULX3S 85F | Tang Primer 20K | iCEBreaker |"
     assert {line.count("|") for line in (title, rule, *rows)} == {6}
-    names = ["handwritten digits", *list(mlperf_tiny.NETWORKS)[:2]]
+    names = ["handwritten digits", *list(mlperf_tiny.NETWORKS)[:4]]
     assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in names]
     for name, row in zip(mlperf_tiny.NETWORKS.values(), rows[1:], strict=False):
         cells = row.strip("| ").split(" | ")[1:]
