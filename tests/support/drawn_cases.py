@@ -29,12 +29,12 @@ def mark_others(items: list[pytest.Item], seed: str) -> None:
 
     An empty seed draws none: ``make regression`` runs every case.
     """
-    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    cases: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("drawn") and not item.get_closest_marker("long"):
-            cases[item.nodeid.partition("[")[0]].append(item)
-    for name, found in cases.items():
-        (count,) = found[0].get_closest_marker("drawn").args
+        marker = item.get_closest_marker("drawn")
+        if marker and not item.get_closest_marker("long"):
+            cases[item.nodeid.partition("[")[0], marker.args[0]].append(item)
+    for (name, count), found in cases.items():
         chosen = random.Random(f"{seed} {name}").sample(range(len(found)), min(count, len(found)))
         for number, item in enumerate(found):
             if seed != ALL and (not seed or number not in chosen):
