@@ -130,6 +130,7 @@ def test_operators_of_all_kinds(preset: str) -> None:
     assert {Conv, Pool, Add} <= kinds
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("preset", ["tiny", "small"])
 def test_operators_of_all_kinds_on_rtl(preset: str) -> None:
     config = PRESETS[preset]
