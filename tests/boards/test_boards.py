@@ -305,6 +305,7 @@ def build_components(monkeypatch: pytest.MonkeyPatch) -> dict[type, Any]:
     return components
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("clock", [25e6, 66e6, 80e6, 130e6])
 def test_the_cycle_model_has_the_boards_sdram(clock: float, build_components: dict[type, Any]) -> None:
     board = find("ulx3s-12f")

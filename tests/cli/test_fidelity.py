@@ -71,6 +71,7 @@ def check(name: str, seeds: range) -> None:
     assert any(op.rounding is not None for op in fused)
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("index", range(len(CONFIGS)))
 def test_random_models(index: int) -> None:
     check(list(CONFIGS)[index], range(12 * index, 12 * index + 12))

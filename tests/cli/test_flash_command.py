@@ -182,6 +182,7 @@ FITTING = {
 """Networks of MLPerf Tiny for which each board has memory beside code and weights."""
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", FITTING)
 def test_networks_that_fit_small_boards(name: str) -> None:
     board = find(name)

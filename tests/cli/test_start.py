@@ -53,6 +53,7 @@ def test_every_command_that_acts_can_be_quiet(name: str, capsys: pytest.CaptureF
     assert "-q" in text
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -78,6 +79,7 @@ def test_signal_during_start_exits_cleanly(module: str, number: signal.Signals, 
     assert lines == (["error: interrupted\n"] if number is signal.SIGINT else [])
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from closure.python_sites import statement
+from support import drawn_cases
 
 from weft.hdl.errors import WeftError
 
@@ -38,7 +40,8 @@ def record(root: Path, folder: Path, sources: Iterable[str], tests: Iterable[str
         sys.executable, "-m", "pytest", *tests, "-m", "not long", "-n", str(jobs), "-q", "-p", "no:cacheprovider",
         "--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=", f"--junitxml={folder / RESULTS}",
     ]  # fmt: skip
-    code = subprocess.run(command, cwd=root, check=False).returncode
+    environment = os.environ | {drawn_cases.SEED: drawn_cases.ALL}
+    code = subprocess.run(command, cwd=root, env=environment, check=False).returncode
     if code not in (0, 1):
         raise RecordError(f"pytest ends with {code}: {' '.join(command)}")
 

@@ -115,6 +115,7 @@ def test_arithmetic_at_its_corners() -> None:
     assert {0, -1, (1 << 31) - 1, -(1 << 31)} <= set(results.tolist())
 
 
+@pytest.mark.long
 def test_quotients_of_the_largest_numbers() -> None:
     """Quotients of 2**31, the largest unsigned 32-bit magnitude, of its neighbours, and of half of it."""
     scenario = next(item for item in arithmetic(Core(FULL)) if item.name == "large quotients")
@@ -122,6 +123,7 @@ def test_quotients_of_the_largest_numbers() -> None:
     assert {16, 31, 32} <= set(exponents.tolist())
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", GROUPS)
 def test_what_instructions_leave_is_stored(name: str) -> None:
     """The scratchpad after each instruction, and accumulators, byte by byte, after products."""
@@ -234,6 +236,7 @@ def test_microcode_is_under_way_beside_every_other_unit() -> None:
     assert not list(beside(Core(FULL.replace(loops=0), sequential=True)))
 
 
+@pytest.mark.long
 def test_limits_are_reached() -> None:
     """Most addresses and strides are at their largest value in some program that the checker accepts."""
     core = Core(FULL)

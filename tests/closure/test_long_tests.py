@@ -29,7 +29,9 @@ def breaks():
 def test_leaves_a_mess(breaks):
     pass
 """
-SLOW = "import time\n" + "".join(f"\ndef test_{n}(): time.sleep(0.4)\n" for n in range(30))
+SLOW = "import os, time\n" + "".join(
+    f"\ndef test_{n}(): time.sleep(float(os.environ['SECONDS']))\n" for n in range(30)
+)
 CONFTEST = f"""
 import sys
 from pathlib import Path
@@ -61,6 +63,7 @@ def run(project: Path, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_passed_tests_do_not_run_again(project: Path, processes: str) -> None:
     options = ("--budget-minutes", "0", "-n", processes)
@@ -82,14 +85,16 @@ def test_passed_tests_do_not_run_again(project: Path, processes: str) -> None:
     assert len(list((project / ".pytest_cache" / "long").iterdir())) == 1
 
 
-def test_no_test_begins_after_the_time_is_over(project: Path) -> None:
+def test_no_test_begins_after_the_time_is_over(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "tests" / "test_some.py").write_text(SLOW)
+    monkeypatch.setenv("SECONDS", "0.4")
     code, output = run(project, "--budget-minutes", "0.02")
     assert code == 0
     last = next(line for line in output.splitlines() if "passed and" in line)
     ran, left = int(last.split()[0]), int(last.split(";")[1].split()[0])
     assert 0 < ran < 30
     assert ran + left == 30
+    monkeypatch.setenv("SECONDS", "0")
     code, output = run(project, "--budget-minutes", "0")
     assert f"{left} passed and 0 failed, {ran} had passed before" in output
 

@@ -42,6 +42,7 @@ def runs(scenarios: Iterable[Scenario], config: Config = SMALL) -> list[dict[Cou
     return found
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.long if kind in (Mm, Kernel) else ()) for kind in LOOPS]
 )
@@ -57,10 +58,12 @@ def test_each_loop_is_long_within_another(kind: type[Instruction]) -> None:
             assert any(math.prod(getattr(item, name) for name in outer) > 1 for item in within)
 
 
+@pytest.mark.long
 def test_loops_within_loops_take_the_time_of_the_cycle_model() -> None:
     runs(nested_scenarios(Core(SMALL), (Vec, Load)))
 
 
+@pytest.mark.long
 def test_sums_show_both_of_their_terms() -> None:
     made = Balanced(SMALL, 9000, (Vec,))
     made.share = 2
@@ -91,6 +94,7 @@ def test_balanced_programs_are_right() -> None:
     assert len(runs(balanced_scenarios(Core(SMALL)))) == 2
 
 
+@pytest.mark.long
 def test_units_wait_for_memories() -> None:
     counters = runs(crowded_scenarios(Core(SMALL)))
     loads = len(SEEDS[Load])
@@ -106,6 +110,7 @@ def test_kernels_are_refused_what_they_read_and_write_right() -> None:
         assert counters[Counter.VEC_PORT] > 5000
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=pytest.mark.long if kind.needs is Normalise else ()) for kind in CORNERS],
@@ -120,6 +125,7 @@ def test_corners_are_right_of_a_core_with_everything() -> None:
     assert len(runs(corners(Core(FULL)), FULL)) > len(CORNERS)
 
 
+@pytest.mark.long
 def test_masks_end_far_in_a_row_and_begin_ahead_of_it() -> None:
     made = Corners(FULL, 7000, (Load,))
     made.build_masks()
@@ -189,6 +195,7 @@ def test_sums_grow_to_the_largest_number_and_wrap() -> None:
     assert 0 < largest[-1] < largest[-2]
 
 
+@pytest.mark.long
 def test_short_stores_wait_for_memory_that_is_late() -> None:
     scenario = next(item for item in large(Core(SMALL)) if "short" in item.name)
     (counters,) = runs([scenario])
@@ -204,6 +211,7 @@ def test_registers_are_read_in_every_count() -> None:
     assert len(set(places)) > sum(range(1, 9))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("config", [SMALL, FULL])
 def test_long_programs_have_large_counts(config: Config) -> None:
     """Each bit of counts of pixels, rows and bytes, with and without the bit below it. Further transfers differ from

@@ -142,6 +142,7 @@ def test_tests_are_limited(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Recorded(tree, tree / "record").tests("made/__init__.py", 4) == []
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("text", "operator", "seen"),
     [

@@ -175,6 +175,7 @@ def test_disassembly_shows_every_instruction(program: Program) -> None:
     assert len(lines) == count
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("config", "memory", "planned"),
     [("default", None, 16), ("default", 2, 2), ("tiny", 64.0, 4), ("ulx3s-85f", None, 1.9), ("icebreaker", None, 4),

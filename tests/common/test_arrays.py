@@ -43,6 +43,7 @@ def test_only_requested_arrays_are_read(tmp_path: Path, save: Callable[..., None
     assert equal_arrays(read_inputs(path, SIGNATURE))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_every_flipped_bit_of_an_npz(tmp_path: Path, save: Callable[..., None]) -> None:
     """Data has a checksum: arrays are intact, or one sentence reports the damage."""
@@ -96,7 +97,7 @@ def forge(shape: str, data: bytes, descr: str = "'<f4'", compression: int = zipf
     return file.getvalue()
 
 
-BOMB = bytes(64 << 20)
+BOMB = bytes(16 << 20)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ BOMB = bytes(64 << 20)
     [
         (forge("(2, 3)", bytes(24)), None),
         (forge("(4096, 4096)", BOMB), "array 'image' has shape (4096, 4096), but the model takes (2, 3)"),
-        (forge("(2, 3)", BOMB), f"array 'image' is damaged: its data has {64 << 20} bytes, not 24"),
+        (forge("(2, 3)", BOMB), f"array 'image' is damaged: its data has {len(BOMB)} bytes, not 24"),
         (forge("(2, 3)", bytes(23)), "array 'image' is damaged: its data has 23 bytes, not 24"),
         (forge("(2, 3)", bytes(24), "'<f8'"), "array 'image' is float64, but the model takes float32"),
         (forge("(2, 3)", bytes(24), "'|O'"), "array 'image' holds Python objects, which weft does not read"),

@@ -93,11 +93,13 @@ def program(request: pytest.FixtureRequest, board: str, tmp_path: Path) -> Progr
     return compiled
 
 
+@pytest.mark.drawn(5)
 def test_cycle_model_counts_the_sequential_core(program: Program) -> None:
     """The pipelined core takes 123,150 cycles."""
     assert 900_000 < program.run(INPUTS, on="timing").report["cycles"] < 2_000_000
 
 
+@pytest.mark.drawn(5)
 def test_pipelined_core_features_are_refused(program: Program, board: str) -> None:
     message = f"^this is the configuration of .*{board}.*, which (have|has) the sequential core"
     for on in ("timing", "rtl"):
@@ -196,6 +198,7 @@ class Named(GoldenDevice):
     identity = SimpleNamespace(board="")
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", names())
 def test_layer_bottleneck_is_that_of_the_running_core(name: str) -> None:
     """The core is the board's if the device names its board, else the configuration's."""

@@ -61,6 +61,7 @@ def run_and_compare(
         compare(program, segment, inputs, config)
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
 @pytest.mark.parametrize("seed", range(8))
 def test_random_operators(preset: str, seed: int) -> None:
@@ -70,6 +71,7 @@ def test_random_operators(preset: str, seed: int) -> None:
         run_and_compare(segment_of(op), random_inputs(rng, op), PRESETS[preset], bandwidth=bandwidth)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("preset", ["tiny", "default"])
 @pytest.mark.parametrize(
     ("width", "channels", "step"),
@@ -100,6 +102,7 @@ ONE_BY_ONE = tuple(item for item in PIPELINE if item.run is not overlap_rows)
 AS_GIVEN = tuple(item for item in ONE_BY_ONE if item.run not in FUSING)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("config", [PRESETS["tiny"], PRESETS["default"]], ids=["tiny", "default"])
 @pytest.mark.parametrize("fused", [False, True])
 def test_fused_and_one_after_the_other(fused: bool, config: Config) -> None:
@@ -114,6 +117,7 @@ def test_fused_and_one_after_the_other(fused: bool, config: Config) -> None:
         run_and_compare(segment, random_inputs(rng, op), config, AS_GIVEN)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("config", [PRESETS["tiny"], PRESETS["small"]], ids=["tiny", "small"])
 @pytest.mark.parametrize("fused", [False, True])
 def test_pooled_and_one_after_the_other(fused: bool, config: Config) -> None:
@@ -174,6 +178,7 @@ def test_a_result_stays_on_chip_where_that_is_faster() -> None:
         assert len(compile_segment(segment_of(conv, add), PRESETS[preset]).layers) == layers, (preset, cin)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("preset", "size", "kernel", "channels"),
     [
@@ -286,6 +291,7 @@ SMALL_MEMORIES = Config(
 )
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_operators_larger_than_the_memories(seed: int) -> None:
     """Everything is cut, down to chunks of the contraction, on 1 KiB of scratchpad."""

@@ -50,6 +50,7 @@ def levels(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> np.ndarray:
     return np.rint((given - expected) / output_scale(model))
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("kind", qdq_models.LAYERS)
 def test_layers_agree_with_onnxruntime(kind: str) -> None:
     total = wrong = fallbacks = 0

@@ -37,6 +37,7 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return actual
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("action", [weft.check, weft.compile])
 def test_reads_grow_with_steps(action: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Attributes of a network, its operators and their buffers, for four times as many steps."""

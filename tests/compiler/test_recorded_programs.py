@@ -6,6 +6,7 @@ from support.recorded_programs import NAMES, measure, recorded
 HOW = "if that is meant, record them anew: cd tests && ../.venv/bin/python -m support.recorded_programs"
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_programs_equal_the_recorded_ones(name: str) -> None:
     before, now = recorded()[name], measure(name)

@@ -32,8 +32,8 @@ from weft.sim.golden.memories import Memories
 from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice
 
-BUDGET = 70
-"""Inputs in ``make test``, of all kinds. ``make fuzz COUNT=... SEED=...`` runs more."""
+BUDGET, PARTS = 70, 10
+"""Inputs of all kinds, and parts of them, of which some are drawn. ``make fuzz COUNT=... SEED=...`` runs more."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,11 +41,11 @@ def warmed() -> None:
     run.warm()
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_budget(part: int, tmp_path: Path) -> None:
-    """Run in two halves, one for each processor core."""
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_budget(part: int) -> None:
     failed = {}
-    for index in range(part, BUDGET, 2):
+    for index in range(part * BUDGET // PARTS, (part + 1) * BUDGET // PARTS):
         name, edits = run.edits_of(1, index)
         outcome = run.outcome_of(name, edits)
         if outcome.failed:
@@ -60,6 +60,7 @@ def test_inputs_are_reproducible(name: str) -> None:
     assert len({str(edits) for _, edits in drawn[0]}) == 30
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", seeds.models())
 def test_undamaged_files_are_accepted(name: str, tmp_path: Path) -> None:
     """Includes recomputed checksums: otherwise no code after the check would be reached."""
@@ -236,7 +237,7 @@ def test_programs_that_differ_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         memories.scratchpad[instruction.dst] ^= 1
 
     monkeypatch.setitem(EXECUTE, Vec, wrong)
-    edits = program(timed=False, seed=6)  # which has three VECs
+    edits = program(timed=False, seed=6, count=8)  # which has two VECs
     found = run.outcome_of("programs", edits)
     assert found.signature == "wrong bytes"
     fewer = run.minimise("programs", edits, found)
@@ -309,6 +310,7 @@ def test_invalid_corpus_is_reported(tmp_path: Path) -> None:
             Corpus(path)
 
 
+@pytest.mark.long
 def test_a_run_resumes_from_its_corpus(tmp_path: Path) -> None:
     command = ["--kind", "programs", "--jobs", "1", "--keep", str(tmp_path), "--json"]
     counts = []
@@ -339,7 +341,7 @@ def test_a_hole_in_the_checker_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_mutants_are_refused_or_run() -> None:
-    kinds = {run.outcome_of(*run.edits_of(1, index, "mutants")).kind for index in range(12)}
+    kinds = {run.outcome_of(*run.edits_of(1, index, "mutants")).kind for index in range(4)}
     assert kinds == {"done", "refused"}
 
 
@@ -351,9 +353,8 @@ def test_configurations_are_drawn_from_all_fields() -> None:
     assert any(run.edits_of(1, index)[0] == "configurations" for index in range(200))
 
 
-@pytest.mark.parametrize(
-    "index", [4, *(pytest.param(index, marks=pytest.mark.long) for index in range(12) if index != 4)]
-)
+@pytest.mark.long  # each builds a simulator
+@pytest.mark.parametrize("index", range(12))
 def test_random_configurations_run_programs(index: int) -> None:
     found = run.outcome_of(*run.edits_of(2, index, "configurations"))
     assert found.kind in ("done", "refused"), found.text

@@ -188,6 +188,7 @@ async def bench_shift_extremes(dut):
         assert row(int(dut.read__data.value), config.n) == model.rows[address].tolist()
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("probability_bits", [0, 8])
 def test_accumulator(probability_bits):
     config = PRESETS["tiny"].replace(probability_bits=probability_bits)

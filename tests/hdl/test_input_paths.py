@@ -75,6 +75,7 @@ def check(config: Config, folder: Path, *, sequential: bool) -> None:
 BOTH = pytest.mark.parametrize("sequential", [False, True], ids=["pipelined", "sequential"])
 
 
+@pytest.mark.drawn(1)
 @BOTH
 @pytest.mark.parametrize("name", ["full", "small"])
 def test_cores_with_every_unit_and_with_few(name: str, sequential: bool, tmp_path: Path) -> None:

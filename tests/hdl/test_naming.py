@@ -41,6 +41,7 @@ def unnamed_declarations(verilog: str) -> set[str]:
     return {name for name in names if "$" in name and not re.fullmatch(INTERMEDIATE, name)}
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("name", CORES)
 def test_no_name_is_made_up(name: str) -> None:
     config, sequential = CORES[name]

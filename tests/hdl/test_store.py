@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from cocotb.triggers import ReadOnly, RisingEdge
 from support import unit_bench
-from support.mostly_long import mostly_long
 from support.unit_bench import stream_get
 
 from weft.hdl.isa import Store
@@ -209,9 +208,8 @@ async def bench_signal_waits_for_memory(dut):
     assert bench.beats[-1] - bench.beats[0] < 20
 
 
-@pytest.mark.parametrize(
-    ("n", "bus", "loops"), mostly_long([(4, 4, 0), (2, 4, 1), (4, 16, 0), (8, 8, 0)], 1, 2)
-)
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize(("n", "bus", "loops"), [(4, 4, 0), (2, 4, 1), (4, 16, 0), (8, 8, 0)])
 def test_store(n, bus, loops):
     config = PRESETS["tiny"].replace(n=n, lanes=2, bus_bytes=bus, loops=loops)
     run_bench(StoreUnit(config), parameters={"config": config.to_dict()})

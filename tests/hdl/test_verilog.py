@@ -34,6 +34,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_verilator_has_nothing_to_say(name: str, tmp_path: Path) -> None:
     """Lint with Verilator's default warnings and no waiver, in the file or outside."""

@@ -79,6 +79,7 @@ def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndar
     return rng.normal(0, scale, shape).astype(np.float32)
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("opset", [13, 17, 20])
 @pytest.mark.parametrize("operator", ["Gelu", "BiasGelu", "FastGelu", "FastGelu with bias", "QuickGelu"])
 def test_functions(operator: str, opset: int) -> None:
@@ -91,6 +92,7 @@ def test_functions(operator: str, opset: int) -> None:
     check(model, inputs)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_skip_normalisation(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -119,6 +121,7 @@ def test_operators_without_a_form_stay() -> None:
         assert [node.op_type for node in result.graph.node] == [model.graph.node[0].op_type]
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_products(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -137,6 +140,7 @@ def test_products(seed: int) -> None:
     check(model, arguments)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_embeddings(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -152,6 +156,7 @@ def test_embeddings(seed: int) -> None:
     check(model, inputs)
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("mask", ["", "by key", "by query", "lengths", "added"])
 @pytest.mark.parametrize("seed", range(3))
 def test_attention(mask: str, seed: int) -> None:

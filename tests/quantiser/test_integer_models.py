@@ -45,6 +45,7 @@ def check_same(given: onnx.ModelProto, x: np.ndarray, count: int = 1) -> onnx.Mo
     return floats
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_dynamic_quantisation_of_products(seed: int) -> None:
     """ONNX Runtime quantises, with and without bias, symmetric or not, by tensor or channel."""
@@ -66,6 +67,7 @@ def test_dynamic_quantisation_of_products(seed: int) -> None:
     check_same(result, exact_inputs(rng, rows, inner))
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_dynamic_quantisation_of_convolutions(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -116,6 +118,7 @@ def test_products_of_two_activations() -> None:
     np.testing.assert_allclose(integer_nets.run(floats, x=x), integer_nets.run(source, x=x), rtol=1e-6)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_fused_products(seed: int) -> None:
     """DynamicQuantizeMatMul and MatMulIntegerToFloat, as ONNX Runtime's optimiser writes them."""
@@ -144,6 +147,7 @@ def test_fused_products(seed: int) -> None:
     assert result.graph.node[0].name == "product"
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_packed_products(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -10,6 +10,7 @@ from weft.compiler.errors import CompileError
 from weft.quantiser.integer_weights import Integers, Packing, Remembered, linear
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_packed_weights_equal_those_of_onnx_runtime(seed: int) -> None:
     """The product with the identity yields the weights."""
@@ -28,6 +29,7 @@ def test_packed_weights_equal_those_of_onnx_runtime(seed: int) -> None:
     np.testing.assert_array_equal(actual.floats, expected)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_blocks_equal_those_of_onnx_runtime(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -48,6 +48,7 @@ def check_device(made: Quantised, samples: dict[str, np.ndarray], near: float = 
         assert np.abs(got - expected).max() <= near * step
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_symmetric_integers_are_kept(seed: int) -> None:
     """Includes -128, zero columns, and columns with a small range, which rounding again would change."""

@@ -31,7 +31,6 @@ from weft.run.virtual import ANSWER, VirtualBoard, board_at
 from weft.sim.device import DeviceError
 
 BOARD = find("icepi-zero")
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 12))]
 FAULTS = {
     "a data line that is always 0": ArrayFaults(zeros=1 << 5),
     "two data lines that are shorted": ArrayFaults(together=0b11),
@@ -180,7 +179,8 @@ def vanish(board: VirtualBoard, most: int, work: Callable[[BoardDevice], None]) 
     return False
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("seed", range(12))
 def test_vanished_host_leaves_the_board_usable(seed: int, garbage: VirtualBoard, case: Case) -> None:
     """The host vanishes within a frame, within a transfer, or during an endless program. The next host gets an
     answer and right results."""

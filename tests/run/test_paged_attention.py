@@ -61,6 +61,7 @@ def contiguous_attention(
     return op, {"q": q.reshape(op.q.shape), "k": k.reshape(op.k.shape), "v": v.reshape(op.v.shape)}
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_any_quantisation_on_every_configuration(name: str) -> None:
     """Zero points lie at the ends of their ranges, and scales bring scores near the clamp."""
@@ -119,6 +120,7 @@ def expected(q: np.ndarray, state: Cache, length: int) -> np.ndarray:
     return attention_cases.real(op, inputs).reshape(q.shape)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_one_program_for_every_length(preset: str, rows: int) -> None:

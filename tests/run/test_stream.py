@@ -27,6 +27,7 @@ def model(name: str, config: weft.Config = CONFIG) -> weft.Program:
     return weft.compile({"digits": digits.model, "small": small}[name](), config=config)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("config", [CONFIG, LISTS], ids=["alone", "lists"])
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("name", ["digits", "small"])
@@ -67,6 +68,7 @@ def test_transfers_overlap_computation() -> None:
     assert device.log[8:] == ["write", "wait", "start", "read", "wait", "read"]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("count", [2, 4, 5, 9])
 def test_one_start_runs_a_group(count: int) -> None:
     program = model("small", LISTS)

@@ -70,6 +70,7 @@ def test_digits_on_a_board(name: str) -> None:
         device.close()
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", [ULX3S, "icebreaker"])
 def test_run_on_a_board_from_the_command_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -409,6 +410,7 @@ def test_violated_memory_timing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("core", CoreKind)
 def test_memory_that_stops_answering_is_reported(core: CoreKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait ends, with a report of what waits, long before the host's timeout."""

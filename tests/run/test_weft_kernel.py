@@ -54,6 +54,7 @@ def curves(rows: Rows) -> None:
     rows.store(x.look_up(NEAR).times(3, 2) + fine.times(1, 9))
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("function", [spread, mixed, ratio, curves])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (9, 7), (30, 16), (3, 150)])
 def test_examples(function: Callable[[Rows], object], rows: int, columns: int) -> None:

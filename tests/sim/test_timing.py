@@ -77,6 +77,7 @@ def few_or_many(few: range, many: range) -> pytest.MarkDecorator:
 CONFIGURATIONS = pytest.mark.parametrize("name", mostly_long(CONFIGS, *map(list(CONFIGS).index, BUILT)))
 
 
+@pytest.mark.drawn(1)
 @few_or_many(range(8), range(100, 160))
 @CONFIGURATIONS
 def test_layers(name: str, seeds: range) -> None:
@@ -90,6 +91,7 @@ def test_layers(name: str, seeds: range) -> None:
         assert_close(rtl, model, 0.0, f"seed {seed}: {op}, {memory}")
 
 
+@pytest.mark.drawn(1)
 @few_or_many(range(3), range(100, 130))
 @CONFIGURATIONS
 def test_networks(name: str, seeds: range) -> None:
@@ -104,6 +106,7 @@ def test_networks(name: str, seeds: range) -> None:
         assert_close(rtl, model, 0.0, f"seed {seed}: {segment}, {memory}")
 
 
+@pytest.mark.drawn(1)
 @few_or_many(range(4), range(100, 130))
 @CONFIGURATIONS
 def test_attention(name: str, seeds: range) -> None:
@@ -117,6 +120,7 @@ def test_attention(name: str, seeds: range) -> None:
         assert_close(rtl, model, 0.05, f"seed {seed}: {op}, {memory}")
 
 
+@pytest.mark.drawn(2)
 @few_or_many(range(4), range(100, 130))
 @pytest.mark.parametrize("name", mostly_long(PROGRAMS, *map(list(PROGRAMS).index, [*BUILT, "kernels"])))
 def test_programs(name: str, seeds: range) -> None:

@@ -89,12 +89,14 @@ def compare_programs(config: Config, seeds: range) -> None:
             assert_same(rtl, model, f"seed {seed}, {memory}")
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(100, 160), marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_networks(name: str, seeds: range) -> None:
     compare_networks(CONFIGS[name], seeds)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(100, 140), marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_programs(name: str, seeds: range) -> None:

@@ -313,6 +313,7 @@ def draw_schedule(seed: int) -> Schedule:
     return Schedule(int(rng.integers(2, 5)), 8, int(rng.integers(4, 7)), _SIZES.context, tuple(texts))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_text_is_independent_of_the_batch_on_the_interpreter(seed: int) -> None:
     schedule = draw_schedule(seed)

@@ -62,6 +62,7 @@ def test_a_template_writes_messages() -> None:
         assert (without.text(messages[1:]), without.begin) == ("<|user|>hello<|assistant|>", "")
 
 
+@pytest.mark.drawn(15)
 @pytest.mark.parametrize("name", OTHERS["templates"])
 def test_texts_match_transformers(name: str) -> None:
     case = OTHERS["templates"][name]
@@ -130,6 +131,7 @@ def test_no_template() -> None:
         template.text([])
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("name", RENDERED)
 def test_hostile_templates(name: str, short: float) -> None:
     """Each is refused in one sentence or has no effect, and later messages are answered."""

@@ -55,6 +55,7 @@ TEXTS = ANY.filter(lambda text: SPACE not in text)
 NATURAL = trained_vocabularies.lines(50, seed=9)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("space", [True, False])
 @pytest.mark.parametrize("symbols", [(), SYMBOLS])
 @pytest.mark.parametrize("fallback", [True, False])

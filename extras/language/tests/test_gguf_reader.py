@@ -101,6 +101,7 @@ def test_float_weights_round_trip(architecture: str, tied: bool, biases: bool | 
     assert check_equal(read((tmp_path / "x.gguf").read_bytes()), model)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_blocks_stay_blocks(architecture: str, kind: str, tmp_path: Path) -> None:

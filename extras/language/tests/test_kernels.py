@@ -56,6 +56,7 @@ def values_of(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
     return values
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))
 @pytest.mark.parametrize("size", SIZES)
 def test_rows_become_bytes_by_a_power_of_two(config: Config, size: tuple[int, int]) -> None:
@@ -68,6 +69,7 @@ def test_rows_become_bytes_by_a_power_of_two(config: Config, size: tuple[int, in
     assert np.array_equal(actual[0], np.minimum(exact, 127))
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("epsilon", [0.0, 1e-6, 1e-2, 10.0])
@@ -90,6 +92,7 @@ def test_rows_are_normalised(config: Config, size: tuple[int, int], epsilon: flo
     assert (np.abs(actual[0]).max(axis=1)[shown] >= 63).all()
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("gains", [False, True])
@@ -137,6 +140,7 @@ def rotate(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
     return turned
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))
 @pytest.mark.parametrize("size", [(1, 2), (3, 16), (8, 34), (9, 64)])
 def test_heads_with_biases_are_turned(config: Config, size: tuple[int, int]) -> None:
@@ -150,6 +154,7 @@ def test_heads_with_biases_are_turned(config: Config, size: tuple[int, int]) -> 
     assert (np.abs(actual[0] - exact) <= 0.53).all()
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))
 @pytest.mark.parametrize("size", [(1, 2), (3, 16), (8, 34), (9, 64)])
 def test_heads_are_turned(config: Config, size: tuple[int, int]) -> None:
@@ -186,6 +191,7 @@ def products(
     return sums, row, steps
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_are_added_to_rows(config: Config, size: tuple[int, int]) -> None:
@@ -198,6 +204,7 @@ def test_sums_are_added_to_rows(config: Config, size: tuple[int, int]) -> None:
     assert np.array_equal(actual[3], np.broadcast_to(row, size))
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("factor", [1.0, 0.37, 211.0])
@@ -214,6 +221,7 @@ def test_shifts_are_stored_beside_rows(config: Config) -> None:
     assert np.array_equal(actual[0], np.broadcast_to(row, (7, 40)))
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_become_bytes_and_digits(config: Config, size: tuple[int, int]) -> None:
@@ -227,6 +235,7 @@ def test_sums_become_bytes_and_digits(config: Config, size: tuple[int, int]) -> 
     assert np.array_equal(number(actual, 0), np.rint(steps))
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("shift", [0, 3])
@@ -243,6 +252,7 @@ def test_biases_are_added_before_sums_are_rounded(config: Config, size: tuple[in
     assert np.array_equal(actual[0], np.clip(np.rint(wide / 2**kernels.BIAS_PLACES), -128, 127))
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))
 @pytest.mark.parametrize("size", SIZES)
 def test_biases_of_three_digits_are_added_to_rows(config: Config, size: tuple[int, int]) -> None:
@@ -254,6 +264,7 @@ def test_biases_of_three_digits_are_added_to_rows(config: Config, size: tuple[in
     assert np.array_equal(residual_of(sums), x + biases)
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("factors", [(1.0, 0.01), (211.0, 37.0)])

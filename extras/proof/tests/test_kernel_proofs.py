@@ -19,6 +19,7 @@ from weft.extras.proof.tests.support.certified import graph_before, inputs_of, o
 from weft.hdl.isa.config import Config
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_programs(kind: str, seed: int) -> None:

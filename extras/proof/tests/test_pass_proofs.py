@@ -43,6 +43,7 @@ def test_dropped_channels() -> None:
     assert cases > 3
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_divided_pools(name: str) -> None:
     config, rng, divided = CONFIGS[name], np.random.default_rng(len(name)), 0

@@ -145,6 +145,7 @@ def test_decreasing_functions_do_not_pass_a_maximum() -> None:
         assert any(move.rule == rule for move in moves.find(segment, last)) == wanted
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("h", [8, 9, 60, 61])
 @pytest.mark.parametrize(("first", "then"), [(2, 0), (1, 4), (3, 1)])
 def test_windows_are_merged(h: int, first: int, then: int) -> None:

@@ -123,6 +123,7 @@ def test_a_wrong_rule_is_detected() -> None:
         ).run(joined_maxima())
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_segments(seed: int) -> None:
     """The search itself compares all bytes of its result."""

@@ -132,6 +132,7 @@ def test_equal_on_rtl_and_proven(segment: DeviceSegment) -> None:
     check_rtl(replaced, config, 4)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["tiny", "ulx3s-45f", "icebreaker"])
 def test_random_segments(name: str) -> None:
     for seed in range(2):

@@ -9,7 +9,6 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 from support.memory_driver import MemoryDriver, burst, move_bursts, random_bursts, reset
-from support.mostly_long import mostly_long
 
 from weft.boards.bus.block_memory import BlockMemory
 from weft.boards.bus.port import Arbiter, memory_port
@@ -109,7 +108,8 @@ async def bench_delay(dut):
         assert drivers[-1].last_cycle - drivers[-1].first_cycle <= 4
 
 
-@pytest.mark.parametrize(("bus", "ports", "commands"), mostly_long([(4, 2, 2), (16, 3, 16), (8, 1, 4)], 0, 2))
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize(("bus", "ports", "commands"), [(4, 2, 2), (16, 3, 16), (8, 1, 4)])
 def test_arbiter(bus, ports, commands):
     run_bench(Shared(bus, ports, commands), parameters={"bus": bus, "ports": ports})
 

@@ -117,6 +117,7 @@ async def bench_pages(dut):
     assert violations(dut) == []
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("bus", "mhz"), [(4, 24), (8, 54)])
 def test_ram_and_flash(bus, mhz):
     run_bench(Bench(bus, mhz * 1e6), parameters={"bus": bus, "mhz": mhz})

@@ -15,7 +15,6 @@ from cocotb.utils import get_sim_time
 from cocotbext.axi import AxiLiteBus, AxiLiteRam
 from support.axi_models import channels, pauses
 from support.board_model import BoardModel
-from support.mostly_long import mostly_long
 from support.serial_models import CYCLE, Listener, disturb, send_bytes
 from support.unit_bench import stream_put
 
@@ -483,18 +482,15 @@ async def _windowed(bench: Bench, requests: list[Request]) -> None:
 REQUESTS, NOISE = "requests|checks|fills|starts?|starts_wrap|reset", "noise|prefixes|flips|overflow"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("bus", "divisor", "fills", "checks", "part"),
-    mostly_long(
-        [
-            (4, 4, False, 1, NOISE),
-            (16, 7, True, 4, REQUESTS),
-            (4, 4, False, 1, REQUESTS),
-            (16, 7, True, 4, NOISE),
-        ],
-        0,
-        1,
-    ),
+    [
+        (4, 4, False, 1, NOISE),
+        (16, 7, True, 4, REQUESTS),
+        (4, 4, False, 1, REQUESTS),
+        (16, 7, True, 4, NOISE),
+    ],
 )
 def test_link(bus: int, divisor: int, fills: bool, checks: int, part: str) -> None:
     config = PRESETS["tiny"].replace(bus_bytes=bus)

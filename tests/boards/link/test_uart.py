@@ -134,6 +134,7 @@ async def bench_transmitter(dut: Any) -> None:
     assert dut.tx.value == 1
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("divisor", [4, 5, 8, 33])
 def test_uart(divisor: int) -> None:
     run_bench(Both(divisor), parameters={"divisor": divisor})

@@ -13,7 +13,6 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from cocotb.triggers import RisingEdge
 from support.memory_driver import MemoryDriver, burst, random_bursts, reset
-from support.mostly_long import mostly_long
 
 from weft.boards.bus.port import memory_port
 from weft.boards.flash.model import broken_rules
@@ -150,11 +149,10 @@ async def bench_idle(dut):
     check(dut)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("bus", "clock", "cas_latency", "capture"),
-    mostly_long(
-        [(16, 100e6, 3, 0), (4, 100e6, 2, 1), (8, 80e6, 2, 0), (32, 50e6, 3, 2), (4, 133e6, 3, 0)], 1, 3
-    ),
+    [(16, 100e6, 3, 0), (4, 100e6, 2, 1), (8, 80e6, 2, 0), (32, 50e6, 3, 2), (4, 133e6, 3, 0)],
 )
 def test_sdram(bus, clock, cas_latency, capture):
     run_bench(Memory(bus, clock, cas_latency, capture), parameters={"bus": bus})

@@ -278,6 +278,7 @@ async def bench_waits(dut):
 BENCHES = "drawn|delays|none|two_rows|weak_lines|drift|gone|waits"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("bus", "clock", "phases", "blocks", "only"),
     [

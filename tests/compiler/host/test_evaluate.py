@@ -71,6 +71,7 @@ def compare(kind: str, draws: int) -> collections.Counter[str]:
     return counts
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("kind", host_cases.KINDS)
 def test_agrees_with_onnxruntime(kind: str) -> None:
     counts = compare(kind, DRAWS)
@@ -371,6 +372,7 @@ _OF_TELEMETRY = {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}
 _LOADED = "print('onnxruntime' in sys.modules)"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("code", "loaded"), [(_COMPILE, False), (_COMPILE + _RUN, True)])
 @pytest.mark.parametrize("home", ["home", "file"])
 def test_onnxruntime_is_loaded_lazily_without_telemetry(

@@ -124,6 +124,7 @@ def test_ranges(kind: str) -> None:
         wide_cases.check_ranges(op.rows(), [tensor.astype(np.int8) for tensor in tensors])
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_golden(name: str) -> None:
     config, rng = CONFIGS[name], np.random.default_rng(len(name))

@@ -263,6 +263,7 @@ def test_places_on_rtl() -> None:
         compare_on_rtl(DeviceSegment("rows", (op,)), {"x": few(rng, op.src.buffer.shape)}, config, case)
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kind", RANDOM)
 def test_golden(kind: str, name: str) -> None:

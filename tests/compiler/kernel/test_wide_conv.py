@@ -175,6 +175,7 @@ def test_every_tiling() -> None:
     assert seen == {(name, flag) for name in names for flag in BOTH}
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_golden(name: str) -> None:
     config, rng = CONFIGS[name], np.random.default_rng(len(name))

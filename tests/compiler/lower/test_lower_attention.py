@@ -78,6 +78,7 @@ def errors(kind: str, name: str, seed: int, cases: int) -> list[float]:
     return result
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("kind", ["attention", "softmax"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_close_to_float64(name: str, kind: str) -> None:
@@ -128,6 +129,7 @@ def test_rounded_scores_see_the_zero_point_of_keys(name: str, k_zero: int) -> No
     assert (error <= bounds.attention(op, inputs, config) + 0.5).all()
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("length", [32768, 65535])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_long_softmax(name: str, length: int) -> None:
@@ -170,6 +172,7 @@ def test_steps_cover_visible_scores_once(seed: int) -> None:
         assert inside.max() <= 1
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_zones_of_the_scratchpad_are_apart(name: str) -> None:
     """Zones include parameters for softmax and rounding, but not the transient table."""

@@ -55,6 +55,7 @@ def along(segment: DeviceSegment, config: Config) -> int:
     return sum(int(getattr(item, "depthwise", 0)) for item in compile_segment(segment, config).instructions)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_golden(name: str) -> None:
     config, rng, used = CONFIGS[name], np.random.default_rng(5), 0

@@ -32,6 +32,7 @@ def random_op(rng: np.random.Generator) -> Conv:
     return dataclasses.replace(op, weight=weight, scale=op.scale * limit / 8)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_golden(name: str) -> None:
     config, rng = CONFIGS[name], np.random.default_rng([41, CONFIGS[name].n])

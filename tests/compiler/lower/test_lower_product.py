@@ -73,6 +73,7 @@ def reference(op: Product, inputs: dict[str, np.ndarray]) -> np.ndarray:
     return result.swapaxes(1, 2) if op.dst.shape[0] == op.counts[0] else result
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_golden(name: str) -> None:
     config, rng = CONFIGS[name], np.random.default_rng(11)
@@ -98,6 +99,7 @@ def test_results_are_near_numpy() -> None:
         assert (inner != expected).mean() < 0.02
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize(
     ("config", "rows", "depth", "columns"),
     [

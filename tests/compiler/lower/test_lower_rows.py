@@ -61,6 +61,7 @@ def exact(op: LayerNorm, x: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(result) + op.y_zero, op.low, op.high)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_layer_norm(name: str) -> None:
     config, rng = CONFIGS[name], np.random.default_rng(7)
@@ -165,6 +166,7 @@ def random_tables(rng: np.random.Generator, config: Config) -> tuple[DeviceSegme
     return DeviceSegment("tables", tuple(ops)), {"x": rng.integers(-128, 128, shape).astype(np.int8)}
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("tables", [1, 2, 4])
 def test_tables(name: str, tables: int) -> None:

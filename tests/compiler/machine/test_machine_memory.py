@@ -48,6 +48,7 @@ def count_shared_memory(program: DeviceProgram) -> Counter[str]:
     return counts
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("draw", [random_chain, random_convolutions])
 def test_reuse_keeps_outputs(draw) -> None:
     """Outputs equal the micro-ops', with reuse and without."""

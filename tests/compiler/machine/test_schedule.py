@@ -73,6 +73,7 @@ def completed_before(code: Code) -> list[set[int]]:
     return result
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("target", [FAST, SLOW], ids=["fast", "slow"])
 @repeated("seed", range(150))
 def test_random_tasks(seed: int, target: Target) -> None:

@@ -235,6 +235,7 @@ class Bench:
         return [(self.costs.vec(1, ob * oy, ob * oy * ox), self.cycles([load, item]) - self.cycles([load]))]
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("name", SEQUENTIAL_CONFIGS)
 @pytest.mark.parametrize(("kind", "one", "all_"), [("mm", 0.25, 0.1), ("load", 0.25, 0.1), ("store", 0.2, 0.1),
                                                    ("vec", 0.15, 0.07)])  # fmt: skip

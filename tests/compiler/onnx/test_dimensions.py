@@ -99,6 +99,7 @@ def test_convolutions(rank: int) -> None:
     assert tally.wrong < 1e-3 * tally.elements
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_pools(op: str, rank: int) -> None:

@@ -143,6 +143,7 @@ def test_written_out_with_rounding(name: str) -> None:
     one_table(model, chain.feeds)
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 0.02, 3.0, 1e10, 1e30])
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 @pytest.mark.parametrize("extreme", [False, True])

@@ -28,6 +28,7 @@ def import_checked(model: onnx.ModelProto, rng: np.random.Generator) -> Graph:
     return graph
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("kind", movement.MOVES)
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
 def test_one_by_one(kind: str, rank: int) -> None:
@@ -40,6 +41,7 @@ def test_one_by_one(kind: str, rank: int) -> None:
         on_golden(graph, "tiny", rng)
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
 @pytest.mark.parametrize("seed", range(6))
 def test_in_rows(preset: str, seed: int) -> None:

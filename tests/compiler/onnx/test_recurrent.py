@@ -50,6 +50,7 @@ def check(cell: Cell, config: weft.Config = CONFIG, *, runtime: bool = False) ->
             assert np.abs(value - limited).max() < 1.01 * step, name
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_cells(cell: Cell) -> None:
     check(cell, runtime=True)

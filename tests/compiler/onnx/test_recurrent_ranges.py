@@ -99,6 +99,7 @@ def open_lstm(
     return Net("LSTM", w, r, b, steps, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("steps", [12, 16, 17, 40, 100])
 def test_cells_agree_with_onnx_runtime_at_the_clamp(steps: int) -> None:
     """One for each step, up and down: on both sides of 16, and of what the next scale holds."""
@@ -162,6 +163,7 @@ def test_metadata_that_is_no_number(value: str) -> None:
         weft.check(model, CONFIG)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("part", [12.0, 30.0, 100.0])
 @pytest.mark.parametrize(("op", "late"), [("LSTM", 0), ("GRU", 0), ("GRU", 1)])
 def test_parts_of_sums_cancel(op: str, late: int, part: float) -> None:

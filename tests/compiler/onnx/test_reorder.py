@@ -164,6 +164,7 @@ def shuffles(config: Config) -> list[tuple[DeviceSegment, dict[str, np.ndarray],
     return result
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_products_of_slices_on_every_configuration(name: str) -> None:
     for segment, inputs, _ in shuffles(CONFIGS[name]):
@@ -239,6 +240,7 @@ def multiply(built: Builder, move: Move, shape: tuple[int, ...]) -> onnx.ModelPr
     return built.finish(built.dense(built.like(name, built.shape_of(name), source), 7, op="MatMul"))
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("name", [*IMAGES, *TOKENS])
 def test_models(name: str) -> None:
     tally = one_step.Tally()
@@ -265,6 +267,7 @@ def _factors(rng: Rng, size: int) -> list[int]:
     return [first, size // first]
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("seed", range(24))
 def test_random(seed: int) -> None:
     rng = np.random.default_rng([seed, 5])

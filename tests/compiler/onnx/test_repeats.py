@@ -54,6 +54,7 @@ def random_shapes(rng: np.random.Generator) -> tuple[Shape, Shape]:
     return full, part
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("op", ["Add", "Sub", "Mul"])
 def test_random_shapes_agree_with_onnxruntime(op: str) -> None:
     wrong = total = repeated = 0

@@ -152,6 +152,7 @@ def check(seed: int, count: int) -> None:
     assert places[True, False]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_largest_of_a_row_is_never_lost(seed: int) -> None:
     check(seed, 40)

@@ -218,6 +218,7 @@ def check(
     return graph
 
 
+@pytest.mark.drawn(20)
 @pytest.mark.parametrize("name", EXACT)
 def test_exact(name: str) -> None:
     """All of 16 bits, and mixed with 8."""
@@ -226,6 +227,7 @@ def test_exact(name: str) -> None:
         check(b.finish(EXACT[name](b)), b.rng, 1)
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", NEAR)
 def test_near(name: str) -> None:
     for seed, narrow in enumerate((0.0, 0.5, 0.0)):
@@ -241,6 +243,7 @@ def test_quantisation_of_onnx_runtimes_own_domain(opset: int) -> None:
     check(b.finish(y), b.rng, 1)
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("kind", movement.MOVES)
 @pytest.mark.parametrize("rank", [2, 3, 4])
 def test_movement(kind: str, rank: int) -> None:
@@ -269,6 +272,7 @@ def chain(b: Mixed) -> Quantised:
     return b.dense(b.flatten(b.pool(y, "GlobalAveragePool", same=False)), 5)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("narrow", [0.0, 0.3, 0.7])
 @pytest.mark.parametrize("seed", range(3))
 def test_networks(seed: int, narrow: float) -> None:

@@ -193,6 +193,7 @@ def two_blocks(side: int, channels: int) -> tuple[DeviceOp, ...]:
     )
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", ["small", "default", "ulx3s-85f"])
 @pytest.mark.parametrize("bandwidth", [1.0, 4.0, 64.0])
 def test_blocks_in_a_row(name: str, bandwidth: float) -> None:

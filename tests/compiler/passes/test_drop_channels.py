@@ -211,15 +211,18 @@ def test_padding_with_another_byte() -> None:
         assert channels_of(result)["b"] == remaining
 
 
-def test_random() -> None:
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("first", range(0, 300, 60))
+def test_random(first: int) -> None:
     changed = 0
-    for seed in range(300):
+    for seed in range(first, first + 60):
         rng = np.random.default_rng(seed)
         segment, config = prunable_network(rng), TINY.replace(n=int(rng.choice([2, 2, 4])))
         changed += same(segment, config).ops != segment.ops
-    assert changed > 20
+    assert changed > 2
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_on_the_device(name: str) -> None:
     """Compiled as models are, for every preset and board."""
@@ -254,9 +257,11 @@ def test_wrapping_sums_have_the_full_range() -> None:
     assert (ranges.high == 127).all()
 
 
-def test_ranges_contain_all_results() -> None:
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_ranges_contain_all_results(first: int) -> None:
     known = constant = 0
-    for seed in range(200):
+    for seed in range(first, first + 50):
         rng = np.random.default_rng([seed, 7])
         segment = prunable_network(rng)
         ranges = channel_ranges(segment.ops, 24)
@@ -274,5 +279,5 @@ def test_ranges_contain_all_results() -> None:
                     assert (values <= ranges[name].high).all(), (seed, op)
         known += len(ranges)
         constant += sum(int(item.constant.sum()) for item in ranges.values())
-    assert known > 500
-    assert constant > 1000
+    assert known > 125
+    assert constant > 250

@@ -85,6 +85,7 @@ def test_stays(reason: str) -> None:
     assert fuse_pad(before, PLANNER).ops == before.ops
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
 def test_random_paddings(preset: str) -> None:
     rng, config = np.random.default_rng([5, len(preset)]), PRESETS[preset]

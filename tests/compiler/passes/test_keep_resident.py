@@ -55,6 +55,7 @@ def compare_outputs(program: DeviceProgram, ops: tuple[DeviceOp, ...], config: C
     compare(program, DeviceSegment("s", ops), inputs, config, temps=False)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("seeds", mostly_long([range(24), range(24, 72)], 0))
 @pytest.mark.parametrize(("preset", "least"), [("tiny", 0.25), ("small", 0.4), ("default", 0.4)])
 def test_random_convolutions(preset: str, least: float, seeds: range) -> None:
@@ -98,6 +99,7 @@ def kept_all(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     return segment
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("preset", every())
 def test_operators_of_all_kinds(preset: str) -> None:
     """Held wherever that is possible: the operands and results of every operator that the vector unit does as well."""
@@ -130,6 +132,7 @@ def test_operators_of_all_kinds(preset: str) -> None:
     assert {Conv, Pool, Add} <= kinds
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("preset", ["tiny", "small"])
 def test_operators_of_all_kinds_on_rtl(preset: str) -> None:
     config = PRESETS[preset]
@@ -264,6 +267,7 @@ def test_three_in_a_bank() -> None:
     compare_outputs(program, tuple(ops), config)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["tiny", "default"])
 def test_vector_unit_uses_resident_results(name: str) -> None:
     """Pooling, sums, products and requantisation of what is on chip, wherever it is."""
@@ -281,6 +285,7 @@ def test_vector_unit_uses_resident_results(name: str) -> None:
     assert held > 60
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["ulx3s-85f", "default", "tiny"])
 def test_every_placement_computes_right_results(name: str) -> None:
     config, shared = (PRESETS | {"ulx3s-85f": BOARDS["ulx3s-85f"].config})[name], 0

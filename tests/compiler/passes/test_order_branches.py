@@ -79,6 +79,7 @@ def random_branches(rng: np.random.Generator) -> DeviceSegment:
     return DeviceSegment("branches", tuple(ended))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["tiny", "default"])
 def test_results_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config, rng, moved = PRESETS[name], np.random.default_rng(3), 0

@@ -213,6 +213,7 @@ def test_other_writers_of_a_copied_buffer_stay() -> None:
     same(before, after)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
 def test_random_readers(preset: str) -> None:
     rng, config = np.random.default_rng([4, len(preset)]), PRESETS[preset]

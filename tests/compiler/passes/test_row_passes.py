@@ -114,6 +114,7 @@ def inputs_of(segment: DeviceSegment, rng: np.random.Generator) -> dict[str, np.
     return {"x": rng.integers(-128, 128, segment.ops[0].sources[0].shape).astype(np.int8)}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_GAIN", 1e9)

@@ -73,6 +73,7 @@ def test_overlapping_windows(name: str) -> None:
     assert divided
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_random(name: str) -> None:
     config, rng = CONFIGS[name].replace(scratchpad_depth=64), np.random.default_rng(len(name))

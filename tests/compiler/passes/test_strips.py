@@ -157,6 +157,7 @@ def draw_chain(config: Config, count: int, side: int, channels: int, bandwidth: 
     return fit
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("preset", "least"), [("tiny", 8), ("small", 12), ("default", 12)])
 def test_random_chains(preset: str, least: int) -> None:
     assert draw_chain(PRESETS[preset], 50, 9, 24) >= least

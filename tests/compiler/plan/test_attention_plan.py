@@ -32,6 +32,7 @@ def ends(zone: tuple[int, int, int]) -> int:
     return first + size * slots
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", ["tiny", "default"])
 def test_plans_keep_within_the_memories(name: str, op: str) -> None:

@@ -72,6 +72,7 @@ def beside(chosen: list[ConvPlan], config: Config) -> int:
     return sum(item.zones.o[1] % unit(config) > 0 for item in chosen)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["small", "default", "ulx3s-85f"])
 def test_random_convolutions_with_slow_memories(name: str) -> None:
     config, actual = BOARDS[name].config if name in BOARDS else PRESETS[name], 0
@@ -149,6 +150,7 @@ def test_on_rtl() -> None:
     assert actual > 3, actual
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("bandwidth", [1, 8])
 def test_parameters_of_epilogues_have_a_place_of_their_own(bandwidth: int) -> None:
     """Convolutions, each of which adds what it reads, in many tiles: blocks of the tiles stay in their slots while that

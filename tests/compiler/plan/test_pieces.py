@@ -73,6 +73,7 @@ def test_shares(config: Config, case: tuple[int, ...], share: int) -> None:
     assert share_of(grouped_conv(*case), Target(config)) == share
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_random_groups(name: str) -> None:
     """Golden equals the micro-ops where more groups are computed as one than fit a vector, on every configuration."""

@@ -6,6 +6,7 @@ from support.recorded_plans import NAMES, cases, estimate, recorded
 HOW = "if that is meant, record them anew: cd tests && ../.venv/bin/python -m support.recorded_plans"
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_estimates_equal_the_recorded_ones(name: str) -> None:
     before, now = recorded()[name], {title: estimate(case) for title, case in cases(name)}

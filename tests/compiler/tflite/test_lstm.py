@@ -92,6 +92,7 @@ def check(case: Lstm) -> None:
         assert steps(actual, theirs[y]).max() <= 1
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_litert(case: Lstm) -> None:
     check(case)

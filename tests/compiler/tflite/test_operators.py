@@ -55,6 +55,7 @@ def _compare(name: str, seed: int, dtype: str) -> None:
         assert apart <= 1, f"{operator.label}, seed {seed}: {apart} steps from LiteRT"
 
 
+@pytest.mark.drawn(40)
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_is_within_a_step_of_litert(name: str, dtype: str) -> None:
@@ -64,6 +65,7 @@ def test_an_operator_is_within_a_step_of_litert(name: str, dtype: str) -> None:
         _compare(name, seed, dtype)
 
 
+@pytest.mark.drawn(20)
 @pytest.mark.parametrize("name", CASES)
 def test_operator_after_channels_first(name: str) -> None:
     if name in NOT_IN_LITERT["int8"]:
@@ -78,6 +80,7 @@ def test_operator_after_channels_first(name: str) -> None:
             assert steps(value, actual[index]).max() <= 1, f"seed {seed}"
 
 
+@pytest.mark.drawn(9)
 @pytest.mark.parametrize("name", INT16)
 def test_activations_of_16_bits(name: str) -> None:
     for seed in range(4):
@@ -105,6 +108,7 @@ def _on_golden(graph: Graph) -> None:
             compare(compile_segment(segment, KERNELS), segment, inputs, KERNELS, temps=False)
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", INT16_PARTLY)
 def test_activations_of_16_bits_on_the_host(name: str) -> None:
     for seed in range(4):

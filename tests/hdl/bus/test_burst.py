@@ -102,6 +102,7 @@ async def bench_a_burst_per_cycle(dut):
     assert cycles <= 66
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("bus", "beats", "block"), [(4, 256, 256), (16, 256, 256), (32, 256, 128), (16, 64, 64)]
 )

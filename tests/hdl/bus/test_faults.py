@@ -91,6 +91,7 @@ async def bench_log(dut: Any) -> None:
     assert unknown > 20
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["tiny", "xlarge"])
 def test_faults(name: str) -> None:
     run_bench(FaultLog(PRESETS[name], SOURCES), parameters={"config": name})

@@ -421,6 +421,7 @@ def early(body: list[Instruction], n: int) -> bool:
     return False
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_races_against_the_closure_of_events(seed: int) -> None:
     rng = random.Random(seed)

@@ -51,6 +51,7 @@ def refusal_of(program: list[Instruction]) -> str:
     return ""
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_orders_are_those_that_counters_allow(seed: int) -> None:
     generator = Generator(CONFIG, seed, serial=seed % 4 == 0)

@@ -9,7 +9,6 @@ import cocotb
 import pytest
 from cocotb.triggers import FallingEdge, ReadOnly
 from support.loop_programs import Node, Repeat, flat
-from support.mostly_long import mostly_long
 from support.unit_bench import start
 
 from weft.hdl.control.fetch import Fetch, queue_kinds
@@ -272,18 +271,16 @@ async def bench_loops(dut: Any) -> None:
         total += len(order)
 
 
-@pytest.mark.parametrize(
-    ("bus_bytes", "bits", "tables"), mostly_long([(4, 8, 4), (16, 0, 1), (64, 7, 0), (128, 0, 0)], 0, 3)
-)
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize(("bus_bytes", "bits", "tables"), [(4, 8, 4), (16, 0, 1), (64, 7, 0), (128, 0, 0)])
 def test_fetch(bus_bytes: int, bits: int, tables: int) -> None:
     config = PRESETS["tiny"].replace(bus_bytes=bus_bytes, probability_bits=bits, lookup_tables=tables)
     opcodes = [*PLAIN, *(SOFTMAX if bits else ()), *(LOOKUP if tables else ())]
     run_bench(Fetch(config), parameters={"bus_bytes": bus_bytes, "opcodes": opcodes, "loops": 0})
 
 
-@pytest.mark.parametrize(
-    ("bus_bytes", "bits"), mostly_long([(4, 8), (8, 0), (16, 8), (64, 8), (128, 7)], 0, 4)
-)
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize(("bus_bytes", "bits"), [(4, 8), (8, 0), (16, 8), (64, 8), (128, 7)])
 def test_fetch_with_loops(bus_bytes: int, bits: int) -> None:
     config = PRESETS["tiny"].replace(bus_bytes=bus_bytes, probability_bits=bits, lookup_tables=0, loops=1)
     opcodes = [*PLAIN, *(SOFTMAX if bits else ())]

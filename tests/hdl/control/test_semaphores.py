@@ -122,6 +122,7 @@ def test_semaphores() -> None:
     run_bench(Semaphores(), only="bench_semaphores")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("kinds", "bus_bytes", "depth"),
     [((Mm,), 4, 4), ((Mm,), 64, 1), ((Vec, Softmax, Normalise, Table), 16, 4), ((Load, Store), 128, 2)],

@@ -52,6 +52,7 @@ async def bench_order(dut: Any) -> None:
     assert passed > 2000
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("depth", [2, 16])
 def test_block_fifo(depth: int) -> None:
     run_bench(BlockFifo(WIDTH, depth), parameters={"depth": depth})

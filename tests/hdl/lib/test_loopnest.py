@@ -121,6 +121,7 @@ async def bench_closed_form(dut):
                 await FallingEdge(dut.clk)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_loopnest(shape):
     run_bench(LoopNest(*SHAPES[shape]), parameters={"shape": shape})

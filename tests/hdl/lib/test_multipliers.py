@@ -17,6 +17,7 @@ TINY = PRESETS["tiny"]
 PLAIN = TINY.replace(probability_bits=0)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("config", "family", "cell", "count"),
     [
@@ -33,6 +34,7 @@ def test_cells(config: Config, family: str, cell: str, count: int) -> None:
     assert bool(re.search(r" \* (?!\d+'h)", verilog)) == (family != "ice40")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("n", "count", "inferred"), [(2, 4, 0), (4, 16, 0), (8, 56, 8)])
 def test_narrow_cells_are_used_first(n: int, count: int, inferred: int) -> None:
     """By the sequential core."""

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from cocotb.triggers import ReadOnly, RisingEdge
 from support import unit_bench
-from support.mostly_long import mostly_long
 from support.unit_bench import stream_get, stream_put
 
 from weft.hdl.isa import Load
@@ -361,22 +360,18 @@ async def bench_pages_overlap(dut):
         assert times[1] <= times[0] + 8
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("n", "bus", "probability_bits", "int4", "loops"),
-    mostly_long(
-        [
-            (4, 4, 8, 0, 0),
-            (4, 8, 8, 1, 1),
-            (2, 4, 8, 1, 0),
-            (2, 64, 0, 1, 1),
-            (8, 8, 7, 1, 0),
-            (4, 4, 8, 2, 1),
-            (8, 8, 0, 2, 0),
-        ],
-        1,
-        3,
-        5,
-    ),
+    [
+        (4, 4, 8, 0, 0),
+        (4, 8, 8, 1, 1),
+        (2, 4, 8, 1, 0),
+        (2, 64, 0, 1, 1),
+        (8, 8, 7, 1, 0),
+        (4, 4, 8, 2, 1),
+        (8, 8, 0, 2, 0),
+    ],
 )
 def test_load(n, bus, probability_bits, int4, loops):
     config = PRESETS["tiny"].replace(

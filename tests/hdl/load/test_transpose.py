@@ -147,6 +147,7 @@ async def bench_full_rate(dut):
         assert cycles[0] == (n * pixel + 3 if transpose else 1)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_transpose(n):
     config = PRESETS["tiny"].replace(n=n, lanes=2, bus_bytes=8)

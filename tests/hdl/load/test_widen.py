@@ -8,7 +8,6 @@ import cocotb
 import numpy as np
 import pytest
 from cocotb.triggers import FallingEdge, ReadOnly
-from support.mostly_long import mostly_long
 from support.unit_bench import start
 
 from weft.hdl.isa.config import Config
@@ -102,7 +101,8 @@ async def bench_groups(dut):
         assert pause or refuse or cycles == words
 
 
-@pytest.mark.parametrize(("n", "bus", "int4"), mostly_long([(4, 16, 1), (8, 8, 2), (32, 32, 2)], 0, 1))
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize(("n", "bus", "int4"), [(4, 16, 1), (8, 8, 2), (32, 32, 2)])
 def test_widener(n, bus, int4):
     config = Config(n=n, lanes=1, bus_bytes=bus, int4=int4)
     run_bench(Widener(config), parameters={"config": config.to_dict()})

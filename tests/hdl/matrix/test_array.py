@@ -17,6 +17,7 @@ async def bench_array(dut):
     await drive(dut)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("n", "probability_bits", "family"),
     [

@@ -365,6 +365,7 @@ async def bench_short_tiles(dut):
         assert n in gaps
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "config",
     [

@@ -163,6 +163,7 @@ def compare(config: Config, seeds: range) -> None:
         assert not wrong.size, f"seed {seed}: {len(wrong)} wrong, the first of {ops[wrong[0][0]]}"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_all_bits_of_every_operation(name: str) -> None:
     compare(CONFIGS[name], range(2))

@@ -114,6 +114,7 @@ async def bench_multiplier(dut: Any) -> None:
         assert (int(dut.result.value) + int(dut.round.value) - up) % (1 << 32) == 0
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("unsigned", "signed"), [(16, 0), (24, 0), (16, 18), (24, 18)])
 def test_multiplier(unsigned: int, signed: int) -> None:
     digits = {16: 9, 18: 10, 24: 13}[max(unsigned, signed)]

@@ -217,6 +217,7 @@ def run(seed: int, operand_bits: int, depth: int, lanes: int = 0) -> None:
     )
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("seed", "operand_bits", "depth", "lanes"), [(1, 11, 64, 0), (2, 12, 128, 0), (3, 11, 512, 4)]
 )

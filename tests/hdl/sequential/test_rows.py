@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from cocotb.triggers import FallingEdge, ReadOnly
 from support.families import models, multipliers
-from support.mostly_long import mostly_long
 from support.unit_bench import start
 
 from weft.hdl.isa.config import PRESETS, Config
@@ -232,10 +231,11 @@ async def bench_by_hand(dut: Any) -> None:
             assert bench.row is None
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("n", "probability_bits", "family"),
     # Of the last, 56 of 64 products are in blocks.
-    mostly_long([(2, 8, "generic"), (4, 0, "generic"), (4, 7, "ice40"), (8, 8, "gowin5a")], 0, 3),
+    [(2, 8, "generic"), (4, 0, "generic"), (4, 7, "ice40"), (8, 8, "gowin5a")],
 )
 def test_rows(n: int, probability_bits: int, family: str) -> None:
     config = PRESETS["tiny"].replace(n=n, lanes=1, probability_bits=probability_bits, bus_bytes=max(4, n))

@@ -112,6 +112,7 @@ async def bench_finish_with_error(dut: Any) -> None:
         assert await bench.read(Reg.STATUS) == 2 | error << 3
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("stall", [0.0, 0.7])
 def test_sequential_control(stall: float) -> None:
     run_bench(Control(CONFIG, COUNTED), parameters={"stall": stall})

@@ -57,6 +57,7 @@ async def bench_random(dut: Any) -> None:
     assert seen > CYCLES // 2
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("n", [2, 8])
 def test_scratchpad(n: int) -> None:
     config = PRESETS["tiny"].replace(n=n, lanes=1, bus_bytes=8)

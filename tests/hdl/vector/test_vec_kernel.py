@@ -220,16 +220,8 @@ def _idle(bench, ops, oy):
     return -max(0, kernel_min_cycles(groups) - rows * groups)
 
 
-def test_kernel():
-    run("two lanes of sixteen")
-
-
-@pytest.mark.long
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_all_kernels(name):
-    run(name)
-
-
-def run(name):
+def test_kernel(name):
     config = CONFIGS[name]
     run_bench(VecUnit(config), parameters={"config": config.to_dict()})

@@ -156,6 +156,7 @@ RANDOM = {
 }  # fmt: skip
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("opcode", RANDOM)
 @repeated("seed", range(20))

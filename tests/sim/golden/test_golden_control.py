@@ -39,6 +39,7 @@ def run(device: GoldenDevice, *instructions: Instruction) -> None:
     device.wait()
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_loop_does_what_its_body_does_in_turn(name: str, seed: int) -> None:

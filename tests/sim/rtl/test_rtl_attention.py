@@ -16,6 +16,7 @@ from weft.sim.rtl.device import RtlDevice
 CASES = 7
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("block", range(12))
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
 def test_random_attention(preset: str, block: int) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from support.attention_cases import random_attention, random_inputs
 from support.families import models, multipliers
-from support.mostly_long import mostly_long
 from support.op_cases import random_chain
 
 from weft.compiler.backend import compile_segment
@@ -39,23 +38,19 @@ def verilog(config: Config, family: str, kind: type[Core | SequentialCore]) -> s
     )
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("config", "family", "seed", "kind"),
-    mostly_long(
-        [
-            (TINY, "ecp5", 0, Core),
-            (TINY, "ecp5", 1, Core),
-            (TINY, "ecp5", 2, Core),
-            (ICE40, "ice40", 0, Core),
-            (ICE40, "ice40", 1, Core),
-            (ICE40, "ice40", 0, SequentialCore),
-            (ICE40_SOFTMAX, "ice40", 1, SequentialCore),
-            (GOWIN5A, "gowin5a", 0, SequentialCore),
-        ],
-        3,
-        5,
-        7,
-    ),
+    [
+        (TINY, "ecp5", 0, Core),
+        (TINY, "ecp5", 1, Core),
+        (TINY, "ecp5", 2, Core),
+        (ICE40, "ice40", 0, Core),
+        (ICE40, "ice40", 1, Core),
+        (ICE40, "ice40", 0, SequentialCore),
+        (ICE40_SOFTMAX, "ice40", 1, SequentialCore),
+        (GOWIN5A, "gowin5a", 0, SequentialCore),
+    ],
 )
 def test_families(config: Config, family: str, seed: int, kind: type[Core | SequentialCore]) -> None:
     rng = np.random.default_rng([seed, 5])

@@ -38,6 +38,7 @@ def start(device: RtlDevice, *instructions: Instruction) -> None:
     device.start(PROGRAM)
 
 
+@pytest.mark.drawn(2)
 @CORES
 @pytest.mark.parametrize("rows", [1, 3, 100])
 def test_nothing_begins_after_an_error(rows: int, sequential: bool) -> None:
@@ -111,6 +112,7 @@ SILENT: dict[str, tuple[Instruction, ...]] = {
 }
 
 
+@pytest.mark.drawn(2)
 @CORES
 @pytest.mark.parametrize("name", [*SILENT, "fetch"])
 def test_silent_memory(name: str, sequential: bool) -> None:

@@ -80,6 +80,7 @@ HANGS: dict[str, tuple[tuple[Instruction, ...], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.drawn(5)
 @CORES
 @pytest.mark.parametrize("name", HANGS)
 def test_memory_that_does_not_answer(name: str, sequential: bool) -> None:
@@ -94,6 +95,7 @@ def test_memory_that_does_not_answer(name: str, sequential: bool) -> None:
             assert "MM is idle, VEC is idle, STORE is idle" in message
 
 
+@pytest.mark.drawn(2)
 @CORES
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_instructions_that_do_not_come(before: int, sequential: bool) -> None:
@@ -133,6 +135,7 @@ def test_a_deadlock_of_semaphores(sequential: bool) -> None:
             )
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", ["vec", "fill", "transpose", "slow", "narrow", "stalls"])
 def test_a_long_program_does_not_hang(name: str) -> None:
     """One instruction of VEC takes several times the watchdog's limit, and so do slow memories; LOAD writes fill bytes

@@ -16,17 +16,20 @@ from weft.sim.rtl.device import RtlDevice
 CASES = 10
 
 
+@pytest.mark.drawn(9)
 @pytest.mark.parametrize("block", range(20))
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
 def test_random_layers(preset: str, block: int) -> None:
     compare(PRESETS[preset], block)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("block", range(20, 24))
 def test_random_layers_on_the_sequential_core(block: int) -> None:
     compare(PRESETS["tiny"], block, sequential=True)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("block", range(3))
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
 def test_results_that_stay_on_chip(preset: str, block: int) -> None:

@@ -95,6 +95,7 @@ def test_kernels() -> None:
     compare(KERNELS, range(20), 25)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["7 bits", "no softmax"])
 def test_sequential(name: str) -> None:
     compare(VARIANTS[name].replace(depthwise_taps=0), range(25), 25, sequential=True)

@@ -55,6 +55,7 @@ def assert_adds_up(rtl: TracedRtl, count: int) -> None:
     assert len(rtl.beats) <= counters[Counter.CYCLES] // SAMPLE + 1
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=list(CONFIGS))
 def test_layers_run_as_in_the_cycle_model(config: Config) -> None:
     rng = np.random.default_rng([21, config.queue_depth])

@@ -34,6 +34,7 @@ def check(kind: str, seed: int, count: int) -> list[Result]:
     return actual
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_mutants(kind: str) -> None:
     check(kind, 1001, FEW)

@@ -44,6 +44,7 @@ def test_a_fault_that_does_not_fit_is_refused(changes: dict[str, str | None], co
         substitute(replace(fault, **fields))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(fault.name, marks=() if fault.name in CHEAP else pytest.mark.long) for fault in FAULTS],

@@ -73,6 +73,7 @@ def random_model(rng: Rng, rank: int) -> tuple[Builder, Quantised]:
     )
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("rank", [1, 2])
 def test_random(rank: int) -> None:
     tally = one_step.Tally()

@@ -180,6 +180,7 @@ def kinds_of(graph: Graph) -> list[str]:
     return [type(op).__name__ for segment in graph.segments for op in getattr(segment, "ops", ())]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_float(kind: str) -> None:
     """One operator of the device, and at most one step from the reference."""
@@ -298,6 +299,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantised_by_onnx_runtime(kind: str, options: str, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from weft.hdl.isa.config import Config
 SHAPES = ((2, 5, 4, 6), (1, 6, 9), (3, 7), (1, 3, 2, 4, 5))
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("behind", ["input", "conv"])
 def test_random(shape: tuple[int, ...], behind: str) -> None:

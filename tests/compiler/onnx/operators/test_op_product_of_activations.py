@@ -100,6 +100,7 @@ def steps(model: onnx.ModelProto, rng: np.random.Generator, config: Config) -> n
     return np.rint((actual - expected) / onnx.numpy_helper.to_array(scale))
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_agrees_with_onnxruntime(shapes: tuple[Shape, Shape]) -> None:
     wrong = total = 0

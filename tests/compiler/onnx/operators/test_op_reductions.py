@@ -108,6 +108,7 @@ def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString(), options)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("op", NAMES)
 def test_random(op: str) -> None:
     wrong = total = 0

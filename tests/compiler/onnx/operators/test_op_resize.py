@@ -81,6 +81,7 @@ def random_model(rng: Rng, mode: str) -> onnx.ModelProto:
     return requantise(built, resize(built, value, factors, coordinate_transformation_mode=mode), inputs)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_random(mode: str) -> None:
     tally = one_step.Tally()
