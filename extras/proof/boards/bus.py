@@ -141,7 +141,7 @@ class ArbiterBench(Bench):
                 port=port,
                 beats=command.beats,
                 word=word,
-                ends=word & (self.peek(f"{kind}s.more", 8) == 0),
+                ends=word & (self.peek(f"{kind}s.more") == 0),
                 ports=moved,
                 most=self.commands + 1,
             )

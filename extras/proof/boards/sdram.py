@@ -194,7 +194,7 @@ class SchedulerBench(Bench):
         """
         dut = self.dut
         issue = dut.read | dut.write
-        ends = issue & (self.peek("now.more", len(dut.segment.payload.more)) == 0)
+        ends = issue & (self.peek("now.more") == 0)
         segments = WatchedItem(m, self, "segments", push=transfer(dut.segment), pop=ends, most=2, shown=issue)
         current, item = segments.oldest, Signal(dut.layout, name="item")
         with m.If(current & issue):
@@ -235,8 +235,8 @@ class SchedulerBench(Bench):
         """Claim that the segment is in one of two registers: the proof needs this invariant."""
         watched, ahead = segments.watched, segments.ahead
         width = self.dut.layout.size
-        now, following = self.peek("now", width), self.peek("next", width)
-        now_valid, next_valid = self.peek("now_valid", 1), self.peek("next_valid", 1)
+        now, following = self.peek("now"), self.peek("next")
+        now_valid, next_valid = self.peek("now_valid"), self.peek("next_valid")
         first = watched & now_valid & (ahead == 0)
         self.claim("segments inside", segments.inside == now_valid + next_valid)
         self.claim("the first", ~first | (Value.cast(item) == now))
@@ -253,16 +253,16 @@ class SchedulerBench(Bench):
         m.d.sync += before.eq(row)
         self.claim("row", ~(follows & (dut.bank == number)) | (row == wanted.row))
         # Help for the proof: the unit knows the row, and opens that of its segment before it reads or writes.
-        rows = Array(self.peek(f"row{bank}", self.dut.row_bits) for bank in range(BANKS))
-        is_open = Array(self.peek(f"open{bank}", 1) for bank in range(BANKS))
+        rows = Array(self.peek(f"row{bank}") for bank in range(BANKS))
+        is_open = Array(self.peek(f"open{bank}") for bank in range(BANKS))
         bank, now, now_valid = (
-            self.peek("now.bank", 2),
-            self.peek("now.row", dut.row_bits),
-            self.peek("now_valid", 1),
+            self.peek("now.bank"),
+            self.peek("now.row"),
+            self.peek("now_valid"),
         )
         self.claim("rows known", ~is_open[number] | (rows[number] == row))
         self.claim("row of the segment", ~now_valid | (rows[bank] == now))
-        self.claim("bank of the segment", ~(now_valid & self.peek("run", 1)) | is_open[bank])
+        self.claim("bank of the segment", ~(now_valid & self.peek("run")) | is_open[bank])
 
     def _claim_refreshes(self, m: Module) -> None:
         """Claim a refresh at the beginning of each interval.
@@ -276,7 +276,7 @@ class SchedulerBench(Bench):
         done = Signal(name="refreshed")
         counts = Signal()
         # Help for the proof: the unit's timer runs as this one does.
-        interval = self.peek("interval", (cycles.refresh - 1).bit_length())
+        interval = self.peek("interval")
         self.claim("timer", at + interval == cycles.refresh - 1)
         over = at == cycles.refresh - 1
         m.d.sync += at.eq(Mux(over, 0, at + 1))
@@ -296,7 +296,7 @@ class SchedulerBench(Bench):
         m.d.sync += inside.eq(
             inside
             + (dut.segment.valid & dut.segment.ready)
-            - (issue & (self.peek("now.more", len(dut.segment.payload.more)) == 0))
+            - (issue & (self.peek("now.more") == 0))
         )
         awake = latch(m, operation == MODE, 1, 1, "chip_is_awake")
         within(m, self, (inside != 0) & awake & dut.have & dut.room & ~issue, self.slowest, "a unit")

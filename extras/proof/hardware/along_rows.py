@@ -35,7 +35,7 @@ class AlongBench(Bench):
     def watch(self, m: Module) -> None:
         array = self.dut
         self.free_inputs(m)
-        shown = self.peek("flags", 27)
+        shown = self.peek("flags")
         flags = Cat(array.valid, array.depthwise, array.start)
         for age in range(1, 10):
             due = ago(m, flags, age, f"flags{age}")
@@ -57,7 +57,7 @@ class AlongBench(Bench):
         psum = array.config.widths.psum
         here = r + _COLUMNS[1] + _PRODUCT  # cycles from the entry to the product of the second tap
         self._claim_flags(m, r)
-        first = self.peek(f"row{r}.psum{_COLUMNS[0]}", psum).as_signed()
+        first = self.peek(f"row{r}.psum{_COLUMNS[0]}")
         along = self._flag(m, "depthwise", here - 1, r)
         made = ago(m, products[0], 1, f"first{r}").as_signed()
         self.claim(f"the first tap begins anew {r}", implies(along, first == made))
@@ -69,7 +69,7 @@ class AlongBench(Bench):
         earlier = ago(m, products[0], _COLUMNS[1] - _COLUMNS[0], f"earlier{r}")
         with m.If(valid):
             m.d.sync += [before.eq(own), of_this_path.eq(depthwise)]
-        stages = [self.peek(f"held{r}_{_COLUMNS[1]}_0_{stage}", psum).as_signed() for stage in range(2)]
+        stages = [self.peek(f"held{r}_{_COLUMNS[1]}_0_{stage}").as_signed() for stage in range(2)]
         self.claim(f"the one before {r}", Mux(valid, stages[1], stages[0]) == before)
         self.claim(f"its own {r}", implies(valid, stages[0] == own))
 
@@ -95,7 +95,7 @@ class AlongBench(Bench):
     def _claim_flags(self, m: Module, r: int) -> None:
         flags = Cat(self.dut.valid, self.dut.depthwise, self.dut.start)
         least = r + _COLUMNS[0] + _PRODUCT
-        near, along = self.peek(f"near{r}", 3), self.peek(f"along{r}", 12)
+        near, along = self.peek(f"near{r}"), self.peek(f"along{r}")
         self.claim(f"near {r}", near == ago(m, flags, least, f"near{r}"))
         for age in range(4):
             due = ago(m, flags, least + 1 + age, f"along{r}_{age}")

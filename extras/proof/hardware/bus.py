@@ -171,13 +171,13 @@ class SplitterBench(Bench):
             address, beats, last = held[:32], held[32:41], held[41]
             self.claim(f"stage {place} holds whole words", ~valid | (address % (1 << align) == 0))
             yield _Stage(valid, address >> align, beats, last, held[42:])
-        last = self.peek("last#1", 1)
+        last = self.peek("last#1")
         cut = _Stage(
-            self.peek("active", 1),
-            self.peek("word", 32 - align),
-            self.peek("rest", 32) + 1,
+            self.peek("active"),
+            self.peek("word"),
+            self.peek("rest") + 1,
             last,
-            self.peek("tag#1", tag),
+            self.peek("tag#1"),
         )
         room = self.dut.block - cut.word % self.dut.block
         self.claim("a run ends in its block if it is short", ~cut.valid | (last == (cut.words <= room)))
@@ -188,8 +188,8 @@ class SplitterBench(Bench):
 
     def _slots(self, name: str, width: int) -> Iterator[tuple[Value, Value]]:
         """Yield valid and word of a skid buffer's two places, from the oldest."""
-        yield self.peek(f"{name}.o__valid", 1), self.peek(f"{name}.o__payload", width)
-        yield ~self.peek(f"{name}.i__ready", 1), self.peek(f"{name}.kept", width)
+        yield self.peek(f"{name}.o__valid"), self.peek(f"{name}.o__payload")
+        yield ~self.peek(f"{name}.i__ready"), self.peek(f"{name}.kept")
 
     def _claim_places(self) -> None:
         """Claim that the places hold all words of the watched run that have not left."""

@@ -52,7 +52,7 @@ class ListBench(Bench):
         dut = self.dut
         self.free_inputs(m)
         self.runs, self.own, self.at = Signal(name="runs"), Signal(name="own"), Signal(32, name="at")
-        self.state = self.peek("fsm_state", 4)
+        self.state = self.peek("fsm_state")
         m.d.comb += self.own.eq(dut.busy & ~self.runs)  # what is asked of memory is for the list
         self._claim_programs(m)
         self._assume_users(m)
@@ -193,7 +193,7 @@ class ListBench(Bench):
         cycles = Signal(32)
         waited = Signal(32)
         for name, count in (("cycles", cycles), ("waited", waited)):
-            self.claim(f"counts {name}", self.peek(name, 32) == count)
+            self.claim(f"counts {name}", self.peek(name) == count)
         with m.If(dut.launch):
             m.d.sync += [cycles.eq(0), waited.eq(0)]
         with m.Elif(dut.busy & self.runs & ~cycles.all()):
@@ -229,19 +229,19 @@ class ListBench(Bench):
         self.claim("running", implies(dut.busy, self.runs == (state == _State.RUN)))
         taking = state == _State.TAKE
         self.claim("taking", (reads != 0) == taking)
-        due = self.peek("due", beats)
+        due = self.peek("due")
         self.claim("the beat that is due", due == Mux(taking, 1 << (beats - reads)[:4], 1)[:beats])
         begun = dut.busy & (state != _State.ASK) & (~taking | (reads < beats))  # word 0 has come
-        self.claim("marked", implies(begun, self.peek("marked", 1) == self.marked))
-        self.claim("last", implies(begun, self.peek("last", 1) == self.last))
+        self.claim("marked", implies(begun, self.peek("marked") == self.marked))
+        self.claim("last", implies(begun, self.peek("last") == self.last))
         looks = (state == _State.LOOK) | (state == _State.LAUNCH)
         self.claim("known", implies(looks, self.complete))
         self.claim("confirming", writes == (state == _State.CONFIRM))
         align = (pitch(self.config) - 1).bit_length()
         self.claim(
-            "place", implies(dut.busy, Cat(Const(0, align), self.peek("place", 32 - align)) == self.at)
+            "place", implies(dut.busy, Cat(Const(0, align), self.peek("place")) == self.at)
         )
-        index = self.peek("index", max((records - 1).bit_length(), 1))
+        index = self.peek("index")
         self.claim(
             "beat of a record", implies(state == _State.SEND, (index == self.index) & (index < records))
         )

@@ -92,7 +92,7 @@ class OrderBench(DividerBench):
         self.claim("only a row that is there is stepped past", implies(dut.step, dut.row))
         self.claim("one row at a time", implies(dut.step, ~self.holding | dut.take))
         self.claim("ready for a row that was not issued", implies(dut.ready, self.holding & ~self.issued))
-        self.claim("done when it is taken", implies(dut.take, ~self.peek("left", 4).any()))
+        self.claim("done when it is taken", implies(dut.take, ~self.peek("left").any()))
         # It works ahead: a sum is read in 3 cycles, and normalised a byte and then a bit at a time, 11 at most.
         waits = Signal(range(32))
         free = ~self.holding | dut.take
@@ -128,7 +128,7 @@ class QuotientBench(DividerBench):
         size, top = self._measure(m, self.divided, "divided")
         divided = self.holding
         self.claim("shift", implies(divided, dut.result.shift == size + dut.exponent))
-        left = self.peek("left", 4)
+        left = self.peek("left")
         self.first_step = ago(m, dut.step, 1, "begun", reset=True) & divided
         self.next_step = ago(m, left.any() & ~dut.step & ~dut.start, 1, "moved", reset=True) & divided
         self.claim("steps", left <= DIVISION_LATENCY)
@@ -150,9 +150,9 @@ class QuotientBench(DividerBench):
     def _claim_normalisation(self, m: Module, size: Signal, top: Signal) -> None:
         """Claim that the current row's sum is shifted until its top bit is set, and that its bits are counted."""
         dut = self.dut
-        operand, counted = self.peek("operand", _SUM), self.peek("size", 6)
-        fetched, normal = self.peek("fetched", 1), self.peek("normal", 1)
-        age = self.peek("age", 2)
+        operand, counted = self.peek("operand"), self.peek("size")
+        fetched, normal = self.peek("fetched"), self.peek("normal")
+        age = self.peek("age")
         shifted = (self.current << (_SUM - counted)[:6])[:_SUM]
         self.claim("operand", implies(fetched, (operand == shifted) & (counted <= _SUM) & (counted >= size)))
         self.claim("normal", implies(normal, fetched & (counted == size)))
@@ -172,8 +172,8 @@ class QuotientBench(DividerBench):
 
     def _claim_quotient(self, m: Module, divided: Value, top: Signal, left: Value) -> None:
         dut = self.dut
-        rest, divisor = self.peek("rest", _TOP), self.peek("top", _TOP)
-        triple = self.peek("triple", _TOP + 2)
+        rest, divisor = self.peek("rest"), self.peek("top")
+        triple = self.peek("triple")
         self.claim("divisor", implies(divided, (divisor == top) & (triple == divisor * 3)))
         some = divisor[-1]  # the sum is not 0
         self.claim("a top bit", implies(divided, some == self.divided.any()))
@@ -192,7 +192,7 @@ class QuotientBench(DividerBench):
 
     def _claim_bias(self, m: Module, divided: Value, left: Value) -> None:
         dut = self.dut
-        factor, zero = self.peek("factor", _SUM - 7), self.peek("zero", 8)
+        factor, zero = self.peek("factor"), self.peek("zero")
         rounded = ((self.divided + Const(128)) >> 8)[: _SUM - 7]
         self.claim("factor", implies(divided, factor == rounded))
         self.claim("zero", implies(divided, zero == (dut.v_zero << (DIVISION_LATENCY - left)[:4])[:8]))

@@ -102,8 +102,8 @@ class WatchdogBench(Bench):
     def _claim_count(self, m: Module, quiet: Signal) -> None:
         """Claim the rest of the limit in terms of the cycles without progress: induction needs it."""
         dut, unit = self.dut, self.unit
-        left = self.peek("left", WATCHDOG_BITS + 1)
-        cycle, moved = self.peek("cycle", (unit - 1).bit_length()), self.peek("moved", 1)
+        left = self.peek("left")
+        cycle, moved = self.peek("cycle"), self.peek("moved")
         limit = Mux(dut.limit.any(), dut.limit + 1, 0)
         expired = dut.status[Status.WATCHDOG.bit_length() - 1]
         # Units that have passed end at fixed times, so that the first one may have been short.

@@ -32,7 +32,7 @@ class _Running:
         dut = bench.dut
         request, beat = dut.bus.request, dut.bus.beat
         bench.free_inputs(m)
-        self.running = bench.peek("running", 1)
+        self.running = bench.peek("running")
         bench.assume(~dut.start | dut.idle & ~dut.stop)
         self.ports = [getattr(dut, queue.name.lower()) for queue in Queue]
         self.valid: Value = Cat(port.valid for port in self.ports).any()
@@ -98,7 +98,7 @@ class FetchBench(CutBench):
         self.claim("memory may answer at any time", dut.bus.beat.ready)
         self.claim("one burst after the other", ~new | (address == following))
         next_address = Mux(new, address + beats * bus, following)
-        self.claim("where the next burst begins", self.peek("address", 32) == next_address[:32])
+        self.claim("where the next burst begins", self.peek("address") == next_address[:32])
         place = (address >> align)[: (burst - 1).bit_length()]
         self.claim("to the end of its block", ~request.valid | (beats == burst - place))
         self.claim(
@@ -115,12 +115,12 @@ class FetchBench(CutBench):
         """Claim where words are in the unit: induction needs these invariants."""
         dut, state, depth = self.dut, self.state, self.burst * BURSTS
         request, bits = dut.bus.request, depth.bit_length()
-        pending, level = self.peek("pending", bits), self.peek("buffer.level", bits)
+        pending, level = self.peek("pending"), self.peek("buffer.level")
         asked = Mux(request.valid, request.payload.beats, 0)
         self.claim("words that are pending", pending == state.owed + level + asked)
         self.claim("pending", pending <= depth)
-        left, full = self.peek("parts.left", 1), self.peek("skid.full", 1)
-        ahead = self.peek("skid.o__valid", 1)
+        left, full = self.peek("parts.left"), self.peek("skid.full")
+        ahead = self.peek("skid.o__valid")
         self.claim(
             "words that were not handed out", ~state.running | (unused == pending + left + full + ahead)
         )
@@ -168,7 +168,7 @@ class FetchBench(CutBench):
         (memory,) = self.memories
         (read,), (write,) = memory.read_ports, memory.write_ports
         self.claim("the buffer gets words that are right", ~has_odd_group(write.data, 32))
-        leaves = self.peek("buffer.r_rdy", 1) & self.peek("buffer.r_en", 1) & self.state.running
+        leaves = self.peek("buffer.r_rdy") & self.peek("buffer.r_en") & self.state.running
         due = ago(m, leaves & has_odd_group(read.data, 32), 1, "due", reset=True)
         self.claim("a word that leaves the buffer and has changed", self.dut.wrong == due)
         self.cover("wrong", due)

@@ -101,12 +101,12 @@ class LookupBench(Bench):
         with m.If(self.writes & (place == self.entry)):
             m.d.sync += [self.known.eq(1), self.content.eq(byte)]
         self.cover("the last entry is written", self.writes & (place == self.depth - 1))
-        self.claim("filling", self.peek("fills", 1) == on)
-        self.claim("a byte is written", self.peek("fill", 1) == self.writes)
-        entry = self.peek("entry", len(following))
+        self.claim("filling", self.peek("fills") == on)
+        self.claim("a byte is written", self.peek("fill") == self.writes)
+        entry = self.peek("entry")
         due = Mux(self.writes, place, following)
         self.claim("the entry that is next", implies(on, entry == due))
-        self.claim("the byte", self.peek("table_byte", 8) == byte)
+        self.claim("the byte", self.peek("table_byte") == byte)
 
 
 def properties() -> Iterator[Property]:

@@ -113,11 +113,11 @@ def claim_product(
     `late` and the results are those of `claim_weights`, with the register of the product before them.
     """
     name = f"{path}{column}".replace(".", "_")
-    a = bench.peek(f"{path}a_stages", width * columns).word_select(column, width).as_signed()
+    a = bench.peek(f"{path}a_stages").word_select(column, width).as_signed()
     bench.claim(f"activation {name}", a == ago(m, row.a, late + 1, f"a_{name}"))
-    shadow, active = (bench.peek(f"{path}{kind}{column}", 8) for kind in ("shadow", "active"))
+    shadow, active = (bench.peek(f"{path}{kind}{column}").as_unsigned() for kind in ("shadow", "active"))
     known = claim_weights(m, bench, row, column, shadow, active, late, name)
-    product = bench.peek(f"{path}product{column}", 16).as_signed()
+    product = bench.peek(f"{path}product{column}")
     bench.claim(f"product {name}", product == ago(m, a * active.as_signed(), 1, f"product_{name}"))
     return product, known
 

@@ -153,7 +153,7 @@ class AccumulatorBench(Bench):
         self.claim("a read returns the row", ~stages[-1] | (dut.read.data == content))
         self.cover("something else than 0 is read", stages[-1] & (content != 0))
         for index, stage in enumerate(stages):
-            bank = self.peek(f"read_bank{index}", (config.accumulator_banks - 1).bit_length())
+            bank = self.peek(f"read_bank{index}")
             self.claim(f"the bank is known in stage {index}", ~stage | (bank == address // depth))
 
     def _model_write(self, m: Module, address: Value, known: Signal, content: Signal) -> Value:
@@ -191,8 +191,8 @@ class AccumulatorBench(Bench):
         config = self.dut.config
         bank = address // config.accumulator_depth
         for index, stage in enumerate(stages[:READ_LATENCY]):
-            held = self.peek(f"payload{index}", len(stage) - 1 + len(address))
-            valid = self.peek(f"valid{index}", 1)
+            held = self.peek(f"payload{index}")
+            valid = self.peek(f"valid{index}")
             comes = valid & (held[1 : 1 + len(address)] == address)
             self.claim(f"the row is in stage {index}", stage[0] == comes)
             row = Cat(held[0], held[1 + len(address) :])
@@ -200,15 +200,15 @@ class AccumulatorBench(Bench):
                 self.claim(f"the row is as it came in stage {index}", ~stage[0] | (row == stage[1:]))
         adds = stages[READ_LATENCY - 1][0] & ~stages[READ_LATENCY - 1][1] & known
         for index in range(config.accumulator_banks):
-            output = self.peek(f"output{index}", config.widths.row)
+            output = self.peek(f"output{index}")
             self.claim(f"bank {index} has the old row", ~(adds & (bank == index)) | (output == content))
         landed = Signal()
-        total = self.peek("total", config.widths.row)
+        total = self.peek("total")
         m.d.sync += landed.eq(stages[-1][0])
         self.claim("the sum is right", ~(landed & known) | (total == content))
         inner, depth = (config.accumulator_depth - 1).bit_length(), config.accumulator_depth
         rows = Array(
-            self.peek_word(f"bank{index}", address[:inner], depth, config.widths.row)
+            self.peek_word(f"bank{index}", address[:inner], depth)
             for index in range(config.accumulator_banks)
         )
         self.claim("memory has the row", ~known | landed | (rows[address[inner:]] == content))

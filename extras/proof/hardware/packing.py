@@ -151,7 +151,7 @@ class PackerBench(Bench):
     def _claim_vectors(self, m: Module, byte: Watched) -> None:
         """Claim the unit's registers, from which induction starts: two vectors that wait, and the rest of a beat."""
         dut = self.dut
-        self.take = self.peek("taken", 1)
+        self.take = self.peek("taken")
         layout = dut.vector.payload.shape()
         self.slots = slots = [Signal(layout, name=f"waiting{k}") for k in range(2)]
         width = _rotated_layout(dut.config).size
@@ -225,9 +225,9 @@ class PackerBench(Bench):
         with m.Elif(self.flush & beat.ready):
             m.d.sync += self.flush.eq(0)
         self.start_left, self.end_left = start, end_left
-        residue, strobe = self.peek("residue", 8 * bus), self.peek("strobe", bus)
+        residue, strobe = self.peek("residue"), self.peek("strobe")
         self.residue = residue
-        self.claim("the end of a run", self.peek("flush", 1) == self.flush)
+        self.claim("the end of a run", self.peek("flush") == self.flush)
         place = self.next_left % bus
         going = Cat(*((start <= lane) & (place > lane) for lane in range(bus)))
         ended = Cat(*(end_left > lane for lane in range(bus)))

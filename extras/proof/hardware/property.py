@@ -24,6 +24,8 @@ from amaranth.hdl import (
 )
 from amaranth.lib import wiring
 
+from weft.extras.proof.engine.names import Names
+
 CLAIM, COVER = "claim_", "cover_"
 """Prefixes of the signals of claims and covers."""
 
@@ -118,6 +120,8 @@ class Bench(Elaboratable):
         self.covering = False
         """Covers are outputs, and nothing is claimed."""
         self._values: list[tuple[Signal, Value]] = []
+        self._unit: Any = None
+        self._inside: Names | None = None
 
     @classmethod
     def proves(
@@ -170,21 +174,23 @@ class Bench(Elaboratable):
             if path[0] not in but and member.flow is wiring.In:
                 m.d.comb += Value.cast(value).eq(self.free(len(Value.cast(value)), "_".join(map(str, path))))
 
-    def peek(self, path: str, width: int) -> Signal:
-        """Return the signal at `path` inside the unit, such as ``ram.level`` or ``ram[3]``; see
-        `weft.extras.proof.engine.names.Names.wire`.
+    def peek(self, path: str, layout: Any = None) -> Any:
+        """Return the signal at `path` inside the unit, such as ``ram.level`` or ``ram[3]``, with its width and sign.
 
-        Raises `weft.extras.proof.engine.names.NetlistError` from the proof if there is no such signal.
+        See `weft.extras.proof.engine.names.Names.wire`. With `layout`, a shape of the signal's width, the result is a
+        view of the signal. Raises `weft.extras.proof.engine.names.NetlistError` if there is no such signal.
         """
-        if path in self.peeks:  # a signal inside the unit can be connected to one input only
-            return self.peeks[path]
-        signal = self.free(width, "peek_" + re.sub(r"[.#\[\]]", "_", path))
-        self.peeks[path] = signal
-        return signal
+        if path not in self.peeks:  # a signal inside the unit can be connected to one input only
+            if self._inside is None:
+                self._inside = Names.of_unit(self._unit, self.DUT)
+            name = "peek_" + re.sub(r"[.#\[\]]", "_", path)
+            self.peeks[path] = self.free(self._inside.shape(path), name)
+        signal = self.peeks[path]
+        return signal if layout is None else layout(signal)
 
-    def peek_word(self, memory: str, index: Value, depth: int, width: int) -> Value:
+    def peek_word(self, memory: str, index: Value, depth: int) -> Value:
         """Return the word at `index` of a memory of `depth` words inside the unit, at the path of its submodule."""
-        return Array(self.peek(f"{memory}[{number}]", width) for number in range(depth))[index]
+        return Array(self.peek(f"{memory}[{number}]") for number in range(depth))[index]
 
     def claim(self, name: str, value: Value) -> None:
         """Claim that `value` is 1 in every cycle."""
@@ -207,7 +213,7 @@ class Bench(Elaboratable):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules[self.DUT] = self.middle()
+        m.submodules[self.DUT] = self._unit = Fragment.get(self.middle(), platform)
         self.watch(m)
         m.d.comb += [signal.eq(value) for signal, value in self._values]
         m.d.comb += [Assume(value) for value in self.assumptions]

@@ -101,10 +101,10 @@ class RunsBench(Bench):
             Reg.MAGIC: MAGIC,
             Reg.VERSION: VERSION,
             Reg.CONFIG: self.config.digest,
-            Reg.STATUS: self.peek("state.status", max(Status).bit_length()),
+            Reg.STATUS: self.peek("state.status"),
             Reg.FAULT_ADDRESS: dut.fault.address,
             Reg.FAULT: Cat(dut.fault.unit, Const(0, 1), dut.fault.response, Const(0, 2), dut.fault.known),
-            Reg.WATCHDOG: self.peek("state.limit", WATCHDOG_BITS),
+            Reg.WATCHDOG: self.peek("state.limit"),
         }
         with m.Switch(place):
             for address, content in {**registers, **more}.items():
@@ -136,7 +136,7 @@ class RunBench(ControlBench):
         here = write.comes & (write.place == Reg.CONTROL >> 2) & write.strobe[0]
         control = here & write.word[0]
         self.claim("start as written", dut.start == (control & ~was_busy))
-        self.claim("stop as written", self.peek("state.asked", 1) == (here & write.word[1]))
+        self.claim("stop as written", self.peek("state.asked") == (here & write.word[1]))
         self.cover("done", dut.irq & ~dut.running)
         self.cover("started again", dut.start & dut.irq)
         self.cover("start is ignored", control & ~dut.start)
@@ -155,7 +155,7 @@ class WriteBench(ControlBench):
         write = Writes(m, self)
         values = {Reg.PROGRAM.value: self.dut.program}
         values |= {base_register(index): self.dut.bases[index] for index in range(BASES)}
-        values[Reg.WATCHDOG.value] = self.peek("state.limit", WATCHDOG_BITS)
+        values[Reg.WATCHDOG.value] = self.peek("state.limit")
         for address, value in values.items():
             lanes = len(value) // 8
             now, word = (
@@ -311,8 +311,8 @@ class CountersBench(PassingBench):
         apart = Signal(64)
         m.d.comb += apart.eq(cycles - window)
         self.assume(apart < (1 << 32) - 8)
-        self.claim("opened", self.peek("opened", 1) == opened)
-        self.claim("since the last write", self.peek("since", 32) == apart)
+        self.claim("opened", self.peek("opened") == opened)
+        self.claim("since the last write", self.peek("since") == apart)
         for before, after in pairwise((window, *passed)):
             m.d.sync += after.eq(before)
         m.d.comb += count.eq(passed[-1])

@@ -32,7 +32,7 @@ class LaneBench(Bench):
         self.settings = self.dut.settings
         settings = Value.cast(self.dut.settings)
         m.d.comb += settings.eq(self.constant(m, len(settings), "settings"))
-        self.product = self.peek("product_0", 33 + self.dut.config.mantissa_bits).as_signed()
+        self.product = self.peek("product_0")
         self._watch(m)
 
     def _watch(self, m: Module) -> None:
@@ -64,7 +64,7 @@ class ProductBench(LaneBench):
     def _claim_reduction(self, m: Module) -> None:
         """Claim that the register holds the element, maximum or sum so far, after the first element of a reduction."""
         dut, mode = self.dut, self.settings.reduce
-        element, reduced = dut.elements[0], self.peek("reduced_0", 32).as_signed()
+        element, reduced = dut.elements[0], self.peek("reduced_0")
         before, known = Signal(signed(32), name="so_far", reset_less=True), Signal(name="so_far_known")
         so_far = Signal(signed(32), name="with_element")
         with m.If(dut.first | (mode == Reduce.NONE)):
@@ -83,15 +83,15 @@ class ProductBench(LaneBench):
         """Claim ``v``, and the second operand less its zero point: negative with `subtract`, and 0 without `add`."""
         dut, settings = self.dut, self.settings
         column = dut.columns[0]
-        self.value = self.peek("value_0", 32).as_signed()
+        self.value = self.peek("value_0")
         bias = ago(m, column.bias, 1, "bias")
         self.claim("biased", self.value == ago(m, (self.reduced + bias)[:32].as_signed(), 1, "biased"))
         second = ago(m, dut.second[0], 1, "second").as_signed()
         difference = Mux(settings.subtract, settings.b_zero - second, second - settings.b_zero)
-        self.other = self.peek("other_0", 9).as_signed()
+        self.other = self.peek("other_0")
         expected = Mux(settings.add, difference, 0)
         self.claim("other", self.other == ago(m, expected, 1, "other_due").as_signed())
-        self.mantissa = self.peek("mantissa_2_0", self.dut.config.mantissa_bits)
+        self.mantissa = self.peek("mantissa_2_0")
         self.claim("mantissa", self.mantissa == ago(m, column.mantissa, 2, "mantissa"))
 
     def _claim_product(self, m: Module) -> None:
@@ -111,7 +111,7 @@ class ProductBench(LaneBench):
         }
         terms: dict[str, Value] = {}
         for name, (product, width) in cut.items():
-            terms[name] = self.peek(f"{name}_0", width).as_signed()
+            terms[name] = self.peek(f"{name}_0")
             self.claim(name.replace("_", " "), terms[name] == ago(m, product, 1, name))
         several = (
             ("value_middle", v, mantissa[_LOW_BITS : _LOW_BITS + 3], 36),
@@ -120,7 +120,7 @@ class ProductBench(LaneBench):
             ("other_top", o, factor[_LOW_BITS + 3 :], 14),
         )
         for name, value, by, width in several if len(mantissa) > _LOW_BITS else ():
-            terms[name] = self.peek(f"{name}_0", width).as_signed()
+            terms[name] = self.peek(f"{name}_0")
             self.claim(name.replace("_", " "), terms[name] == ago(m, value * by, 1, name))
         places = {"high_product": _LOW_BITS, "value_middle": _LOW_BITS, "other_middle": _LOW_BITS}
         places |= {"value_top": _LOW_BITS + 3, "other_top": _LOW_BITS + 3}
@@ -139,7 +139,7 @@ class RoundingBench(LaneBench):
 
     def _watch(self, m: Module) -> None:
         settings, dut = self.settings, self.dut
-        shift = self.peek("shift_5_0", 6)
+        shift = self.peek("shift_5_0")
         self.claim("shift", shift == ago(m, dut.columns[0].shift, 5, "shift"))
         total = Signal(signed(len(self.product) + 2), name="rounded_total")
         m.d.comb += total.eq(half_even(m, self.product, shift, "rounded") + settings.zero)

@@ -47,7 +47,7 @@ class SemaphoresBench(Bench):
             m.d.sync += expected.eq(expected + give - take)
             with m.If(dut.clear):
                 m.d.sync += expected.eq(0)
-            count = self.peek(f"count_{index}", SEMAPHORE_MAX.bit_length())
+            count = self.peek(f"count_{index}")
             self.claim(f"count of {index}", count == expected)
             self.claim(f"available {index}", dut.available[index] == (expected > 0))
             self.claim(f"range of {index}", (expected >= 0) & (expected <= SEMAPHORE_MAX))
@@ -143,7 +143,7 @@ class OrderBench(DispatcherBench):
         if self.config.queue_depth > 1:
             self._claim_places(m, written & last, order, shown)
         else:
-            self.claim("level", self.peek("level", 1) == order.inside)
+            self.claim("level", self.peek("level") == order.inside)
             self.claim("full", dut.fetched.ready == (order.inside == 0))
             self.claim("valid", ~dut.instruction.valid | (order.inside != 0))
             self.claim("no part of a second instruction", (order.inside == 0) | (index == 0))
@@ -153,8 +153,8 @@ class OrderBench(DispatcherBench):
     def _claim_places(self, m: Module, push: Value, order: Order, shown: Value) -> None:
         """Claim where the queue stores the watched bits: induction needs these invariants."""
         depth, dut = self.config.queue_depth, self.dut
-        level, width = self.peek("level", depth.bit_length()), exact_log2(depth)
-        read_at = self.peek("read_at", width)
+        level, width = self.peek("level"), exact_log2(depth)
+        read_at = self.peek("read_at")
         write_at = Signal(width)
         m.d.sync += write_at.eq(write_at + push)
         with m.If(self.drops()):
@@ -162,10 +162,10 @@ class OrderBench(DispatcherBench):
         slot = latch(m, push & ~order.watched, write_at, width, "slot")
         head = Signal.like(order.inside)
         m.d.comb += head.eq(order.inside - level)
-        self.claim("head", (head < 2) & (self.peek("head", 1) == head[0]))
+        self.claim("head", (head < 2) & (self.peek("head") == head[0]))
         self.claim("valid", ~dut.instruction.valid | (head == 1))
         self.claim("level", level <= depth)
-        self.claim("where the next one goes", self.peek("write_at", width) == write_at)
+        self.claim("where the next one goes", self.peek("write_at") == write_at)
         self.claim("full", dut.fetched.ready == (level != depth))
         self.claim("no part of a second instruction", dut.fetched.ready | (self.index == 0))
         self.claim("places", (read_at + level)[:width] == write_at)
@@ -194,9 +194,9 @@ class OrderBench(DispatcherBench):
         word = Signal(WORD_BITS + values, name=f"stored_at_{slot.name}")
         for index in range(WORD_BITS // width):
             if bits := [word[bit] for bit in stored if bit // width == index]:
-                m.d.comb += Cat(bits).eq(self.peek_word(f"part{index}", slot, depth, len(bits)))
+                m.d.comb += Cat(bits).eq(self.peek_word(f"part{index}", slot, depth))
         if values:
-            m.d.comb += word[WORD_BITS:].eq(self.peek_word("stored_values", slot, depth, values))
+            m.d.comb += word[WORD_BITS:].eq(self.peek_word("stored_values", slot, depth))
         return word
 
     def _record_bit(self, m: Module, written: Value, index: Signal) -> Value:

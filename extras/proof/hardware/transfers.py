@@ -77,7 +77,7 @@ class PageBench(Bench):
         self.claim("two entries are under way at most", under_way <= 2)
         self.cover("two entries under way", under_way == 2)
         # Places of requests: without them, induction starts from unreachable states.
-        asked, lacks, level = self.peek("asked", 1), self.peek("lacks", 1), self.peek("entries.level", 2)
+        asked, lacks, level = self.peek("asked"), self.peek("lacks"), self.peek("entries.level")
         pending = self.waits & self.dut.instruction.payload.paged & ~asked
         self.claim("requests are where they are counted", order.inside == request.valid + pending)
         self.claim("entries are where they are counted", level + under_way + request.valid == asked + lacks)
@@ -132,13 +132,13 @@ class PageBench(Bench):
             m.d.sync += [op.eq(instruction.payload), place.eq(here)]
             m.d.sync += [has.eq(now_has), entry.eq(now), has_next.eq(0)]
         lacks, asked = self.peeks["lacks"], self.peeks["asked"]
-        level, head = self.peeks["entries.level"], self.peek("entries.r_data", 32)
+        level, head = self.peeks["entries.level"], self.peek("entries.r_data")
         waits = dut.busy & lacks & has
         self.claim("entries that wait", level == waits + has_next)
         self.claim("the entry of the one in the register waits", ~waits | (head == entry))
         self.claim("the entry of the one at the input waits", ~has_next | waits | (head == entry_next))
         self.claim("one entry waits at most", level <= 1)
-        ends = self.peek("entries.produce", 1) ^ self.peek("entries.consume", 1)
+        ends = self.peek("entries.produce") ^ self.peek("entries.consume")
         self.claim("the queue of entries", ends == level[0])
         self.claim("an entry for one that has asked", ~has_next | asked)
         self.claim("an entry for one that is paged", ~(dut.busy & lacks) | op.paged)
@@ -159,11 +159,11 @@ class PageBench(Bench):
         """Claim the places, in their words, of entries that have not come: of the `first` instruction, then of the
         `second`.
         """
-        level, front = self.peek("places.level", 2), self.peek("places.consume", 1)
-        words = [self.peek(f"places.storage[{at}]", len(place) - 2) for at in range(2)]
+        level, front = self.peek("places.level"), self.peek("places.consume")
+        words = [self.peek(f"places.storage[{at}]") for at in range(2)]
         head, second_word = Mux(front, words[1], words[0]), Mux(front, words[0], words[1])
         self.claim("places of those that have not come", level == first + second)
-        self.claim("the queue of places", (self.peek("places.produce", 1) ^ front) == level[0])
+        self.claim("the queue of places", (self.peek("places.produce") ^ front) == level[0])
         self.claim("the place of the first", ~first | (head == place >> 2))
         self.claim("the place of the second", ~second | (Mux(first, second_word, head) == here >> 2))
 

@@ -123,7 +123,7 @@ class TransposeBench(Bench):
         self.claim(
             "it is written as it is", implies(there, port.valid & (Cat(port.address, port.data) == word))
         )
-        self.claim("its signal is kept", implies(there, self.peek("port_signal", len(mask)) == mask))
+        self.claim("its signal is kept", implies(there, self.peek("port_signal") == mask))
         written, due = (
             ago(m, there & self.leaves, 1, "written", reset=True),
             ago(m, mask, 1, "plain_mask", reset=True),
@@ -198,15 +198,15 @@ class TransposeBench(Bench):
         """Claim the unit's registers, from which induction starts."""
         dut, n = self.dut, self.config.n
         self.target, self.padding, self.w_panel = (
-            self.peek(name, 1) for name in ("target", "padding", "fill_panel")
+            self.peek(name) for name in ("target", "padding", "fill_panel")
         )
-        self.source, self.r_index = self.peek("source", 1), self.peek("column_index", 1)
+        self.source, self.r_index = self.peek("source"), self.peek("column_index")
         self.w_index, self.r_panel, self.full = (
-            self.peek(*x) for x in (("index", 1), ("panel", 1), ("full", 2))
+            self.peek(name) for name in ("index", "panel", "full")
         )
-        self.valids, self.advance = self.peek("valids", 2), self.peek("advance", 1)
+        self.valids, self.advance = self.peek("valids"), self.peek("advance")
         layout = dut._group
-        self.groups = [layout(self.peek(f"group{k}", layout.size)) for k in range(2)]
+        self.groups = [layout(self.peek(f"group{k}")) for k in range(2)]
         self.buffer = Signal(name="buffer")
         with m.If(begins):
             m.d.sync += self.buffer.eq(self.target)
@@ -234,14 +234,14 @@ class TransposeBench(Bench):
         self.claim("columns that there are", implies(full_source, self.r_panel <= last))
         at = (self.w_index == self.pixel) & (self.w_panel == self.panel)
         begun = (self.w_index | self.w_panel) != 0
-        panels = self.peek("panels", 1)
+        panels = self.peek("panels")
         self.claim("where it is written", implies(~self.padding, at))
         padded = (self.pixel == 0) & (self.panel == 0) & (self.w_index != 0) & (self.w_panel <= panels)
         target = Mux(self.target, groups[1].panels, groups[0].panels)
         self.claim("what fills up", implies(self.padding, padded & self.fresh & (target == panels)))
         self.claim("it is not full", implies(begun | self.padding, ~full.bit_select(self.target, 1)))
-        self.claim("fresh", self.peek("fresh", 1) == self.fresh)
-        following = self.peek("fill_following", len(self.following))
+        self.claim("fresh", self.peek("fresh") == self.fresh)
+        following = self.peek("fill_following")
         self.claim("the next group", implies(~self.fresh, following == self.following))
         self.claim("in an instruction", implies(begun & ~self.padding, ~self.fresh))
         columns = [Mux(full[k], (groups[k].panels + 1) * n, 0) for k in range(2)]
@@ -299,7 +299,7 @@ class TransposeBench(Bench):
         self.claim("none is written before its turn", implies(self.on & (self.ahead != 0), self.column == 0))
         self.claim("it ends with the last one", implies(self.on & ~self.filling, self.column < self.total))
         address = len(self.first)
-        following, start = self.peek("column_following", address), self.peek("start", address)
+        following, start = self.peek("column_following"), self.peek("start")
         place = self._column_address(self.r_panel, self.r_index)
         self.claim("the next column", implies(unread & ours & (self.read != 0), following == place))
         second = unread & ours & (self.r_index != 0) & (self.r_panel == 0)
@@ -309,7 +309,7 @@ class TransposeBench(Bench):
         """Claim the watched byte from its write to its read."""
         stored = Signal(name="stored")
         fills = unread & self.padding & (self.target == self.buffer)
-        written = self.peek("lane0.store__en", 1) & (self.w_index == self.i) & (self.w_panel == self.p)
+        written = self.peek("lane0.store__en") & (self.w_index == self.i) & (self.w_panel == self.p)
         with m.If(begins):
             m.d.sync += stored.eq(written)
         with m.Elif(written & (self.on & self.filling | fills)):
@@ -320,10 +320,10 @@ class TransposeBench(Bench):
         self.claim("stored", implies((self.on & self.filling | fills) & has, stored == passed))
         whole = unread & self.there & self.full.bit_select(self.buffer, 1)
         self.claim("all are stored", implies(whole, stored))
-        fill = self.peek("fill", 8)
+        fill = self.peek("fill")
         self.claim("it is filled up with", implies(fills & has & ~stored, self.byte == fill))
         place, lane = Cat(self.i, self.p, self.buffer), (self.i + self.j)[0]
-        lanes = [self.peek_word(f"lane{k}", place, 1 << len(place), 8) for k in range(self.config.n)]
+        lanes = [self.peek_word(f"lane{k}", place, 1 << len(place)) for k in range(self.config.n)]
         waits = unread & has & stored & (self.stage == 0)
         self.claim("memory", implies(waits, Mux(lane, *reversed(lanes)) == self.byte))
 
@@ -331,14 +331,14 @@ class TransposeBench(Bench):
         layout = self.dut._column
         lane, place = (self.i + self.j)[0], self._column_address(self.p, self.j)
         for number in range(2):
-            column = layout(self.peek(f"column{number}", layout.size))
+            column = layout(self.peek(f"column{number}"))
             there = self.there & (stage == number + 1)
             described = (column.turn == self.j) & (column.address == place) & (column.signal == self.signal)
             self.claim(f"column in stage {number}", implies(there, described))
             if number:
-                byte = self.peek("held", 16).word_select(lane, 8)
+                byte = self.peek("held").word_select(lane, 8)
             else:
-                fetched = [self.peek(f"lane{k}.fetch__data", 8) for k in range(2)]
+                fetched = [self.peek(f"lane{k}.fetch__data") for k in range(2)]
                 byte = Mux(lane, *reversed(fetched))
             self.claim(f"byte in stage {number}", implies(there, byte == self.byte))
         there, port = self.there & (stage == 3), self.dut.scratchpad

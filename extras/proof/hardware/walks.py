@@ -76,9 +76,9 @@ class WalkModel:
             m.d.sync += self.on.eq(1)
         with m.Elif(step & self.ends):
             m.d.sync += self.on.eq(0)
-        bench.claim(f"{self._prefix}active", self._peek("active", 1) == self.on)
+        bench.claim(f"{self._prefix}active", self._peek("active") == self.on)
         bench.claim(f"{self._prefix}steps", ~step | self.on)
-        self._while_on("last of all", self._peek("last_all", 1) == self.ends)
+        self._while_on("last of all", self._peek("last_all") == self.ends)
         self._counters()
         for name in trackers:
             self.values[name] = self._value(name, bases[name], strides)
@@ -110,8 +110,7 @@ class WalkModel:
 
     def _counters(self) -> None:
         loops = list(self.loops)
-        moves = self._peek("moves", len(loops))
-        firsts, lasts = self._peek("first", len(loops)), self._peek("last", len(loops))
+        moves, firsts, lasts = self._peek("moves"), self._peek("first"), self._peek("last")
         for number, (loop, width) in enumerate(self.loops.items()):
             index, count = self.index[loop], self.count[loop]
             registers = {
@@ -122,7 +121,7 @@ class WalkModel:
                 "near": (1, index + 2 == count),
             }
             for name, (size, value) in registers.items():
-                self._while_on(f"{name} of {loop}", self._peek(f"{name}_{loop}", size) == value)
+                self._while_on(f"{name} of {loop}", self._peek(f"{name}_{loop}") == value)
             self._while_on(f"index of {loop}", index < count)
             self._while_on(f"first of {loop}", firsts[number] == self.first[loop])
             self._while_on(f"last of {loop}", lasts[number] == self.last[loop])
@@ -135,7 +134,7 @@ class WalkModel:
         self.bases[name] = base = latch(m, self.load, start, width, f"{self._prefix}base_{name}")
         m.d.comb += total.eq(base)
         if not own or next(iter(self.loops)) not in own:
-            self._while_on(f"base of {name}", self._peek(f"{name}_base", width) == base)
+            self._while_on(f"base of {name}", self._peek(f"{name}_base") == base)
         for loop in self.loops:
             if loop not in own:
                 continue
@@ -151,13 +150,13 @@ class WalkModel:
             level = Signal(width, name=f"{self._prefix}value_{name}_{loop}")
             m.d.comb += level.eq(total + moved)
             total = level
-            register = self._peek(f"{name}_stride_{loop}", own[loop])
-            self._while_on(f"stride of {name} for {loop}", register == stride.as_unsigned())
-            self._while_on(f"level of {name} for {loop}", self._peek(f"{name}_{loop}", width) == total)
+            register = self._peek(f"{name}_stride_{loop}")
+            self._while_on(f"stride of {name} for {loop}", register == stride)
+            self._while_on(f"level of {name} for {loop}", self._peek(f"{name}_{loop}") == total)
         return total
 
-    def _peek(self, name: str, width: int) -> Signal:
-        return self.bench.peek(f"{self._path}{name}", width)
+    def _peek(self, name: str) -> Any:
+        return self.bench.peek(f"{self._path}{name}")
 
     def _while_on(self, name: str, value: Value) -> None:
         self.bench.claim(f"{self._prefix}{name}", ~self.on | value)
@@ -200,7 +199,7 @@ def skid_slots(
 
     Claims that the spare slot is used only while the buffer offers a word.
     """
-    offers, full = bench.peek(f"{path}.o__valid", 1), bench.peek(f"{path}.full", 1)
-    offered, spare = bench.peek(f"{path}.o__payload", width), bench.peek(f"{path}.kept", width)
+    offers, full = bench.peek(f"{path}.o__valid"), bench.peek(f"{path}.full")
+    offered, spare = bench.peek(f"{path}.o__payload"), bench.peek(f"{path}.kept")
     bench.claim("the skid buffer", ~full | offers)
     return (offers, offered), (full, spare)

@@ -132,10 +132,10 @@ class BlocksBench(Bench):
         self.claim("a beat waits for its second half", implies(second, waits))
         rotated = Mux(word[0], factors.rotate_right(8), factors)
         rotated = Mux(word[1], rotated.rotate_right(16), rotated)
-        self.claim("kept", implies(inside, self.peek("kept", len(factors)) == rotated))
-        self.claim("left", implies(inside, self.peek("left", 6) == GROUP_WORDS - word))
-        self.claim("begin", self.peek("begin", 1) == ~inside)
-        self.claim("upper", self.peek("upper", 1) == second)
+        self.claim("kept", implies(inside, self.peek("kept") == rotated))
+        self.claim("left", implies(inside, self.peek("left") == GROUP_WORDS - word))
+        self.claim("begin", self.peek("begin") == ~inside)
+        self.claim("upper", self.peek("upper") == second)
         self.claim("groups have whole beats", implies(inside, word[0] == second))
 
     @staticmethod

@@ -146,7 +146,7 @@ class RequestsBench(Bench):
             "passes_reload": (16, pass_count - 1),
         }
         for name, (width, value) in registers.items():
-            self.claim(f"register {name}", ~on | (self.peek(name, width) == value[:width]))
+            self.claim(f"register {name}", ~on | (self.peek(name) == value[:width]))
         self.cover("a second line of two rows", step & (row == 3) & (inside == 1) & (fields["skip"] != 0))
         self.cover("a second pass", step & (number == 1) & (row == 0))
 
@@ -177,7 +177,7 @@ class PlacesBench(Bench):
         load = Signal(name="loads")
         m.d.comb += load.eq(dut.unpack.valid & dut.unpack.ready)
         width = config.widths.scratchpad_address
-        step = self.peek("nest.step", 1)
+        step = self.peek("nest.step")
         walk = WalkModel(
             m,
             self,
@@ -193,13 +193,13 @@ class PlacesBench(Bench):
         mask, fill = Signal.like(op.signal, name="mask"), Signal.like(op.fill, name="fill_kept")
         with m.If(load):
             m.d.sync += [mask.eq(op.signal), fill.eq(op.fill)]
-        kept = unpack_layout(config)(self.peek("op", unpack_layout(config).size))
+        kept = unpack_layout(config)(self.peek("op"))
         self.claim("what is kept", ~walk.on | ((kept.signal == mask) & (kept.fill == fill)))
-        active = self.peek("active", 1)
+        active = self.peek("active")
         self.claim("taken when all before is cut", ~load | ~walk.on)
         self.claim("at work", ~walk.on | active)
         running, draining, wait = (
-            self.peek(*state) for state in (("running", 1), ("draining", 1), ("wait", 2))
+            self.peek(name) for name in ("running", "draining", "wait")
         )
         self.claim("a pass runs for a vector", ~running | walk.on)
         self.claim("the first pass comes for a vector", (wait == 0) | (walk.on & ~running & ~draining))
@@ -214,9 +214,9 @@ class PlacesBench(Bench):
         cut = walk.step
         for number in range(2):
             due, cut = ago(m, due, 1, f"vector{number}"), ago(m, cut, 1, f"cut{number}", reset=True)
-        word = Cat(self.peek("queue.w_data", len(self.dut.vector.payload.as_value())))
+        word = Cat(self.peek("queue.w_data"))
         vector = self.dut.vector.payload.shape()(word)
-        self.claim("a vector for each", self.peek("queue.w_en", 1) == cut)
+        self.claim("a vector for each", self.peek("queue.w_en") == cut)
         self.claim("where it goes", ~cut | (vector.address == due[: len(vector.address)]))
         self.claim("its signal", ~cut | (vector.signal == due[len(vector.address) :]))
         if self.config.softmax:
@@ -285,7 +285,7 @@ class BytesBench(Bench):
             ).all()
             self.assume(~self.load | ~offered.int4 | aligned)
         self.size = self.op.run[:4] << (self.op.int4 if config.int4 else 0)
-        self.cut = self.peek("nest.step", 1)
+        self.cut = self.peek("nest.step")
         self._model_loops(m)
         self._record_beats(m)
         self._claim_bytes(m)
@@ -348,10 +348,10 @@ class BytesBench(Bench):
         """Claim that each lane has its byte of memory or the fill byte, two cycles after its vector is cut."""
         op, n, bus, beat = self.op, self.config.n, self.config.bus_bytes, self.dut.beat
         vector = self.dut.vector.payload.shape()(
-            self.peek("queue.w_data", len(self.dut.vector.payload.as_value()))
+            self.peek("queue.w_data")
         )
         written = ago(m, self.cut, 2, "cut", reset=True)
-        self.claim("a vector for each", self.peek("queue.w_en", 1) == written)
+        self.claim("a vector for each", self.peek("queue.w_en") == written)
         for lane in range(n):
             at = self.in_row + lane
             from_memory = (

@@ -42,7 +42,7 @@ class RowsBench(Bench):
         self.free_inputs(m)
         self.assume(~dut.load | dut.free)
         self.assume(~dut.load | ((op.h <= 1 << 15) & (op.w <= 1 << 15)))
-        step = self.peek("nest.step", 1)
+        step = self.peek("nest.step")
         arguments = walk_fields(WALK, self.config, op)
         walk = WalkModel(m, self, "nest", WALK.counters(self.config), load=dut.load, step=step, **arguments)
         self.claim("free when the last row leaves", dut.free == (~walk.on | (step & walk.ends)))
@@ -81,11 +81,11 @@ class RowsBench(Bench):
             row.destination.last.eq(walk.ends),
             row.destination.signal.eq(Mux(walk.ends, fields["signal"], 0)),
         ]
-        coming = self.peek("skid.i__payload", len(row.as_value()))
+        coming = self.peek("skid.i__payload")
         self.claim("the row that comes", ~walk.on | (coming == row.as_value()))
         for name, field in fields.items():
             if name != "alignment":
-                register = self.peek(name, len(field))
+                register = self.peek(name).as_unsigned()
                 self.claim(f"{name} is kept", ~walk.on | (register == field.as_unsigned()))
         limited = (fields["h"] <= 1 << 15) & (fields["w"] <= 1 << 15)
         self.claim("sizes are limited", ~walk.on | limited)
@@ -108,20 +108,20 @@ class RowsBench(Bench):
         with m.Elif(walk.step):
             again = walk.at_end("ky", "kx", "kc", "oy", "ox")
             m.d.sync += entry.eq(Mux(again, fields["alignment"], entry + 1))
-        start = self.peek("start", width)
+        start = self.peek("start")
         self.claim("the first entry is kept", ~walk.on | (start == fields["alignment"][:width]))
         return entry[:width]
 
     def _claim_issue(self, m: Module, step: Value, defined: Any) -> None:
         """Claim that rows are issued in order, with the reads and destinations of their definition."""
         dut, layout = self.dut, row_layout(self.config)
-        row = self.peek("row", layout.size)
+        row = self.peek("row")
         (comes, following), spare = skid_slots(self, layout.size)
         there = Signal(name="row_there")
         self.there = there
         moves = comes & (~there | dut.issued)
         m.d.sync += there.eq(moves | (there & ~dut.issued))
-        self.claim("a row is there", self.peek("skid.o__ready", 1) == (~there | dut.issued))
+        self.claim("a row is there", self.peek("skid.o__ready") == (~there | dut.issued))
         self.claim("issued if there", ~dut.issued | there)
         order = Order(m, self, push=step, i=defined.as_value(), pop=dut.issued, o=row, most=3)
         claim_slots(self, order, ((there, row), (comes, following), spare), "a row on its way")
@@ -143,16 +143,16 @@ class RowsBench(Bench):
         dut, issued, row = self.dut, self.dut.issued, self.dut.destination.address
         late = rmw_latency(self.config)
         past, place = issued, row
-        near = self.peek("near", late - 1)
-        self.claim("whether one is near", self.peek("any_near", 1) == near.any())
+        near = self.peek("near")
+        self.claim("whether one is near", self.peek("any_near") == near.any())
         for age in range(1, late):
             past, place = ago(m, past, 1, f"issued{age}", reset=True), ago(m, place, 1, f"place{age}")
             same = past & (place == row) & ~self.row.destination.overwrite
             self.claim(f"no row of C again {age} cycles later", ~(issued & same))
             self.claim(f"near by {age}", ~self.there | (near[age - 1] == same))
             if age < late - 1:
-                self.claim(f"past {age}", self.peek(f"past{age}", 1) == past)
-                self.claim(f"place {age}", ~past | (self.peek(f"past_target{age}", len(row)) == place))
+                self.claim(f"past {age}", self.peek(f"past{age}") == past)
+                self.claim(f"place {age}", ~past | (self.peek(f"past_target{age}") == place))
         self.cover("a row waits", dut.stall_port & near.any())
 
     def _claim_entry(self, m: Module) -> None:
@@ -164,7 +164,7 @@ class RowsBench(Bench):
         defined = Cat(dut.issued, dut.swap, row.inside, row.fill, *along, *less_of)
         for stage in range(READ_LATENCY):
             defined = ago(m, defined, 1, f"flight{stage}", reset=True)
-            self.claim(f"on the way {stage}", self.peek(f"flight{stage}", len(defined)) == defined)
+            self.claim(f"on the way {stage}", self.peek(f"flight{stage}") == defined)
         entering, first, inside, fill, rest = defined[0], defined[1], defined[2], defined[3:11], defined[11:]
         flags, zero = rest[: len(along)], rest[len(along) :]
         vector = ago(m, Mux(inside, dut.read.data, fill.replicate(n)), 1, "vector", reset=True)
@@ -187,7 +187,7 @@ class RowsBench(Bench):
         read = dut.alignments.valid & (dut.alignments.address == row.alignment)
         self.claim("its alignment is read", ~(dut.issued & row.aligned) | read)
         aligned = row.aligned
-        flights = self.peek("flights", READ_LATENCY)
+        flights = self.peek("flights")
         for stage in range(READ_LATENCY):
             aligned = ago(m, aligned, 1, f"aligned{stage}", reset=True)
             self.claim(f"aligned on the way {stage}", flights[stage] == aligned)
@@ -223,11 +223,11 @@ class WeightsBench(Bench):
         self.claim("the words of a tile follow each other", ~(walk.on & ~first) | sends)
         self.claim("the next tile is sent as soon as it may be", ~(walk.on & ~waits) | sends)
         self.claim("a tile may be used when it is sent", dut.ready == (waits | (sends & last)))
-        self.claim("a tile waits", self.peek("loaded", 1) == waits)
+        self.claim("a tile waits", self.peek("loaded") == waits)
         self.claim("none is begun when one waits", ~(waits & walk.on) | first)
         self.claim("free with the last word", dut.free == (~walk.on | walk.ends))
         begins = ago(m, sends & first, 1, "begins1", reset=True)
-        latches = self.peek("latches", READ_LATENCY)
+        latches = self.peek("latches")
         for stage in range(READ_LATENCY):
             self.claim(f"a tile on its way {stage}", latches[stage] == begins)
             begins = (
@@ -253,8 +253,8 @@ class WrittenBench(Bench):
         dut, config = self.dut, self.config
         self.free_inputs(m)
         layout = destination(config)
-        issued = self.peek("rows.issued", 1)
-        bound = self.peek("rows.destination", layout.size)
+        issued = self.peek("rows.issued")
+        bound = self.peek("rows.destination")
         leaves = ROW_LATENCY + array_latency(config)
         visible = leaves + rmw_latency(config)
         age, (there, row) = watch_cycle(m, self, visible, (issued, 1, "there"), (bound, layout, "row"))
@@ -265,12 +265,12 @@ class WrittenBench(Bench):
         signal = Mux(there & row.last, row.signal, 0)
         self.claim("signalled when it is visible", implies(seen, dut.signal == signal))
         width = sum(len(element) for element in dut.c.psums)
-        self.claim("it is what the array made", dut.c.psums.as_value() == self.peek("array.c", width))
+        self.claim("it is what the array made", dut.c.psums.as_value() == self.peek("array.c"))
         if config.softmax:
             late = leaves - READ_LATENCY
             shift = Signal.like(dut.c.alignment)
             with m.If(age == leaves - late):
-                m.d.sync += shift.eq(self.peek("rows.alignment", len(shift)))
+                m.d.sync += shift.eq(self.peek("rows.alignment").as_unsigned())
             self.claim("its alignment", implies(out, dut.c.alignment == shift))
         self._lines(leaves)
         self.cover("an instruction is signalled", seen & (signal != 0))
@@ -284,7 +284,7 @@ class WrittenBench(Bench):
         for name, cycles in lengths.items():
             distance = cycles - 2
             width = distance.bit_length()
-            to, of = (self.peek(f"{name}.{place}", width) for place in ("store__addr", "fetch__addr"))
+            to, of = (self.peek(f"{name}.{place}") for place in ("store__addr", "fetch__addr"))
             self.claim(f"length of {name}", (to - of)[:width] == distance)
 
 

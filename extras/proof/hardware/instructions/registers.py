@@ -83,9 +83,9 @@ class RegistersBench(Bench):
         self.assume(~waits | (valid & (word == before)))
         self.assume((self.route & (self.route - 1)) == 0)
         self.at, self.left, self.loading = (
-            self.peek(name, width) for name, width in (("at", 4), ("left", 4), ("loading", 5))
+            self.peek(name) for name, width in (("at", 4), ("left", 4), ("loading", 5))
         )
-        self.head, self.place = self.peek("head", HEAD_BITS), self.peek("place", 32)
+        self.head, self.place = self.peek("head"), self.peek("place")
         m.d.sync += (started := Signal(name="started")).eq(started | dut.start)
         self.assume(~dut.start | (~valid & ~dut.jump & ~dut.reads & (self.loading == 0)))
         self.assume(started | dut.start | ~valid)
@@ -119,7 +119,7 @@ class RegistersBench(Bench):
                 with m.If(happens & (register == name)):
                     m.d.sync += value.eq(new)
             there = self.started & (self.loading <= name)
-            content = self.peek_word("registers", name, 1 << _BITS, WORD)
+            content = self.peek_word("registers", name, 1 << _BITS)
             self.claim(f"content of register {number}", ~there | (content == value))
         self.claim("loading", self.loading <= 16)
         self.claim("loaded before anything else", self.started | (self.loading == 0))
@@ -141,7 +141,7 @@ class RegistersBench(Bench):
             self.go & self.slotted & (self.word >= FIRST_VALUE_WORD) & (self.word < FIRST_VALUE_WORD + SLOTS)
         )
         # The sum is cut at the unit's operands, whose values are claimed.
-        taken_up, named = self.peek("word", WORD), self.peek("named__data", WORD)
+        taken_up, named = self.peek("word"), self.peek("named__data")
         word = self.part.word_select(self.half * READ_WORDS + self.number, WORD)
         reads = self.go & self.dut.reads
         self.claim("the slot's value", ~self.in_slot | (taken_up == value))
@@ -166,7 +166,7 @@ class RegistersBench(Bench):
             m.d.sync += self.word.eq(0)
         with m.Elif(self.go & self.slotted):
             m.d.sync += self.word.eq(self.word + 1)
-        self.looked = self.peek("looked_up__data", WORD)
+        self.looked = self.peek("looked_up__data")
         self.following = Signal(32, name="following")
         self.reads = self.taken & self.kinds[ReadRegisters]
         with m.If(self.reads):
@@ -198,7 +198,7 @@ class RegistersBench(Bench):
         for word in range(1, FIRST_VALUE_WORD + SLOTS):
             kept = first >> (max(word - FIRST_VALUE_WORD, 0) * SLOT_BITS)
             self.claim(f"its slots {word}", ~(inside & (self.word == word)) | (self.head == kept))
-        settled = self.peek("settled", 1)
+        settled = self.peek("settled")
         self.claim(
             "settled", ~settled | (waits & ~self.slotted & ~dut.reads & (self.head == first) & ~dut.jump)
         )

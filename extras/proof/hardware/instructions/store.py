@@ -85,7 +85,7 @@ class RequestsBench(Bench):
                 mask.eq(op.signal),
                 place.eq(0),
             ]
-        left, counted, addend = self.peek("factor", 16), self.peek("counted", 1), self.peek("addend", 32)
+        left, counted, addend = self.peek("factor"), self.peek("counted"), self.peek("addend")
         # The unit multiplies length and factor bit by bit.
         so_far = Signal(32, name="bytes_so_far")
         with m.If(load):
@@ -101,7 +101,7 @@ class RequestsBench(Bench):
         self.claim("some is left", ~on | counted | (place != 16))
         self.claim("nothing is left when all is counted", ~(on & counted) | (left == 0))
         self.claim("counts", ~on | ((length != 0) & (factor != 0)))
-        self.claim("the mask is kept", ~on | (self.peek("signal", len(mask)) == mask))
+        self.claim("the mask is kept", ~on | (self.peek("signal") == mask))
         self.claim("a run", run.valid == (on & counted))
         self.claim("where it begins", ~on | (run.payload.address == walk.values["address"]))
         self.claim("its bytes", ~run.valid | ((factor >> place) == 0))
@@ -150,7 +150,7 @@ class ReadsBench(Bench):
         assume_stable(m, self, dut.read, "read")
         load = Signal(name="loads")
         m.d.comb += load.eq(dut.read.ready)
-        step = self.peek("nest.step", 1)
+        step = self.peek("nest.step")
         widths = {"src": self.config.widths.scratchpad_address, "pointer": 12}
         walk = WalkModel(
             m,
@@ -173,7 +173,7 @@ class ReadsBench(Bench):
         merged, tail = Signal(name="merged"), Signal.like(op.tail, name="tail")
         with m.If(load):
             m.d.sync += [merged.eq(op.merged), tail.eq(op.tail)]
-        kept_op = op.shape()(self.peek("op", op.shape().size))
+        kept_op = op.shape()(self.peek("op"))
         self.claim("what is kept", ~walk.on | ((kept_op.merged == merged) & (kept_op.tail == tail)))
         layout = vector_layout(self.config)
         defined = Signal(layout, name="defined")
@@ -185,7 +185,7 @@ class ReadsBench(Bench):
         ]
         word = Cat(values["src"], defined.as_value())
         size = width + layout.size
-        coming = self.peek("skid.i__payload", size)
+        coming = self.peek("skid.i__payload")
         self.claim("the vector that comes", ~walk.on | (coming == word))
         port = dut.scratchpad
         slots = skid_slots(self, size)
@@ -206,16 +206,16 @@ class ReadsBench(Bench):
             due = ago(m, due, 1, f"described{stage}", reset=True)
             valid = ago(m, valid, 1, f"granted{stage}", reset=True)
             on_the_way = on_the_way + valid
-            self.claim(f"on the way {stage}", self.peek(f"stage{stage}", layout.size) == due)
-            self.claim(f"valid on the way {stage}", self.peek(f"valid{stage}", 1) == valid)
-        arrived = layout(self.peek("queue.w_data", layout.size))
-        self.claim("a vector arrives", self.peek("queue.w_en", 1) == valid)
+            self.claim(f"on the way {stage}", self.peek(f"stage{stage}") == due)
+            self.claim(f"valid on the way {stage}", self.peek(f"valid{stage}") == valid)
+        arrived = layout(self.peek("queue.w_data"))
+        self.claim("a vector arrives", self.peek("queue.w_en") == valid)
         for name in ("pointer", "count", "last"):
             self.claim(f"its {name}", ~valid | (arrived[name] == layout(due)[name]))
         self.claim("its data", ~valid | (arrived.data == dut.scratchpad.data))
         level, credits = (
-            self.peek("queue.level", READS.bit_length()),
-            self.peek("credits", READS.bit_length()),
+            self.peek("queue.level"),
+            self.peek("credits"),
         )
         self.claim(
             "there is room", (credits + level + on_the_way == READS) & (credits <= READS) & (level <= READS)

@@ -63,7 +63,7 @@ class OperandsBench(Bench):
         if self.config.softmax:
             with m.If(dut.clear):
                 m.d.sync += Cat(*vectors).eq(0)
-        planes = self.peek("planes", PARAMETER_VECTORS * self.config.widths.vector)
+        planes = self.peek("planes")
         self.claim("the last vectors of parameters", planes == Cat(*vectors))
         for lane in range(self.config.lanes):
             place = self.index * self.config.lanes + lane
@@ -87,7 +87,7 @@ class OperandsBench(Bench):
         second = latch(
             m, dut.arrival.second, dut.scratchpad, config.widths.vector, "last_second", reset=False
         )
-        self.claim("the last second operand", self.peek("second", len(second)) == second)
+        self.claim("the last second operand", self.peek("second") == second)
         group = self.element.tag.index
         inside = ago(m, self.element.in_range, _OPERANDS, "inside", reset=True)
         nearer = ago(m, self.element.in_range, 1, "nearer", reset=True)
@@ -98,7 +98,7 @@ class OperandsBench(Bench):
             self.claim(f"second {lane}", dut.operands.second[lane].as_unsigned() == other)
             row, vector = dut.accumulator.word_select(place, 32), dut.scratchpad.word_select(place, 8)
             for name, width, value in (("row_lanes", 32, row), ("vector_lanes", 8, vector)):
-                kept = self.peek(name, config.lanes * width).word_select(lane, width)
+                kept = self.peek(name).word_select(lane, width)
                 self.claim(f"{name} {lane}", kept == ago(m, value, 1, f"{name}{lane}"))
             row = ago(m, row, _OPERANDS, f"row{lane}").as_signed()
             vector = self._element(m, ago(m, vector, _OPERANDS, f"vector_of{lane}").as_signed())
@@ -128,19 +128,19 @@ class OperandsBench(Bench):
         """Claim both factors, and then their product: solvers prove products equal only if their operands are."""
         fields, inside = self.dut.current, self.element.in_range
         bytes_ = (value.word_select(place, 8).as_signed() for value in (self.dut.scratchpad, second))
-        factors = [self.peek(f"{name}_{lane}", 9).as_signed() for name in ("factor", "second_factor")]
+        factors = [self.peek(f"{name}_{lane}") for name in ("factor", "second_factor")]
         for number, (factor, byte, zero) in enumerate(
             zip(factors, bytes_, (fields.pad, fields.settings.b_zero), strict=True)
         ):
             due = ago(m, Mux(inside, byte - zero, 0), 1, f"factor{number}_{lane}").as_signed()
             self.claim(f"factor {number} of lane {lane}", factor == due)
-        product = self.peek(f"product_{lane}", 18).as_signed()
+        product = self.peek(f"product_{lane}")
         self.claim(f"product {lane}", product == ago(m, factors[0] * factors[1], 1, f"product{lane}"))
         return product
 
     def _nearer(self, name: str) -> Value:
         layout = self.element.shape()
-        return layout(self.peek("nearer", layout.size))[name]
+        return layout(self.peek("nearer"))[name]
 
 
 class WriterBench(Bench):
@@ -185,8 +185,8 @@ class WayBench(Bench):
         dut, config = self.dut, self.config
         self.free_inputs(m)
         layout, results = arrival_layout(config), results_layout(config)
-        granted = layout(self.peek("reader.granted", layout.size))
-        there = results(self.peek("writer.results", results.size))
+        granted = layout(self.peek("reader.granted"))
+        there = results(self.peek("writer.results"))
         out = READ_LATENCY + _OPERANDS + LATENCY
         age, (element,) = watch_cycle(m, self, out + 1, (granted, layout, "element"))
         tag = element.element.tag
@@ -209,11 +209,11 @@ class WayBench(Bench):
 
         fields = instruction_layout(config)
         for register in ("current", "instruction"):
-            kept = fields(self.peek(f"reader.{register}", fields.size))
+            kept = fields(self.peek(f"reader.{register}"))
             self.claim(f"{register}: results are written", ~kept.bytewise)
 
         def same(name: str, one: str, other: str, width: int) -> None:
-            self.claim(name, self.peek(one, width) == self.peek(other, width))
+            self.claim(name, self.peek(one) == self.peek(other))
 
         same("operands of the data", "vec_operands.scratchpad", "scratchpad__data", config.widths.vector)
         same("rows of the data", "vec_operands.accumulator", "accumulator__data", config.widths.row)

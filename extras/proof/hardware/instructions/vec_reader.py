@@ -67,7 +67,7 @@ class ReaderBench(Bench):
             fields["strides"]["b"] = {loop: coming[f"b_{loop}"] for loop in ("ob", "oy", "ox")}
         loops = counters(config)
         self.walk = WalkModel(
-            m, self, "nest", loops, load=self.load, step=self.peek("nest.step", 1), **fields
+            m, self, "nest", loops, load=self.load, step=self.peek("nest.step"), **fields
         )
         self.granted = self._view(arrival_layout(config), "granted")
         self.request = self._view(_request_layout(config), "request")
@@ -81,7 +81,7 @@ class ReaderBench(Bench):
             self._claim_sequence()
 
     def _view(self, layout: Any, path: str) -> Any:
-        return layout(self.peek(path, layout.size))
+        return layout(self.peek(path))
 
     def _claim_elements(self, m: Module) -> None:
         """Claim that elements are read in order, each as the instruction defines it."""
@@ -106,10 +106,10 @@ class ReaderBench(Bench):
         ]
         if config.softmax:
             m.d.comb += [element.row.eq(walk.at_start("ox", "g")), defined.note.eq(self.dut.sequence.note)]
-        coming = self.peek("skid.i__payload", layout.size)
+        coming = self.peek("skid.i__payload")
         self.claim("the element that comes", ~walk.on | (coming == defined.as_value()))
         self.claim("as many lane groups as there are", ~walk.on | (walk.count["g"] == config.groups))
-        place = self.peek("index", (config.groups - 1).bit_length())
+        place = self.peek("index")
         self.claim("lane groups begin at 0", walk.on | (place == 0))
         self.pop = self.granted.valid
         there = self.request.valid
@@ -197,7 +197,7 @@ class ReaderBench(Bench):
             unread.eq(self.load | (unread & ~end)),
         ]
         self.assume(~dut.finish | (ended != 0))
-        second, read = self.peek("behind", 1), self.peek("read", 1)
+        second, read = self.peek("behind"), self.peek("read")
         self.claim("two instructions at most", inside == dut.active + second)
         self.claim("the second one follows another", ~second | dut.active)
         self.claim("read to the end", ~self.known | (read == ~unread))
@@ -210,11 +210,11 @@ class ReaderBench(Bench):
             "one that is early reads no vectors",
             ~(self.load & dut.active) | _reads_none(dut.instruction.payload),
         )
-        offered = self.peek("offered", 1)
+        offered = self.peek("offered")
         stands = dut.instruction.valid & _reads_none(dut.instruction.payload)
         self.claim("what is offered stands", ~offered | stands)
         self.claim("its mask", (inside == 0) | (dut.signal == Mux(inside == 2, self.older.signal, op.signal)))
-        self.claim("the mask before", ~second | (self.peek("before", len(op.signal)) == self.older.signal))
+        self.claim("the mask before", ~second | (self.peek("before") == self.older.signal))
         self.inside = inside
         self.cover("an instruction after another one", self.load & dut.active)
         self.cover("the end", end & (op.signal != 0) & (self.request.element.tag.index == 1))
@@ -231,9 +231,9 @@ class ReaderBench(Bench):
         self.claim("one of its vectors", ~granted.parameter | (done < PARAMETER_VECTORS))
         whole = done == PARAMETER_VECTORS
         self.claim("all of them ahead of elements", whole | ~(granted.valid | granted.second))
-        self.left = self.peek("left", len(done))
+        self.left = self.peek("left")
         self.claim("vectors that are left", self.left == PARAMETER_VECTORS - done)
-        place = self.peek("address", len(port.address))
+        place = self.peek("address")
         self.claim("where the next one is", whole | (place == (self.op.params + done)[: len(place)]))
         self.claim("they are of an instruction", whole | self.under_way)
         self.claim(
@@ -267,7 +267,7 @@ class ReaderBench(Bench):
         due = self.granted.as_value()
         for stage in range(READ_LATENCY):
             due = ago(m, due, 1, f"arrival{stage}", reset=True)
-            self.claim(f"on the way {stage}", self.peek(f"arrival_{stage}", layout.size) == due)
+            self.claim(f"on the way {stage}", self.peek(f"arrival_{stage}") == due)
         self.claim("it arrives", self.dut.arrival.as_value() == due)
 
     def _claim_sequence(self) -> None:
@@ -299,7 +299,7 @@ class ReaderBench(Bench):
 
     def _claim_settings(self, m: Module) -> None:
         """Claim that later stages see the fields of the instruction whose elements they process."""
-        settling = self.peek("settling", 4)
+        settling = self.peek("settling")
         kept = self._view(instruction_layout(self.config), "instruction")
         own, older = (
             self._define_fields(m, op, name) for op, name in ((self.op, "own"), (self.older, "old"))

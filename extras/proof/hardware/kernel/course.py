@@ -60,8 +60,8 @@ class CourseBench(CutBench):
             m.d.sync += self.fields.eq(self.kernel)
         for loop in LOOPS:
             self.assume(~self.starts | (self.kernel[loop] != 0))
-        self.turn = self.peek("turn", 1)
-        self.coming: Any = data.View(MicroOp.layout(), self.peek("coming", MicroOp.layout().size))
+        self.turn = self.peek("turn")
+        self.coming: Any = data.View(MicroOp.layout(), self.peek("coming"))
         self.on, self.begun = Signal(name="on"), Signal(name="begun")
         self.op: Any = Signal(MicroOp.layout(), name="current_op")
         self.entry = Signal(range(config.kernel), name="current_entry")

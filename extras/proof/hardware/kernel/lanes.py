@@ -49,7 +49,7 @@ class LanesBench(CutBench):
 
     def lane(self, path: str, lane: int, width: int = 32) -> Value:
         """Return a lane of a signal inside the unit."""
-        return self.peek(path, width * self.config.lanes).word_select(lane, width)
+        return self.peek(path).word_select(lane, width)
 
     def element(self, issue: Any, lane: int) -> Value:
         """Return the number of a lane's element in its vector."""
@@ -122,17 +122,17 @@ class ProductBench(LanesBench):
     def _claim_product(self, m: Module, lane: int) -> None:
         a, b = (self.lane(name, lane) for name in ("first", "second"))
         factor = b[:MULTIPLIER_BITS].as_signed()
-        low, high = (self.peek(f"{name}_{lane}", _PRODUCT).as_signed() for name in ("low", "high"))
+        low, high = (self.peek(f"{name}_{lane}") for name in ("low", "high"))
         self.claim(f"low bits {lane}", low == ago(m, a[:_LOW] * factor, 1, f"low{lane}"))
         self.claim(f"high bits {lane}", high == ago(m, a[_LOW:].as_signed() * factor, 1, f"high{lane}"))
-        product = self.peek(f"product_{lane}", _PRODUCT).as_signed()
+        product = self.peek(f"product_{lane}")
         whole = (low + (high << _LOW))[:_PRODUCT].as_signed()
         self.claim(f"sum of products {lane}", product == ago(m, whole, 1, f"sum{lane}"))
         op = self.issued(m, OPERAND_CYCLES).op
         exponent = Mux(op.scaled, b[MULTIPLIER_BITS : MULTIPLIER_BITS + 6], 0)
         total = op.shift + exponent
         due = ago(m, Mux(total > 63, 63, total), _PRODUCT_CYCLES, f"places{lane}")
-        self.claim(f"places {lane}", self.peek(f"shift_{lane}_1", 6) == due)
+        self.claim(f"places {lane}", self.peek(f"shift_{lane}_1") == due)
         self.cover(f"a product {lane}", product == -(3 << 40))
 
 
@@ -150,7 +150,7 @@ class RoundingBench(LanesBench):
     def _claim_rounding(self, m: Module, lane: int) -> None:
         cycles = RESULT_CYCLES - _PRODUCT_CYCLES
         op = self.issued(m, OPERAND_CYCLES + _PRODUCT_CYCLES).op
-        product, shift = self.peek(f"product_{lane}", _PRODUCT).as_signed(), self.peek(f"shift_{lane}_1", 6)
+        product, shift = self.peek(f"product_{lane}"), self.peek(f"shift_{lane}_1")
         nearest = half_even(m, product, shift, f"nearest{lane}")
         value = Signal(signed(_PRODUCT + 1), name=f"value{lane}")
         m.d.comb += value.eq(Mux(op.floor, product >> shift, nearest))
@@ -191,19 +191,19 @@ class ResultBench(LanesBench):
             value = self.lane("result", lane).as_signed()
             limited = Mux(value > 127, 127, Mux(value < -128, -128, value))[:8]
             self.claim(f"byte {lane}", dut.results.bytes[lane] == limited)
-        divided, word = self.peek("divide.write", 1), self.peek("divide.packed", 24 * config.lanes)
-        entry = self.peek("divide.entry", len(register_place(config, last, op.d)))
+        divided, word = self.peek("divide.write"), self.peek("divide.packed")
+        entry = self.peek("divide.entry")
         whole = Cat(
             Cat(word.word_select(lane, 24), Value.cast(0).replicate(8)) for lane in range(config.lanes)
         )
         plain = last.valid & ~op.d_memory & ~compares & ~serial
-        for memory in ("register_a", "register_b", "predicates"):
+        for memory in ("register_a_copy", "register_b_copy", "predicates"):
             name, is_flag = memory.replace("_", " "), memory == "predicates"
-            enable = self.peek(f"{memory}.store__en", 1)
+            enable = self.peek(f"{memory}.store__en")
             width = config.lanes if is_flag else 32 * config.lanes
-            stored = self.peek(f"{memory}.store__data", width)
+            stored = self.peek(f"{memory}.store__data")
             where = register_place(config, last, None if is_flag else op.d)
-            address = self.peek(f"{memory}.store__addr", len(where))
+            address = self.peek(f"{memory}.store__addr")
             if is_flag:
                 self.claim(f"{name} written", enable == (last.valid & compares))
                 self.claim(f"{name} where", implies(enable, address == where))
@@ -218,7 +218,7 @@ class ResultBench(LanesBench):
         self.cover("a vector", dut.results.write & dut.results.end & (dut.results.dst == 3))
 
     def peeks_of_flags(self) -> Signal:
-        return self.peek("flags", self.config.lanes)
+        return self.peek("flags")
 
 
 def register_place(config: Config, issue: Any, register: Value | None) -> Value:
@@ -245,9 +245,9 @@ class OperandsBench(LanesBench):
         self._claim_addresses(m, asked)
         group = self.issued(m, READ_LATENCY - 1).entry.group
         self.claim("lane group of what is read", self.dut.group == group)
-        registers = [self.peek(f"register_{name}", 32 * config.lanes) for name in "ab"]
-        flags = self.peek("predicates.fetch__data", config.lanes)
-        self.claim("predicate", self.peek("predicate", config.lanes) == ago(m, flags, 1, "flags"))
+        registers = [self.peek(f"register_{name}") for name in "ab"]
+        flags = self.peek("predicates.fetch__data")
+        self.claim("predicate", self.peek("predicate") == ago(m, flags, 1, "flags"))
         for lane in range(config.lanes):
             self._claim_first(m, lane, issue, registers[0].word_select(lane, 32))
             self._claim_second(m, lane, issue, registers[1])
@@ -260,8 +260,8 @@ class OperandsBench(LanesBench):
         lanes = self.config.lanes
         size = len(register_place(self.config, asked, asked.op.a))
         first, second, flags = (
-            self.peek(f"{memory}.fetch__addr", bits)
-            for memory, bits in (("register_a", size), ("register_b", size), ("predicates", size - 3))
+            self.peek(f"{memory}.fetch__addr")
+            for memory, bits in (("register_a_copy", size), ("register_b_copy", size), ("predicates", size - 3))
         )
         self.claim("register a", first == register_place(self.config, asked, asked.op.a))
         self.claim("place of the predicate", flags == register_place(self.config, asked, None))
@@ -310,13 +310,13 @@ class OperandsBench(LanesBench):
         """Claim that the divider gets its micro-operations with their first operands."""
         issue, divide = self.issued(m, OPERAND_CYCLES), "divide"
         serial = Cat(issue.op.op == kind for kind in SERIAL).any()
-        valid = self.peek(f"{divide}.valid", 1)
+        valid = self.peek(f"{divide}.valid")
         self.claim("to the divider", valid == (issue.valid & serial))
         for lane in range(self.config.lanes):
             same = self.lane("divide.elements", lane) == self.lane("first", lane)
             self.claim(f"lane {lane} to the divider", same)
         layout = issue.shape()
-        self.claim("with its place", self.peek("divide.issue", layout.size) == Value.cast(issue))
+        self.claim("with its place", self.peek("divide.issue") == Value.cast(issue))
         self.cover("to the divider", valid)
 
 

@@ -39,16 +39,16 @@ class MemoryBench(Bench):
 
     def _memory(self, m: Module, name: str, width: int, size: int, bits: Sequence[int]) -> None:
         watched = self.constant(m, size, f"watched_{name}")
-        enable, word = self.peek(f"{name}.store__en", 1), self.peek(f"{name}.store__data", width)
-        writes = enable & (self.peek(f"{name}.store__addr", size) == watched)
+        enable, word = self.peek(f"{name}.store__en"), self.peek(f"{name}.store__data")
+        writes = enable & (self.peek(f"{name}.store__addr") == watched)
         content = Signal(len(bits), name=f"content_{name}", reset_less=True)
         known = Signal(name=f"known_{name}")
         with m.If(writes):
             m.d.sync += [content.eq(Cat(word[bit] for bit in bits)), known.eq(1)]
-        asked = known & (self.peek(f"{name}.fetch__addr", size) == watched)
+        asked = known & (self.peek(f"{name}.fetch__addr") == watched)
         read = ago(m, asked, 1, f"asked_{name}", reset=True)
         expected = ago(m, content, 1, f"expected_{name}")
-        word = self.peek(f"{name}.fetch__data", width)
+        word = self.peek(f"{name}.fetch__data")
         right = Cat(word[bit] for bit in bits) == expected
         self.claim(f"{name} reads what was written", implies(read, right))
         self.cover(f"{name} reads what was written", read & expected[0] & ~expected[-1])
@@ -77,7 +77,7 @@ def properties() -> Iterator[Property]:
         "registers",
         Invariant(),
         KernelLanes,
-        {"register_a": register, "register_b": register, "predicates": predicate},
+        {"register_a_copy": register, "register_b_copy": register, "predicates": predicate},
         claim="A read of a register, or of a predicate, returns the value that was written to it last. The "
         "first and last bit of a register are watched.",
         part=True,

@@ -45,8 +45,8 @@ class MicrocodeBench(CutBench):
             m.d.sync += [written.eq(written + 1), on.eq(~last)]
         word = self._word(m, fields, written)
         bits = (self.config.kernel - 1).bit_length()
-        enable, stored = self.peek("store__en", 1), self.peek("store__data", MICRO_BITS)
-        address = self.peek("store__addr", bits)
+        enable, stored = self.peek("store__en"), self.peek("store__data")
+        address = self.peek("store__addr")
         self.claim("each word once", enable == on)
         self.claim("its word", ~on | (stored == word))
         self.claim("its place", ~on | (address == (fields.entry + written)[:bits]))
@@ -65,8 +65,8 @@ class MicrocodeBench(CutBench):
 
     def _claim_registers(self, fields: Value, written: Signal, on: Signal) -> None:
         """Claim the words that are left, and their number."""
-        words = self.peek("words", MICRO_BITS * MICRO_OPS)
-        left = self.peek("left#0", MICRO_OPS.bit_length())
+        words = self.peek("words")
+        left = self.peek("left#0")
         self.claim("how many are left", left == Mux(on, fields.count - written, 0))
         for index in range(MICRO_OPS):
             word = words.word_select((index - written)[: MICRO_OPS.bit_length()], MICRO_BITS)

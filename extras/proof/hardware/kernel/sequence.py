@@ -37,9 +37,9 @@ class OrderBench(CourseBench):
         self._claim_issues(m)
 
     def _claim_counters(self) -> None:
-        place = data.View(_PLACE, self.peek("place", _PLACE.size))
-        self._while_on("micro-operation", self.peek("op", MICRO_BITS) == Value.cast(self.op), self.begun)
-        self._while_on("none yet", self.peek("op", MICRO_BITS) == 0, ~self.begun)
+        place = data.View(_PLACE, self.peek("place"))
+        self._while_on("micro-operation", self.peek("op") == Value.cast(self.op), self.begun)
+        self._while_on("none yet", self.peek("op") == 0, ~self.begun)
         self._while_on("column", place.column == self.column)
         self._while_on("last column", place.last_column == self.last_column)
         self._while_on("rows", place.rows == self.rows)
@@ -54,13 +54,13 @@ class OrderBench(CourseBench):
         fields = self.fields
         before = (fields.oy - 1)[:12]
         strips = before >> _ROW_BITS
-        self._while_on("last strip", self.peek("last_strip", 1) == self.last_strip)
-        self._while_on("last block", self.peek("last_block", 1) == self.last_block)
-        self._while_on("columns", self.peek("ox", 12) == fields.ox)
-        self._while_on("strips", self.peek("strips", 12 - _ROW_BITS) == strips)
-        self._while_on("strips left", self.peek("strips_left", 12 - _ROW_BITS) == strips - self.strip)
-        self._while_on("blocks left", self.peek("blocks_left", 12) == (fields.ob - self.block)[:12])
-        self._while_on("rows of the last strip", self.peek("last_rows", _ROW_BITS) == before[:_ROW_BITS])
+        self._while_on("last strip", self.peek("last_strip") == self.last_strip)
+        self._while_on("last block", self.peek("last_block") == self.last_block)
+        self._while_on("columns", self.peek("ox") == fields.ox)
+        self._while_on("strips", self.peek("strips") == strips)
+        self._while_on("strips left", self.peek("strips_left") == strips - self.strip)
+        self._while_on("blocks left", self.peek("blocks_left") == (fields.ob - self.block)[:12])
+        self._while_on("rows of the last strip", self.peek("last_rows") == before[:_ROW_BITS])
         self._while_on("a column of the row", self.column < fields.ox)
         self._while_on("a strip of the block", self.strip <= strips)
         self._while_on("a block of all", self.block < fields.ob)
@@ -70,9 +70,9 @@ class OrderBench(CourseBench):
     def _claim_fetch(self, m: Module) -> None:
         """Claim that the next micro-operation is the word at its entry, which is addressed two cycles before."""
         bits = len(self.following)
-        following, phase = self.peek("following", bits), self.peek("phase", 3)
-        address = self.peek("fetch__addr", bits)
-        word = self.peek("fetch__data", MICRO_BITS)
+        following, phase = self.peek("following"), self.peek("phase")
+        address = self.peek("fetch__addr")
+        word = self.peek("fetch__data")
         self.claim("addressed", address == following)
         self._while_on("what comes", Value.cast(self.coming) == ago(m, word, 1, "word"))
         self.claim(
@@ -81,20 +81,20 @@ class OrderBench(CourseBench):
         for cycles in range(3):
             was = ago(m, following, cycles, f"entry{cycles}")
             self._while_on(f"entry of the next {cycles}", was == self.following, phase > cycles)
-        first = self.peek("first", bits)
+        first = self.peek("first")
         self._while_on("first entry", first == self.fields.start[:bits])
-        self._while_on("entry", self.peek("current", bits) == self.entry, self.begun)
+        self._while_on("entry", self.peek("current") == self.entry, self.begun)
         self._while_on("entry at first", following == self.fields.start[:bits], ~self.begun)
         self._while_on("entry of the current one", following == self.entry, self.begun & (phase == 0))
-        self._while_on("runs", self.peek("runs", 1) == self.begun)
-        age = self.peek("age", (self.least - 1).bit_length())
+        self._while_on("runs", self.peek("runs") == self.begun)
+        age = self.peek("age")
         self._while_on("time to fetch", (phase >= age) | (phase == 7))
 
     def _claim_issues(self, m: Module) -> None:
         dut = self.dut
         issue = dut.slot.issue
         layout = entry_layout(self.config)
-        entry = data.View(layout, self.peek("issue_entry", layout.size))
+        entry = data.View(layout, self.peek("issue_entry"))
         self.claim("an issue", implies(dut.valid, issue.valid == self.real))
         self._while_on("its row", issue.entry.row == self.row, self.real)
         self._while_on("its lane group", issue.entry.group == self.group, self.real)
@@ -103,16 +103,16 @@ class OrderBench(CourseBench):
         self._while_on("its tail", issue.tail == self.last_column, self.real)
         self._while_on("the end", issue.end == (self.last & self.done), self.real)
         # Registers of slots.
-        self._while_on("todo", self.peek("todo", 1) == self.todo)
-        self._while_on("serial", self.peek("serial", 1) == self.serial, self.begun)
-        self._while_on("one for a row", self.peek("skips", 1) == self.uniform, self.begun)
+        self._while_on("todo", self.peek("todo") == self.todo)
+        self._while_on("serial", self.peek("serial") == self.serial, self.begun)
+        self._while_on("one for a row", self.peek("skips") == self.uniform, self.begun)
         self._while_on("row and group", (entry.row == self.row) & (entry.group == self.group), self.todo)
         self._while_on("some rows", (self.row <= self.rows) & (self.group < self.config.groups), self.todo)
         self._while_on("nothing at first", ~self.todo, ~self.begun)
-        pause = self.peek("pause", (self.most_wait - 1).bit_length())
+        pause = self.peek("pause")
         self._while_on("pause", pause == self.since)
         enough = self.slots == self.least - 1
-        self._while_on("age", self.peek("age", len(self.slots)) == self.slots)
+        self._while_on("age", self.peek("age") == self.slots)
         self._while_on("as many slots as it takes", self.slots < self.least)
         over = (self.real & self.last & ~self.serial) | (~self.todo & (self.since <= 1))
         self.claim("the next one begins", self.turn == (self.steps & enough & over))
@@ -184,8 +184,8 @@ class AddressesBench(OrderBench):
     def _watch(self, m: Module) -> None:
         super()._watch(m)
         self.width = len(self.dut.slot.address)
-        self.rings = {name: self.peek(name, self.width * _ADDED) for name in _RINGS}
-        phase = self.peek("phase", 3)
+        self.rings = {name: self.peek(name) for name in _RINGS}
+        phase = self.peek("phase")
         moves = self.onward | self.back | self.next_strip | self.next_block
         self.rotation = Signal(range(_ADDED + 1), name="turned")
         m.d.comb += self.rotation.eq(Mux(moves & (phase > 1), phase - 1, 0))
@@ -244,7 +244,7 @@ class AddressesBench(OrderBench):
         self.assume(~op.d_memory | (op.d < MAX_COLUMN_VECTORS * len(TARGETS)))
         asks = self.real & op.a_memory
         in_scratchpad = (self.fields.source == Source.SCRATCHPAD) | (op.a % len(SOURCES) != 0)
-        self._while_on("source", self.peek("source", 1) == self.fields.source)
+        self._while_on("source", self.peek("source") == self.fields.source)
         self._while_on("reads the scratchpad", slot.ask_scratchpad == (asks & in_scratchpad))
         self._while_on("reads the accumulator", slot.ask_accumulator == (asks & ~in_scratchpad))
         read = self._address(m, "read", op.a, 0, len(SOURCES), rows)
@@ -271,7 +271,7 @@ class AddressesBench(OrderBench):
             m.d.sync += moved.eq(moved + stride)
         address = Signal(width, name=f"{name}_due")
         m.d.comb += address.eq(start + field // count + moved)
-        step = self.peek(f"{name}_step", width)
+        step = self.peek(f"{name}_step").as_unsigned()
         self._while_on(f"stride of {name}s", step == stride.as_unsigned(), self.todo)
         return address
 

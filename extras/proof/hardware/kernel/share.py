@@ -28,19 +28,19 @@ class ShareBench(CutBench):
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.free_inputs(m)
-        self.active = self.peek("kernel.active", 1)
-        reader = self.peek("reader.active", 1)
+        self.active = self.peek("kernel.active")
+        reader = self.peek("reader.active")
         instruction = dut.instruction
         wanted, taken = Signal(name="for_the_engine"), Signal(name="taken")
         m.d.comb += [
             wanted.eq(is_one_of((Kernel, Microcode), instruction.payload)),
             taken.eq(instruction.valid & instruction.ready),
         ]
-        to_engine = self.peek("kernel.instruction__valid", 1)
+        to_engine = self.peek("kernel.instruction__valid")
         self.claim("one of them at a time", ~(self.active & reader))
         self.claim("its instructions", (to_engine & ~self.active) == (taken & wanted))
         self.claim("alone", implies(taken & wanted, ~reader))
-        others = self.peek("reader.instruction__valid", 1) & self.peek("reader.instruction__ready", 1)
+        others = self.peek("reader.instruction__valid") & self.peek("reader.instruction__ready")
         self.claim("others are not its", others == (taken & ~wanted))
         ends = Signal(name="ends")
         m.d.comb += ends.eq(self._peek_results().end)
@@ -49,9 +49,9 @@ class ShareBench(CutBench):
         self.claim("from its start to its end", self.active == due)
         self.claim("busy", implies(due | reader, dut.busy))
         last = latch(m, taken, wanted, 1, "last_was_its")
-        self.claim("which was the last one", self.peek("kernel_last", 1) == last)
+        self.claim("which was the last one", self.peek("kernel_last") == last)
         mask = Mux(
-            last, self.peek("kernel.mask", len(dut.signal)), self.peek("reader.signal", len(dut.signal))
+            last, self.peek("kernel.mask"), self.peek("reader.signal")
         )
         signalled = ago(m, Mux(ends, mask, 0), 2, "mask", reset=True)
         self.claim("what it signals when it is written", dut.signal == signalled)
@@ -61,22 +61,22 @@ class ShareBench(CutBench):
 
     def _peek_results(self) -> Value:
         layout = results_layout(self.config)
-        return layout(self.peek("writer.results", layout.size))
+        return layout(self.peek("writer.results"))
 
     def _claim_ports(self) -> None:
         """Claim that the engine has the ports while it is active."""
         for name in ("scratchpad", "accumulator"):
             port = getattr(self.dut, name)
-            asks, other = (self.peek(f"{unit}.{name}__valid", 1) for unit in ("kernel", "reader"))
-            address = self.peek(f"kernel.{name}__address", len(port.address))
+            asks, other = (self.peek(f"{unit}.{name}__valid") for unit in ("kernel", "reader"))
+            address = self.peek(f"kernel.{name}__address")
             self.claim(f"{name} asked", port.valid == (asks | other))
             self.claim(f"{name} where", implies(self.active & asks, port.address == address))
-            self.claim(f"{name} granted", self.peek(f"kernel.{name}__ready", 1) == port.ready)
+            self.claim(f"{name} granted", self.peek(f"kernel.{name}__ready") == port.ready)
 
     def _claim_writes(self, m: Module) -> None:
         """Claim that only the engine's results are written while it is active."""
         layout = results_layout(self.config)
-        own = layout(self.peek("kernel.results", layout.size))
+        own = layout(self.peek("kernel.results"))
         there = self._peek_results()
         self.claim("its results", implies(self.active, Value.cast(own) == Value.cast(there)))
         written = ago(m, self.active & own.write, 1, "own_write", reset=True)

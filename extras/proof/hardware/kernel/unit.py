@@ -48,31 +48,31 @@ class EngineBench(CutBench):
         m.d.sync += active.eq(taken | active & ~dut.finish)
         fields = {
             "mask": (payload.signal, dut.mask),
-            "source": (payload.source, self.peek("lanes.source", 1)),
-            "tail": (view(Kernel, payload).tail, self.peek("lanes.tail", 8)),
+            "source": (payload.source, self.peek("lanes.source")),
+            "tail": (view(Kernel, payload).tail, self.peek("lanes.tail")),
         }
         for name, (value, register) in fields.items():
             field = latch(m, taken, value, len(value), f"field_{name}")
             self.claim(name, register == field)
         self.claim("active", dut.active == active)
         self.claim("one at a time", dut.instruction.ready == ~active)
-        self.claim("taken", self.peek("sequence.load", 1) == taken)
-        word = self.peek("sequence.payload", Vec.layout().size)
+        self.claim("taken", self.peek("sequence.load") == taken)
+        word = self.peek("sequence.payload")
         self.claim("the sequence's instruction", word == Value.cast(payload))
-        self.cover("another one", taken & (dut.mask == 3) & (self.peek("lanes.tail", 8) == 2))
+        self.cover("another one", taken & (dut.mask == 3) & (self.peek("lanes.tail") == 2))
 
     def _claim_slots(self, m: Module) -> None:
         dut = self.dut
         layout = request_layout(self.config)
         width = layout.size
-        valid, word = self.peek("request_valid", 1), self.peek("request", width)
+        valid, word = self.peek("request_valid"), self.peek("request")
         request = data.View(layout, word)
         refused = (request.ask_scratchpad & ~dut.scratchpad.ready) | (
             request.ask_accumulator & ~dut.accumulator.ready
         )
         granted = valid & ~refused
-        comes = self.peek("sequence.valid", 1) & self.peek("sequence.ready", 1)
-        slot = self.peek("sequence.slot", width)
+        comes = self.peek("sequence.valid") & self.peek("sequence.ready")
+        slot = self.peek("sequence.slot")
         order = Order(m, self, push=comes, i=slot, pop=granted, o=word, most=_MOST)
         claim_slots(self, order, [(valid, word), *skid_slots(self, width)], "slot")
         for name, port in (("scratchpad", dut.scratchpad), ("accumulator", dut.accumulator)):
@@ -81,7 +81,7 @@ class EngineBench(CutBench):
             address = request.address[: len(port.address)]
             self.claim(f"where in the {name}", implies(asks, port.address == address))
         self.claim("a read waits", dut.stall_port == (valid & refused))
-        issued = self.peek("lanes.issue", request.issue.shape().size)
+        issued = self.peek("lanes.issue")
         issue = data.View(request.issue.shape(), issued)
         self.claim("to the lanes when it reads", issue.valid == (granted & request.issue.valid))
         same = Value.cast(issue)[1:] == Value.cast(request.issue)[1:]
@@ -91,16 +91,16 @@ class EngineBench(CutBench):
     def _claim_connections(self) -> None:
         dut = self.dut
         layout = results_layout(self.config)
-        results = data.View(layout, self.peek("results", layout.size))
-        loaded = self.peek("sequence.loaded", 1)
+        results = data.View(layout, self.peek("results"))
+        loaded = self.peek("sequence.loaded")
         self.claim("the end", dut.results.end == (results.end | loaded))
         for name in ("write", "index", "dst", "bytes"):
             self.claim(f"results: {name}", Value.cast(dut.results[name]) == Value.cast(results[name]))
         inputs = {"vectors": dut.vectors, "rows": dut.rows, "entries": Value.cast(dut.entries)}
         for name, value in inputs.items():
-            self.claim(f"{name} to the lanes", self.peek(f"lanes.{name}", len(value)) == value)
+            self.claim(f"{name} to the lanes", self.peek(f"lanes.{name}") == value)
         for name, value in {"group": dut.group, "index": Value.cast(dut.index), "table": dut.table}.items():
-            self.claim(f"{name} of the lanes", self.peek(f"lanes.{name}", len(value)) == value)
+            self.claim(f"{name} of the lanes", self.peek(f"lanes.{name}") == value)
 
 
 def properties() -> Iterator[Property]:

@@ -64,10 +64,10 @@ class WritesBench(_RegistersBench):
         self.claim("as it came", implies(written_now, same & (dut.write_strobe == dut.s_axi_wstrb)))
         low = taken & dut.s_axi_wstrb[0]
         stops = low & (word == _CONTROL) & dut.s_axi_wdata[1]
-        self.claim("stop as written", self.peek("state.asked", 1) == stops)
+        self.claim("stop as written", self.peek("state.asked") == stops)
         started = ago(m, low & (word == _CONTROL) & dut.s_axi_wdata[0], 1, "started", reset=True)
         self.claim("start as written", dut.start == (started & ~was_busy))
-        limit, here = self.peek("state.limit", WATCHDOG_BITS), low & (word == _WATCHDOG)
+        limit, here = self.peek("state.limit"), low & (word == _WATCHDOG)
         now = Signal(WATCHDOG_BITS, name="expected_limit")
         m.d.sync += now.eq(Mux(here, dut.s_axi_wdata, now))
         self.claim("the limit of the watchdog", limit == now)

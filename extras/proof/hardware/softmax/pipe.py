@@ -73,7 +73,7 @@ class PipeBench(Bench):
         inside: Value = Const(0) if more is None else more
         for cycle in range(first, last + 1):
             inside = inside + self.since[cycle]
-        to, of = (self.peek(f"{name}.{place}__addr", bits) for place in ("store", "fetch"))
+        to, of = (self.peek(f"{name}.{place}__addr") for place in ("store", "fetch"))
         self.claim(f"words in {name}", (to - of)[:bits] == inside[:bits])
 
 
@@ -137,18 +137,18 @@ class WayBench(PipeBench):
     ) -> None:
         """Claim the place of the watched vector in a tap, for `cycles` cycles: induction needs it."""
         bits = max(words - 1, 1).bit_length()
-        to = self.peek(f"{tap}.store__addr", bits)
+        to = self.peek(f"{tap}.store__addr")
         at = latch(m, (age == 0) & pushed, to, bits, f"{tap}_at")
         later: Value = Const(1)
         for cycle in range(1, cycles):
             later = later + (self.since[cycle] & (cycle < age))
         there = (age != 0) & (age <= cycles)
-        word = Array(self.peek(f"{tap}.ram[{place}]", len(content)) for place in range(1 << bits))[at]
+        word = Array(self.peek(f"{tap}.ram[{place}]") for place in range(1 << bits))[at]
         self.claim(f"place in {tap}", implies(there, (to - at)[:bits] == later[:bits]))
         self.claim(f"word in {tap}", implies(there, word == content))
 
     def _state(self, name: str, width: int) -> Signal:
-        return self.peek(f"states.{name}", width)
+        return self.peek(f"states.{name}")
 
 
 class MeetBench(PipeBench):
@@ -165,9 +165,9 @@ class MeetBench(PipeBench):
         content = latch(m, self.begins, dut.limit, dut.limit.shape(), "kept")
         m.d.comb += limit.eq(Mux(self.begins, dut.limit, content))
         alone = pending & ~Cat(*since[1 : self.entry + 2]).any()
-        self.claim("a limit that waits", implies(alone, self.peek("limits.o", len(limit)) == content))
+        self.claim("a limit that waits", implies(alone, self.peek("limits.o") == content))
         there = ago(m, self.arrives, 1, "there", reset=True)
-        used = self.peek("probabilities.limit", len(limit))
+        used = self.peek("probabilities.limit")
         due = ago(m, limit, self.entry + 1, "due")
         self.claim("the limit of each group's vector", implies(there, used == due))
         self.cover("the limit of a second vector", there & (due == 1) & ago(m, used == 2, 1, "two"))
@@ -175,10 +175,10 @@ class MeetBench(PipeBench):
         wait = self.event + TOTAL - 1 - self.found
         peak_words = (groups + sum_latency(config)) // groups + 2
         self._claim_level("peaks", peak_words, self.found + 1, self.event + TOTAL - 1)
-        found = self.peek("probabilities.peak", PEAK_BITS)
+        found = self.peek("probabilities.peak").as_unsigned()
         peak = ago(m, found, wait, "peak")
         here = since[self.event + TOTAL - 1]
-        self.claim("the exponent of each", implies(here, self.peek("states.peak", PEAK_BITS) == peak))
+        self.claim("the exponent of each", implies(here, self.peek("states.peak").as_unsigned() == peak))
         self.cover("the exponent of a vector", here & (peak == 5) & since[self.event + TOTAL - 1 - groups])
 
 
@@ -188,25 +188,25 @@ class ConnectedBench(PipeBench):
     def _watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
         width = sum_width(config)
-        total = self.peek("probabilities.total", width)
-        self.claim("the sum of a vector", self.peek("states.total", width) == total)
-        self.claim("whether states are kept", self.peek("states.final", 1) == dut.final)
-        self.claim("sums to divide by", dut.sum == self.peek("states.sum", 32))
+        total = self.peek("probabilities.total")
+        self.claim("the sum of a vector", self.peek("states.total") == total)
+        self.claim("whether states are kept", self.peek("states.final") == dut.final)
+        self.claim("sums to divide by", dut.sum == self.peek("states.sum"))
         self.claim(
             "the state of the row",
-            implies(dut.dividing, self.peek("states.address", len(dut.row)) == dut.row),
+            implies(dut.dividing, self.peek("states.address") == dut.row),
         )
         for name in ("valid", "last", "index", "scores", "table_start", "table_fill", "table_byte"):
             value = Value.cast(getattr(dut, name))
-            port = self.peek(f"probabilities.{name}", len(value))
+            port = self.peek(f"probabilities.{name}")
             self.claim(f"{name} goes in", port == value)
         for name in ("p_valid", "p_index") if config.groups > 1 else ("p_valid",):
             value = Value.cast(getattr(dut, name))
-            self.claim(f"{name} comes out", self.peek(f"probabilities.{name}", len(value)) == value)
+            self.claim(f"{name} comes out", self.peek(f"probabilities.{name}") == value)
         for lane, p in enumerate(dut.p):
-            self.claim(f"p comes out {lane}", self.peek(f"probabilities.p_{lane}", 8) == p)
+            self.claim(f"p comes out {lane}", self.peek(f"probabilities.p_{lane}") == p)
         alignment = Value.cast(dut.alignment_write.data)
-        self.claim("its alignment", self.peek("states.alignment", len(alignment)) == alignment.as_unsigned())
+        self.claim("its alignment", self.peek("states.alignment").as_unsigned() == alignment.as_unsigned())
         self.cover("scores", dut.valid & (dut.scores[0] == -7))
 
 

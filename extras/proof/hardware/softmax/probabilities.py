@@ -52,7 +52,7 @@ class ProbabilitiesBench(Bench):
         assert config.groups <= 2
         self.free_inputs(m, "index", "last")
         self.stages = tree_stages(config)
-        self._near = [self.peek(f"near_{lane}", 1) for lane in range(config.lanes)]
+        self._near = [self.peek(f"near_{lane}") for lane in range(config.lanes)]
         groups, last = config.groups, config.groups - 1
         # A cycle after a group: its scores, and its columns within the limit.
         came = ago(m, dut.valid, 1, "came", reset=True)
@@ -87,7 +87,7 @@ class ProbabilitiesBench(Bench):
             self.claim(f"score of lane {lane}", implies(there, self._score(f"score_{lane}") == split))
 
     def _score(self, name: str) -> Signal:
-        return self.peek(name, PEAK_BITS + _FRACTION + 1)
+        return self.peek(name)
 
     def _gather(self, m: Module, columns: list[Any], early: Value, complete: Value) -> list[Any]:
         """Return the columns of the vector in the cycle in which it is complete.
@@ -146,7 +146,7 @@ class ProbabilitiesBench(Bench):
             later = Signal(signed(PEAK_BITS), name=f"so_far{cycle}", init=PEAK)
             m.d.sync += later.eq(so_far)
             so_far = later
-        self.claim("largest one so far", self.peek("peak_so_far", PEAK_BITS).as_signed() == so_far)
+        self.claim("largest one so far", self.peek("peak_so_far") == so_far)
 
     def _claim_waiting(self, m: Module) -> None:
         """Claim the number of groups that wait in memory, and the oldest one if others may come much later."""
@@ -157,12 +157,12 @@ class ProbabilitiesBench(Bench):
             inside = inside + Mux(since[cycle], groups, 0)
         if groups > 1:
             inside = inside + since[3 + stages]
-        to, of = (self.peek(name, bits) for name in ("store__addr", "read_at"))
+        to, of = (self.peek(name) for name in ("store__addr", "read_at"))
         self.claim("groups that wait", (to - of)[:bits] == inside)
         if groups > 1:
             alone = pending & ago(m, pending, 1, "still", reset=True)
             alone &= ~Cat(*since[: 5 + stages]).any()
-            word = self.peek("fetch__data", self.config.lanes * (PEAK_BITS + _FRACTION + 1))
+            word = self.peek("fetch__data")
             stored = Cat(*(_split_score(column) for column in self.stored))
             self.claim("a group that waits", implies(alone, word == stored))
 
@@ -170,7 +170,7 @@ class ProbabilitiesBench(Bench):
         """Claim the indices that are looked up, three cycles after the exponent, and the cycles of probabilities."""
         dut, config, lanes = self.dut, self.config, self.config.lanes
         bits = (config.table_depth - 1).bit_length()
-        index = self.peek("table.index", bits * lanes)
+        index = self.peek("table.index")
         shift = (_REACH // config.table_depth).bit_length() - 1
         looks, comes = self.found + _LOOKS, self.found + PROBABILITY
         for group in range(config.groups):
@@ -203,9 +203,9 @@ class SumBench(Bench):
     def watch(self, m: Module) -> None:
         dut, config, stages = self.dut, self.config, tree_stages(self.config)
         self.free_inputs(m)
-        entries = self.peek("table.p", 8 * config.lanes)
+        entries = self.peek("table.p")
         for lane in range(config.lanes):
-            near = ago(m, self.peek(f"near_{lane}", 1), PROBABILITY - _LOOKS, f"near{lane}", reset=True)
+            near = ago(m, self.peek(f"near_{lane}"), PROBABILITY - _LOOKS, f"near{lane}", reset=True)
             entry = ago(m, entries.word_select(lane, 8), PROBABILITY - _LOOKS - _LOOKED_UP, f"entry{lane}")
             there = settled(m, PROBABILITY - _LOOKS, f"settled{lane}")
             self.claim(f"probability of lane {lane}", implies(there, dut.p[lane] == Mux(near, entry, 0)))
@@ -214,7 +214,7 @@ class SumBench(Bench):
             ("fill", dut.table_fill, 1),
             ("byte", dut.table_byte, 8),
         ):
-            self.claim(f"the table's {name}", self.peek(f"table.{name}", width) == value)
+            self.claim(f"the table's {name}", self.peek(f"table.{name}") == value)
         width = sum_width(config)
         group = Signal(width, name="sum_of_group")
         m.d.comb += group.eq(sum(dut.p[lane] for lane in range(config.lanes)))
@@ -229,7 +229,7 @@ class SumBench(Bench):
             came = ago(m, first, stages + 1, "first_came", reset=True)
             due = Mux(came, ago(m, group, stages + 1, "first_sum"), 0)
             # The second group follows the first one at once.
-            so_far = self.peek("so_far", width)
+            so_far = self.peek("so_far")
             self.claim("the sum so far", so_far == due)
             self.assume(~ago(m, first, 1, "begun", reset=True) | last)
         here = ago(m, whole, stages + 1, "whole", reset=True)
@@ -259,9 +259,9 @@ class TableBench(Bench):
         with m.If(dut.fill & (following == watched)):
             m.d.sync += [stored.eq(dut.byte), known.eq(1)]
         # Contents of entries: without them, induction starts from unreachable states.
-        self.claim("the entry that is next", self.peek("entry", bits) == following)
+        self.claim("the entry that is next", self.peek("entry") == following)
         for pair in range(0, config.lanes, 2):
-            words = Array(self.peek(f"copy_{pair}[{entry}]", 8) for entry in range(config.table_depth))
+            words = Array(self.peek(f"copy_{pair}[{entry}]") for entry in range(config.table_depth))
             self.claim(f"the entry in copy {pair}", implies(known, words[watched] == stored))
         for lane in range(config.lanes):
             reads = known & ~dut.fill & (dut.index[lane] == watched)

@@ -46,8 +46,8 @@ class MaskBench(Bench):
         self.assume(implies(dut.step & dut.last_ox & dut.last_oy, group != (1 << _COUNT_BITS) - 1))
 
         age = self._claim_ready(m)
-        self.total = self.peek("total", 32).as_signed()
-        self.claim("base", implies(started & (age > 0), self.peek("base", 32) == self.base))
+        self.total = self.peek("total")
+        self.claim("base", implies(started & (age > 0), self.peek("base") == self.base))
         length, diagonal = (self._limit(m, name, age, at) for name, at in (("length", 2), ("diagonal", 3)))
         before = group * n
         within, first = length - before, diagonal + 1 - before
@@ -56,9 +56,9 @@ class MaskBench(Bench):
         self.claim("columns within the length", implies(holds, dut.by_length == _between(within, n)))
         by_diagonal = Mux(dut.causal, _between(upto, n), n)
         self.claim("columns before the diagonal", implies(holds, dut.by_diagonal == by_diagonal))
-        self.claim("left register", implies(started & (age > 2), self.peek("left", 21).as_signed() == within))
+        self.claim("left register", implies(started & (age > 2), self.peek("left") == within))
         for name, value in (("inner", upto), ("outer", first)):
-            self.claim(f"{name} register", implies(holds, self.peek(name, 21).as_signed() == value))
+            self.claim(f"{name} register", implies(holds, self.peek(name) == value))
         # Nothing was stepped before it is ready.
         self.claim("first vector", implies(started & (age < _SETTLING_CYCLES), ~row.any() & ~group.any()))
         self.cover("in the middle of a later group", holds & (group == 2) & (dut.by_length == 1))
@@ -112,7 +112,7 @@ class MaskBench(Bench):
         with m.Elif(age < _SETTLING_CYCLES):
             m.d.sync += age.eq(age + 1)
         self.claim("ready", dut.ready == (age == _SETTLING_CYCLES))
-        self.claim("phase", self.peek("phase", 3) == age)
+        self.claim("phase", self.peek("phase") == age)
         return age
 
 
@@ -140,7 +140,7 @@ class UpdateBench(Bench):
         dut = self.dut
         self.free_inputs(m, "final")
         m.d.comb += dut.final.eq(self.constant(m, 1, "final"))
-        old = self.peek("old", PEAK_BITS + 32)
+        old = self.peek("old")
         self.claim("sum of the state", dut.sum == old[PEAK_BITS:])
         # Values of the cycle in which the sum of the vector comes.
         late = TOTAL - _READ_CYCLES
@@ -163,12 +163,12 @@ class UpdateBench(Bench):
         self.claim("alignment", implies(update, dut.alignment == due))
         written = ago(m, update, WRITTEN - ALIGNED, "written", reset=True)
         self.claim("it is written in its cycle", dut.written == written)
-        word = self.peek("store__data", PEAK_BITS + 32)
+        word = self.peek("store__data")
         exponent, rest = (ago(m, v, WRITTEN - TOTAL, n) for v, n in ((following, "m"), (whole, "l")))
         self.claim("maximum", implies(written, word[:PEAK_BITS].as_signed() == exponent.as_signed()))
         self.claim("sum", implies(written, word[PEAK_BITS:] == rest))
-        self.claim("final keeps states", self.peek("store__en", 1) == (written & ~dut.final))
-        address = self.peek("store__addr", len(dut.address))
+        self.claim("final keeps states", self.peek("store__en") == (written & ~dut.final))
+        address = self.peek("store__addr")
         self.claim("where it is written", address == dut.write_address)
         self.cover("a state that rises", written & (word[PEAK_BITS:] > 1 << 16) & (exponent.as_signed() == 5))
 
@@ -186,10 +186,10 @@ class MemoryBench(Bench):
         dut = self.dut
         self.free_inputs(m)
         watched = self.constant(m, len(dut.address), "watched")
-        word, old = (self.peek(name, PEAK_BITS + 32) for name in ("store__data", "old"))
+        word, old = (self.peek(name) for name in ("store__data", "old"))
         content = Signal(PEAK_BITS + 32, reset_less=True)
         known = Signal()
-        writes = self.peek("store__en", 1) & (self.peek("store__addr", len(dut.address)) == watched)
+        writes = self.peek("store__en") & (self.peek("store__addr") == watched)
         with m.If(writes):
             m.d.sync += [content.eq(word), known.eq(1)]
         read = ago(m, (dut.address == watched) & known, _READ_CYCLES, "read", reset=True)
