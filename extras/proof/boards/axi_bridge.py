@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Module, Mux, Signal
 
 from weft.boards.bus.axi import PIECE_BYTES, AxiBridge
 from weft.extras.proof.hardware.pipelines import implies
-from weft.extras.proof.hardware.property import Bench, Bounded, Property
+from weft.extras.proof.hardware.property import Bench, Bounded, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import (
     Channel,
@@ -30,6 +28,13 @@ _LIMIT = 64
 _DEPTH = 10
 
 
+@proves(
+    "boards/axi_bridge",
+    "bursts",
+    Bounded(_DEPTH),
+    SMALLEST.replace(bus_bytes=PIECE_BYTES // _PIECE_WORDS),
+    pieces=_PIECES,
+)
 class BridgeBench(Bench):
     """Bursts go to memory in pieces that end at blocks. Words of reads come in order, with the ID of their burst and a
     mark on its last one, and there is room for all that are asked for. A write goes to memory when its words are here,
@@ -131,8 +136,3 @@ class BridgeBench(Bench):
         self.claim("B of its burst", implies(current, axi.bid == identity))
         self.claim("B when memory has all of the burst", implies(current, need == 0))
         self.cover("a burst is answered", current & axi.bready)
-
-
-def properties() -> Iterator[Property]:
-    config = SMALLEST.replace(bus_bytes=PIECE_BYTES // _PIECE_WORDS)
-    yield BridgeBench.proves("boards/axi_bridge", "bursts", Bounded(_DEPTH), config, pieces=_PIECES)

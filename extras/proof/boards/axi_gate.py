@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Module, Mux, Signal, Value
 
 from weft.boards.bus.axi import AxiGate
-from weft.extras.proof.hardware.property import Bench, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Invariant, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import (
     assume_answers,
@@ -43,6 +41,7 @@ class _GateBench(Bench):
         return closed
 
 
+@proves("boards/axi_gate", "closing", Invariant(), SMALLEST, cover=16, writes=2, outstanding=_OUTSTANDING)
 class AxiGateBench(_GateBench):
     """Whenever the gate is closed and the manager is reset, memory sees whole bursts: its inputs are stable, each write
     has all its words, the last of them marked, and no new burst begins. The closed gate is idle exactly when nothing is
@@ -109,6 +108,7 @@ class AxiGateBench(_GateBench):
         return words, writes
 
 
+@proves("boards/axi_gate", "passing on", Invariant(), SMALLEST, writes=2, outstanding=_OUTSTANDING)
 class AxiGatePassing(_GateBench):
     """A transfer on one side is in the same cycle a transfer on the other side, with an equal payload. A closed gate
     adds words without bytes to writes whose words it does not wait for, and takes answers itself.
@@ -140,12 +140,3 @@ class AxiGatePassing(_GateBench):
         """Return whether the manager and memory transfer a word of a channel, and whether their payloads are equal."""
         port, memory = (axi_channel(side, name, but) for side in (self.dut.port, self.dut.memory))
         return transfer(port), transfer(memory), port.payload == memory.payload
-
-
-def properties() -> Iterator[Property]:
-    yield AxiGateBench.proves(
-        "boards/axi_gate", "closing", Invariant(), SMALLEST, cover=16, writes=2, outstanding=_OUTSTANDING
-    )
-    yield AxiGatePassing.proves(
-        "boards/axi_gate", "passing on", Invariant(), SMALLEST, writes=2, outstanding=_OUTSTANDING
-    )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
 from weft.boards.bus.port import MAX_BEATS, Arbiter, Command, Gate
-from weft.extras.proof.hardware.property import Bench, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Invariant, proves
 from weft.extras.proof.hardware.streams import (
     Order,
     WatchedItem,
@@ -74,6 +73,7 @@ class Bursts(WatchedItem):
         bench.cover(f"{name} of three words end", current & ends & several & (whose == len(ports) - 1))
 
 
+@proves("boards/arbiter", {f"order and turns of {ports}": (ports, 2) for ports in (1, 2, 3)}, Invariant())
 class ArbiterBench(Bench):
     """Commands come to the memory in the order in which they are taken, one a cycle while there is room; while a port
     waits no other one goes twice; all words and reports are those of the port whose command it is.
@@ -185,6 +185,7 @@ class ArbiterBench(Bench):
             self.cover("it is passed", legal & passed)
 
 
+@proves("boards/gate", "closing", Invariant(), 4, 3)
 class GateBench(Bench):
     """Open, a gate passes all; closed, it passes no command, and tells that it is idle when nothing is owed.
 
@@ -237,11 +238,3 @@ class GateBench(Bench):
         m.d.sync += worked.eq(worked | transfer(memory.read))
         self.cover("idle after a read", self.dut.idle & worked)
         self.cover("as many writes as there may be", writes == self.commands - 1)
-
-
-def properties() -> Iterator[Property]:
-    for ports, commands in ((1, 2), (2, 2), (3, 2)):
-        yield ArbiterBench.proves(
-            "boards/arbiter", f"order and turns of {ports}", Invariant(), ports, commands
-        )
-    yield GateBench.proves("boards/gate", "closing", Invariant(), 4, 3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Module, Mux, Signal, Value
 
 from weft.boards.link.frames import (
@@ -19,7 +17,7 @@ from weft.boards.link.frames import (
 from weft.boards.link.framing import Deframer, Framer, _Phase
 from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.extras.proof.hardware.streams import assume_stable, stable, within
 
 _BUFFER = 1024
@@ -29,6 +27,7 @@ _OPERATION, _SIZE = 1, 2
 """Bytes of a request's header."""
 
 
+@proves("boards/framing", "frames", Invariant(), cover=60)
 class FramerBench(Bench):
     """A frame has an end on both sides. Between them are the bytes of the body and four more, in order. Bytes that mean
     an end or an escape are escaped, and no others.
@@ -74,6 +73,7 @@ class FramerBench(Bench):
         self.cover("an escape", escaped & whole)
 
 
+@proves("boards/framing", "requests", Induction(2), _BUFFER, cover=60)
 class DeframerBench(CutBench):
     """Bytes of requests are stored without escapes, and come out after their request ends undamaged, as many as its
     header says; all others are dropped.
@@ -163,8 +163,3 @@ class DeframerBench(CutBench):
         self.claim("low byte of the size", ~header | (count <= _SIZE) | (left[:8] == size[:8]))
         self.claim("size", ~header | (count <= _SIZE + 1) | (left == size))
         self.claim("bytes left", header | ~comes | (left == (REQUEST_BYTES + size - count)[: len(left)]))
-
-
-def properties() -> Iterator[Property]:
-    yield FramerBench.proves("boards/framing", "frames", Invariant(), cover=60)
-    yield DeframerBench.proves("boards/framing", "requests", Induction(2), _BUFFER, cover=60)

@@ -234,7 +234,6 @@ class SchedulerBench(Bench):
     def _claim_registers(self, item: Any, segments: WatchedItem) -> None:
         """Claim that the segment is in one of two registers: the proof needs this invariant."""
         watched, ahead = segments.watched, segments.ahead
-        width = self.dut.layout.size
         now, following = self.peek("now"), self.peek("next")
         now_valid, next_valid = self.peek("now_valid"), self.peek("next_valid")
         first = watched & now_valid & (ahead == 0)
@@ -255,11 +254,7 @@ class SchedulerBench(Bench):
         # Help for the proof: the unit knows the row, and opens that of its segment before it reads or writes.
         rows = Array(self.peek(f"row{bank}") for bank in range(BANKS))
         is_open = Array(self.peek(f"open{bank}") for bank in range(BANKS))
-        bank, now, now_valid = (
-            self.peek("now.bank"),
-            self.peek("now.row"),
-            self.peek("now_valid"),
-        )
+        bank, now, now_valid = (self.peek("now.bank"), self.peek("now.row"), self.peek("now_valid"))
         self.claim("rows known", ~is_open[number] | (rows[number] == row))
         self.claim("row of the segment", ~now_valid | (rows[bank] == now))
         self.claim("bank of the segment", ~(now_valid & self.peek("run")) | is_open[bank])
@@ -294,9 +289,7 @@ class SchedulerBench(Bench):
         dut, inside, operation = self.dut, Signal(range(4), name="inside"), Value.cast(self.dut.operation)
         issue = dut.read | dut.write
         m.d.sync += inside.eq(
-            inside
-            + (dut.segment.valid & dut.segment.ready)
-            - (issue & (self.peek("now.more") == 0))
+            inside + (dut.segment.valid & dut.segment.ready) - (issue & (self.peek("now.more") == 0))
         )
         awake = latch(m, operation == MODE, 1, 1, "chip_is_awake")
         within(m, self, (inside != 0) & awake & dut.have & dut.room & ~issue, self.slowest, "a unit")

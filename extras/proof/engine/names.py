@@ -11,7 +11,6 @@ from amaranth.lib.wiring import Component
 
 from weft.hdl.errors import WeftError
 
-
 _WORD = re.compile(r"(.+)(\[\d+\])")
 """Path of a word of a memory."""
 

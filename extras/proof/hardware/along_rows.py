@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 
 from weft.extras.proof.hardware.matrix import Entry, claim_product
 from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.hdl.isa.config import Config
 from weft.hdl.matrix.array import Array
 
@@ -19,6 +17,13 @@ _PRODUCT = 2
 """Cycles from an activation's entry into its row to the product in column 0; each later column takes one more."""
 
 
+@proves(
+    "matrix/array",
+    "sums of two taps along rows of 4",
+    Induction(12),
+    Config(n=_N, lanes=2, bus_bytes=4, probability_bits=7, depthwise_taps=_TAPS),
+    part=True,
+)
 class AlongBench(Bench):
     """Element k of the row of C is the sum of products of element k of this row of A and the one before, for those
     since the start of the line, with the words of B for their taps, exactly and for all operands, in the cycle in which
@@ -100,10 +105,3 @@ class AlongBench(Bench):
         for age in range(4):
             due = ago(m, flags, least + 1 + age, f"along{r}_{age}")
             self.claim(f"along {r} {age}", along.word_select(age, 3) == due)
-
-
-def properties() -> Iterator[Property]:
-    config = Config(n=_N, lanes=2, bus_bytes=4, probability_bits=7, depthwise_taps=_TAPS)
-    yield AlongBench.proves(
-        "matrix/array", "sums of two taps along rows of 4", Induction(12), config, part=True
-    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import (
     Channel,
@@ -26,6 +26,12 @@ _INCR = 1
 """AXI4's code of a burst over consecutive addresses."""
 
 
+@proves(
+    "bus/axi",
+    {"two readers": SMALLEST, "three readers": SMALLEST.replace(probability_bits=7)},
+    Invariant(),
+    proven=("log",),
+)
 class AxiBench(Bench):
     """AR, AW and W are stable, and pass requests and words on in order, once and unchanged, the first reader's requests
     first. Beats go to the reader with their ID. Errors and beats are flagged in the next cycle.
@@ -133,6 +139,14 @@ class _Stage:
     tag: Value
 
 
+@proves("bus/burst", "bursts of 64 words of 4 bytes", Induction(4), SMALLEST, beats=64, tag=3)
+@proves(
+    "bus/burst",
+    {f"bursts of 256 words of {bus} bytes": SMALLEST.replace(bus_bytes=bus) for bus in (16, 128)},
+    Induction(4),
+    beats=256,
+    tag=3,
+)
 class SplitterBench(Bench):
     """Bursts cover each run exactly, in order and with its tag, one a cycle. They end at blocks and at the run's end,
     and cross no block and no page. The splitter is idle while it has no run.
@@ -172,13 +186,7 @@ class SplitterBench(Bench):
             self.claim(f"stage {place} holds whole words", ~valid | (address % (1 << align) == 0))
             yield _Stage(valid, address >> align, beats, last, held[42:])
         last = self.peek("last#1")
-        cut = _Stage(
-            self.peek("active"),
-            self.peek("word"),
-            self.peek("rest") + 1,
-            last,
-            self.peek("tag#1"),
-        )
+        cut = _Stage(self.peek("active"), self.peek("word"), self.peek("rest") + 1, last, self.peek("tag#1"))
         room = self.dut.block - cut.word % self.dut.block
         self.claim("a run ends in its block if it is short", ~cut.valid | (last == (cut.words <= room)))
         yield cut
@@ -260,14 +268,3 @@ class SplitterBench(Bench):
             "the last burst is the one that ends the run", ~self.ours | (dut.last == (beats == self.left))
         )
         self.claim("a burst a cycle", ~(self.runs.watched & begun) | request.valid)
-
-
-def properties() -> Iterator[Property]:
-    for bits, name in ((0, "two readers"), (7, "three readers")):
-        config = SMALLEST.replace(probability_bits=bits)
-        yield AxiBench.proves("bus/axi", name, Invariant(), config, proven=("log",))
-    for bus, beats in ((4, 64), (16, 256), (128, 256)):
-        name = f"bursts of {beats} words of {bus} bytes"
-        yield SplitterBench.proves(
-            "bus/burst", name, Induction(4), SMALLEST.replace(bus_bytes=bus), beats=beats, tag=3
-        )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_stable, stable, within
 from weft.hdl.control.descriptors import Descriptors
@@ -36,6 +35,12 @@ class _State(enum.IntEnum):
     ADVANCE = 10
 
 
+@proves(
+    "control/descriptors",
+    {f"lists, words of {bus} bytes": SMALLEST.replace(descriptors=1, bus_bytes=bus) for bus in (4, 64)},
+    Induction(4),
+    cover=48,
+)
 class ListBench(Bench):
     """One program of a list runs at a time. It starts when its descriptor has come, carries the mark, and nothing stops
     the run. After it, its record is written with the cycles that it took, and then the next descriptor is read.
@@ -238,18 +243,8 @@ class ListBench(Bench):
         self.claim("known", implies(looks, self.complete))
         self.claim("confirming", writes == (state == _State.CONFIRM))
         align = (pitch(self.config) - 1).bit_length()
-        self.claim(
-            "place", implies(dut.busy, Cat(Const(0, align), self.peek("place")) == self.at)
-        )
+        self.claim("place", implies(dut.busy, Cat(Const(0, align), self.peek("place")) == self.at))
         index = self.peek("index")
         self.claim(
             "beat of a record", implies(state == _State.SEND, (index == self.index) & (index < records))
-        )
-
-
-def properties() -> Iterator[Property]:
-    for bus in (4, 64):
-        config = SMALLEST.replace(descriptors=1, bus_bytes=bus)
-        yield ListBench.proves(
-            "control/descriptors", f"lists, words of {bus} bytes", Induction(4), config, cover=48
         )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.hdl.isa.operands import DIVISION_LATENCY
 from weft.hdl.lib.arithmetic import LEAD, QUOTIENT_BITS, Divider
 
@@ -82,6 +80,7 @@ class DividerBench(Bench):
             m.d.sync += [self.issued.eq(0), self.holding.eq(0)]
 
 
+@proves("lib/divide", "order", Invariant(), cover=48)
 class OrderBench(DividerBench):
     """Each row is stepped past once; one result is there at a time until it is taken, and it is complete then; rows are
     normalised and ready within a bounded time.
@@ -111,6 +110,7 @@ class OrderBench(DividerBench):
         )
 
 
+@proves("lib/divide", "results", Induction(6), cover=16)
 class QuotientBench(DividerBench):
     """Quotient, shift and bias of a row follow from its sum and the fields by their definition, for all values.
 
@@ -206,8 +206,3 @@ class QuotientBench(DividerBench):
         stays = divided & ~self.next_step & ~self.first_step
         self.claim("bits stay", implies(stays, bias == before))
         self.cover("a bias", stays & bias[0])
-
-
-def properties() -> Iterator[Property]:
-    yield OrderBench.proves("lib/divide", "order", Invariant(), cover=48)
-    yield QuotientBench.proves("lib/divide", "results", Induction(6), cover=16)

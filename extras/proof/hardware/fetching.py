@@ -114,7 +114,7 @@ class FetchBench(CutBench):
     def _claim_places(self, unused: Value) -> None:
         """Claim where words are in the unit: induction needs these invariants."""
         dut, state, depth = self.dut, self.state, self.burst * BURSTS
-        request, bits = dut.bus.request, depth.bit_length()
+        request = dut.bus.request
         pending, level = self.peek("pending"), self.peek("buffer.level")
         asked = Mux(request.valid, request.payload.beats, 0)
         self.claim("words that are pending", pending == state.owed + level + asked)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa import Lookup
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
@@ -38,6 +37,14 @@ class _OpenLookup(VecLookup):
         return m
 
 
+@proves(
+    "vector/vec_lookup",
+    {
+        "entries of one table, with the kernel engine": SMALLEST.replace(lookup_tables=1, kernel=16),
+        "entries of two tables": SMALLEST.replace(lookup_tables=2),
+    },
+    Induction(6),
+)
 class LookupBench(Bench):
     """Each byte of a LOOKUP is written to its entry, once. A result is the byte that was last written to the entry that
     it names, two cycles later, or passes unchanged if its instruction does not look up. Its description passes with it.
@@ -107,9 +114,3 @@ class LookupBench(Bench):
         due = Mux(self.writes, place, following)
         self.claim("the entry that is next", implies(on, entry == due))
         self.claim("the byte", self.peek("table_byte") == byte)
-
-
-def properties() -> Iterator[Property]:
-    for tables, kernel, what in ((1, 16, "one table, with the kernel engine"), (2, 0, "two tables")):
-        config = SMALLEST.replace(lanes=2, lookup_tables=tables, kernel=kernel)
-        yield LookupBench.proves("vector/vec_lookup", f"entries of {what}", Induction(6), config)

@@ -9,7 +9,7 @@ from typing import Any
 from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.matrix.array import Array
@@ -44,6 +44,48 @@ class Weight:
         m.d.sync += [used.eq(self.value), used_known.eq(self.known)]
 
 
+@proves("matrix/alignments", "memory of 16", Invariant(), Config(n=2, lanes=2, bus_bytes=4, alignments=16))
+class AlignmentsBench(Bench):
+    """A read returns the value that was written last to its address in an earlier cycle, in the documented cycle; no
+    access waits.
+
+    One address, which may be any, is watched: `READ_LATENCY` cycles after a read of it comes the value that was written
+    to it last since the reset.
+    """
+
+    UNIT = Alignments
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        watched = self.constant(m, len(dut.write.address), "watched")
+        content = Signal.like(dut.write.data, name="kept", reset_less=True)
+        known = Signal()
+        with m.If(dut.write.valid & (dut.write.address == watched)):
+            m.d.sync += [content.eq(dut.write.data), known.eq(1)]
+        self.claim("writes are granted", dut.write.ready)
+        both: Value = Const(1)
+        for name in ("mm", "vec"):
+            port = getattr(dut, name)
+            read = ago(
+                m, port.valid & (port.address == watched) & known, READ_LATENCY, f"read_{name}", reset=True
+            )
+            self.claim(f"reads of {name} are granted", port.ready)
+            due = ago(m, content, READ_LATENCY, f"due_{name}")
+            self.claim(f"{name} reads what was written", implies(read, port.data == due))
+            both &= read & port.data.all() & (due != ago(m, due, 1, f"old_{name}"))
+        # One cover for both ports: ABC's search for several outputs fails here.
+        self.cover("both read what was new when they did", both)
+
+
+@proves(
+    "matrix/pe",
+    {
+        f"sums of {columns} columns, activations of {width} bits": (columns, width, psum)
+        for columns, width, psum in ((1, 8, 17), (3, 9, 18))
+    },
+    Induction(8),
+)
 class RowBench(Bench):
     """Column c adds activation times weight to the sum from above in the documented cycle, for all operands; the weight
     is word c of the last tile that was sent before the last swap.
@@ -122,6 +164,16 @@ def claim_product(
     return product, known
 
 
+@proves(
+    "matrix/array",
+    {
+        f"product of 2 x 2, probabilities of {bits} bits": Config(
+            n=2, lanes=2, bus_bytes=4, probability_bits=bits
+        )
+        for bits in (7, 8)
+    },
+    Induction(10),
+)
 class ArrayBench(Bench):
     """A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent before
     its swap, exactly and for all operands.
@@ -161,56 +213,3 @@ class ArrayBench(Bench):
         for c in range(n):
             self.claim(f"column {c}", array.c[c] == totals[c])
             self.cover(f"column {c}", everything & (array.c[c] < 0))
-
-
-class AlignmentsBench(Bench):
-    """A read returns the value that was written last to its address in an earlier cycle, in the documented cycle; no
-    access waits.
-
-    One address, which may be any, is watched: `READ_LATENCY` cycles after a read of it comes the value that was written
-    to it last since the reset.
-    """
-
-    UNIT = Alignments
-
-    def watch(self, m: Module) -> None:
-        dut = self.dut
-        self.free_inputs(m)
-        watched = self.constant(m, len(dut.write.address), "watched")
-        content = Signal.like(dut.write.data, name="kept", reset_less=True)
-        known = Signal()
-        with m.If(dut.write.valid & (dut.write.address == watched)):
-            m.d.sync += [content.eq(dut.write.data), known.eq(1)]
-        self.claim("writes are granted", dut.write.ready)
-        both: Value = Const(1)
-        for name in ("mm", "vec"):
-            port = getattr(dut, name)
-            read = ago(
-                m, port.valid & (port.address == watched) & known, READ_LATENCY, f"read_{name}", reset=True
-            )
-            self.claim(f"reads of {name} are granted", port.ready)
-            due = ago(m, content, READ_LATENCY, f"due_{name}")
-            self.claim(f"{name} reads what was written", implies(read, port.data == due))
-            both &= read & port.data.all() & (due != ago(m, due, 1, f"old_{name}"))
-        # One cover for both ports: ABC's search for several outputs fails here.
-        self.cover("both read what was new when they did", both)
-
-
-def properties() -> Iterator[Property]:
-    yield AlignmentsBench.proves(
-        "matrix/alignments", "memory of 16", Invariant(), Config(n=2, lanes=2, bus_bytes=4, alignments=16)
-    )
-    for columns, width, psum in ((1, 8, 17), (3, 9, 18)):
-        yield RowBench.proves(
-            "matrix/pe",
-            f"sums of {columns} columns, activations of {width} bits",
-            Induction(8),
-            columns,
-            width,
-            psum,
-        )
-    for bits in (7, 8):
-        config = Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits)
-        yield ArrayBench.proves(
-            "matrix/array", f"product of 2 x 2, probabilities of {bits} bits", Induction(10), config
-        )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import combinations
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
 from weft.hdl.lib.ports import ALIGNMENT_BITS
@@ -27,6 +26,30 @@ def small(**sizes: int) -> Config:
     return _Small(**{"accumulator_banks": 2, "accumulator_depth": 2, "probability_bits": 0} | sizes)
 
 
+@proves(
+    "memory/scratchpad",
+    "4 readers and 2 writers of 2 banks of 2",
+    Invariant(),
+    small(scratchpad_banks=2, scratchpad_depth=2),
+    readers=4,
+    writers=2,
+)
+@proves(
+    "memory/scratchpad",
+    "2 readers and 2 writers of 4 banks of 2",
+    Invariant(),
+    small(scratchpad_banks=4, scratchpad_depth=2),
+    readers=2,
+    writers=2,
+)
+@proves(
+    "memory/scratchpad",
+    "1 readers and 1 writers of 2 banks of 4",
+    Invariant(),
+    small(scratchpad_banks=2, scratchpad_depth=4),
+    readers=1,
+    writers=1,
+)
 class ScratchpadBench(Bench):
     """A client waits only while an earlier client asks for its bank, so a bank has one reader and one writer a cycle. A
     granted read returns the value that was written last, in its cycle.
@@ -83,6 +106,7 @@ class ScratchpadBench(Bench):
         self.cover("written while it is read", due & (old != new))
 
 
+@proves("sequential/scratchpad", "vectors", Invariant(), small(n=2))
 class VectorsBench(Bench):
     """A read returns the vector that was written to its address: the last bytes that were pushed, in their order. A
     byte that is written alone is the oldest of them, which moves to the end.
@@ -121,6 +145,8 @@ class VectorsBench(Bench):
         self.cover("a whole vector is read", seen.all() & (due[:8] != due[8:16]))
 
 
+@proves("memory/accumulator", "rows of 2", Induction(8), small(n=2, probability_bits=0))
+@proves("memory/accumulator", "aligned rows of 1", Induction(10), small(n=1, probability_bits=7))
 class AccumulatorBench(Bench):
     """A granted read returns the row's sum if no write to the row is under way. A read is refused only for a row that
     is added to in its bank.
@@ -218,17 +244,3 @@ def _rsh(value: Value, shift: Value) -> Value:
     """Return `rsh` of `weft.hdl.isa`, for shifts from 0 to 31."""
     half = Const(1, 32) << (shift - 1)[:5]
     return Mux(shift == 0, value, (value + half) >> shift[:5])
-
-
-def properties() -> Iterator[Property]:
-    for banks, depth, readers, writers in ((2, 2, 4, 2), (4, 2, 2, 2), (2, 4, 1, 1)):
-        sizes = {"scratchpad_banks": banks, "scratchpad_depth": depth}
-        name = f"{readers} readers and {writers} writers of {banks} banks of {depth}"
-        yield ScratchpadBench.proves(
-            "memory/scratchpad", name, Invariant(), small(**sizes), readers=readers, writers=writers
-        )
-    yield VectorsBench.proves("sequential/scratchpad", "vectors", Invariant(), small(n=2))
-    for n, bits, what, depth in ((2, 0, "rows of 2", 8), (1, 7, "aligned rows of 1", 10)):
-        yield AccumulatorBench.proves(
-            "memory/accumulator", what, Induction(depth), small(n=n, probability_bits=bits)
-        )

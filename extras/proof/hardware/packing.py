@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import stable, within
 from weft.extras.proof.hardware.walks import skid_slots
@@ -48,6 +47,11 @@ class Watched:
     run_on: Value
 
 
+@proves(
+    "store/pack",
+    {f"vectors of {n} bytes in words of 4": SMALLEST.replace(n=n, bus_bytes=4) for n in (2, 4)},
+    Induction(4),
+)
 class PackerBench(Bench):
     """Every byte of a run comes out once, in order, in its lane of its beat and with its strobe. No other strobes are
     set. Beats end bursts where blocks and runs end.
@@ -319,11 +323,3 @@ class PackerBench(Bench):
         self.claim(f"whether its run ends there {name}", implies(here, byte.ends == ends))
         self.claim(f"where its run ends {name}", implies(here & ends, byte.end == end))
         self.claim(f"whether its run goes on {name}", implies(here, byte.run_on == run_on))
-
-
-def properties() -> Iterator[Property]:
-    for n, bus in ((2, 4), (4, 4)):
-        config = SMALLEST.replace(n=n, bus_bytes=bus)
-        yield PackerBench.proves(
-            "store/pack", f"vectors of {n} bytes in words of {bus}", Induction(4), config
-        )

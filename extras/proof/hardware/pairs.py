@@ -11,7 +11,7 @@ from amaranth.hdl import Cat, Const, Elaboratable, Module, Signal, Value, signed
 
 from weft.extras.proof.hardware.matrix import ArrayBench, Entry, claim_pulses, claim_weights
 from weft.extras.proof.hardware.pipelines import ago, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.arithmetic import Multipliers
 from weft.hdl.matrix.pe import SPLIT, DualRow, PackedRow
@@ -108,7 +108,9 @@ def _claim_packed_pair(
     made, known = bench.peek(f"{inside}made"), Const(1)
     products: list[Value] = []
     for c, (weight, part) in enumerate(zip(reversed(split_packed(b)), ("lower", "upper"), strict=True)):
-        active, shadow = (bench.peek(f"{path}{kind}{2 * p + c}").as_unsigned() for kind in ("active", "shadow"))
+        active, shadow = (
+            bench.peek(f"{path}{kind}{2 * p + c}").as_unsigned() for kind in ("active", "shadow")
+        )
         known &= claim_weights(m, bench, row, 2 * p + c, shadow, active, late, f"{name}_{c}")
         before = ago(m, active.as_signed(), 1, f"active{name}_{c}")
         bench.claim(f"operand {name} {c}", weight == before)
@@ -125,6 +127,7 @@ def _claim_packed_pair(
     return products, late + 3, ago(m, known, 2, f"known{name}", reset=True)
 
 
+@proves("matrix/pe_pairs", "sums of two dual pairs", Induction(8), 4, 8, 18, DualModel)
 class DualBench(Bench):
     """Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is its
     word of the last tile that was sent before the last swap.
@@ -148,6 +151,7 @@ class DualBench(Bench):
                 self.cover(f"{name} {p}", ago(m, known, 1, f"known_{name}{p}", reset=True) & (below != 0))
 
 
+@proves("matrix/pe_pairs", "sums of two packed pairs", Induction(9), 4, 9, 18, WideModel)
 class PackedBench(Bench):
     """Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is its
     word of the last tile that was sent before the last swap.
@@ -177,6 +181,20 @@ class PackedBench(Bench):
                 )
 
 
+@proves(
+    "matrix/array",
+    "product of 2 x 2, dual pairs",
+    Induction(9),
+    Config(n=2, lanes=2, bus_bytes=4, probability_bits=7),
+    Multipliers("dual", dual=DualModel),
+)
+@proves(
+    "matrix/array",
+    "product of 2 x 2, packed pairs",
+    Induction(9),
+    Config(n=2, lanes=2, bus_bytes=4, probability_bits=8),
+    Multipliers("packed", wide=WideModel),
+)
 class PairArrayBench(ArrayBench):
     # The claim is that of `ArrayBench`.
 
@@ -191,16 +209,3 @@ class PairArrayBench(ArrayBench):
             products, cycles, known = pair
             for product in products:
                 yield product, known, cycles
-
-
-def properties() -> Iterator[Property]:
-    yield DualBench.proves("matrix/pe_pairs", "sums of two dual pairs", Induction(8), 4, 8, 18, DualModel)
-    yield PackedBench.proves("matrix/pe_pairs", "sums of two packed pairs", Induction(9), 4, 9, 18, WideModel)
-    for name, bits, multipliers in (
-        ("dual", 7, Multipliers("dual", dual=DualModel)),
-        ("packed", 8, Multipliers("packed", wide=WideModel)),
-    ):
-        config = Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits)
-        yield PairArrayBench.proves(
-            "matrix/array", f"product of 2 x 2, {name} pairs", Induction(9), config, multipliers
-        )

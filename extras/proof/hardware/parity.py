@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
@@ -11,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.pipelines import ago, implies, settled
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.control.fetch import ParityCounts
 from weft.hdl.isa.memmap import ParityMemory
@@ -63,6 +62,7 @@ def has_odd_group(word: Value, size: int) -> Value:
     return Cat(group.xor() for group in _split_groups(word, size)).any()
 
 
+@proves("lib/parity", {"3 groups of 8 bits": (8, 3), "2 groups of 32 bits": (32, 2)}, Induction(1))
 class CodingBench(Bench):
     """A word comes out of memory as it went in, but for bits that have changed there. It is wrong exactly where an odd
     number of bits of a group has changed: each bit that changes alone is seen, and no error is invented.
@@ -139,6 +139,7 @@ class _BanksBench(CutBench):
         self.claim(f"{name} gets the word", data == Array(self.outputs)[bank])
 
 
+@proves("memory/scratchpad", "parity", Induction(6), _CHECKED, readers=2, writers=2)
 class ScratchpadBench(_BanksBench):
     """Memory gets words with the right parity only, and what is read is wrong exactly where the parity of a word that
     was asked for is; it is reported in the cycle after the word stands at the output.
@@ -159,6 +160,7 @@ class ScratchpadBench(_BanksBench):
             self._claim_reader(m, f"reader {index}", port.address, port.data, _CHECKED.scratchpad_depth)
 
 
+@proves("memory/accumulator", "parity", Induction(6), _CHECKED)
 class AccumulatorBench(_BanksBench):
     """Memory gets words with the right parity only, and what is read is wrong exactly where the parity of a word that
     was asked for is; it is reported in the cycle after the word stands at the output.
@@ -184,6 +186,7 @@ class AccumulatorBench(_BanksBench):
         self._claim_reader(m, "the reader", port.address, port.data, _CHECKED.accumulator_depth)
 
 
+@proves("sequential/scratchpad", "parity", Induction(4), _CHECKED)
 class SequentialBench(CutBench):
     """Memory gets words with the right parity only, and a vector is wrong exactly where its own is, in the cycle after
     the read.
@@ -206,8 +209,13 @@ class SequentialBench(CutBench):
         self.cover("wrong", due)
 
 
+@proves("control/parity_counts", "counts", Induction(2))
 class CountsBench(Bench):
-    """Counts of words that changed. Nothing is assumed."""
+    """A count has the words that were wrong since it was cleared, up to the cycle before, at most 255; an error is
+    reported in the cycle after a word was wrong.
+
+    Nothing is assumed.
+    """
 
     UNIT = ParityCounts
 
@@ -222,19 +230,3 @@ class CountsBench(Bench):
             m.d.sync += count.eq(Mux(dut.clear, 0, count + (wrong[memory] & (count != _MOST))))
             self.claim(f"count of {name}", dut.counts[memory] == count)
             self.cover(f"two of {name}", count == 2)
-
-
-def properties() -> Iterator[Property]:
-    for group, groups in ((8, 3), (32, 2)):
-        name = f"{groups} groups of {group} bits"
-        yield CodingBench.proves("lib/parity", name, Induction(1), group, groups)
-    yield ScratchpadBench.proves("memory/scratchpad", "parity", Induction(6), _CHECKED, readers=2, writers=2)
-    yield AccumulatorBench.proves("memory/accumulator", "parity", Induction(6), _CHECKED)
-    yield SequentialBench.proves("sequential/scratchpad", "parity", Induction(4), _CHECKED)
-    yield CountsBench.proves(
-        "control/parity_counts",
-        "counts",
-        Induction(2),
-        claim="A count has the words that were wrong since it was cleared, up to the cycle before, at most "
-        f"{_MOST}; an error is reported in the cycle after a word was wrong.",
-    )

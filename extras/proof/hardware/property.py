@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from amaranth.hdl import (
     Array,
@@ -25,7 +26,9 @@ from amaranth.hdl import (
 from amaranth.lib import wiring
 
 from weft.extras.proof.engine.names import Names
+from weft.extras.proof.hardware.pipelines import implies
 
+BenchType = TypeVar("BenchType", bound="Bench")
 CLAIM, COVER = "claim_", "cover_"
 """Prefixes of the signals of claims and covers."""
 
@@ -96,6 +99,29 @@ class Property:
         return self.unit if self.unit.startswith("boards/") else f"hdl/{self.unit}"
 
 
+def proves(
+    unit: str, cases: str | Mapping[str, Any], method: Method, /, *arguments: Any, **options: Any
+) -> Callable[[type[BenchType]], type[BenchType]]:
+    """Register a property that the decorated bench proves, or several properties; see `Bench.proves`.
+
+    `cases` is the name of one property, or the names of several: each comes with its own arguments of the bench, a
+    tuple or one argument. Several decorators register their properties from top to bottom.
+    """
+    named = {cases: ()} if isinstance(cases, str) else cases
+
+    def register(bench: type[BenchType]) -> type[BenchType]:
+        own = [
+            bench.proves(
+                unit, name, method, *arguments, *(own if isinstance(own, tuple) else (own,)), **options
+            )
+            for name, own in named.items()
+        ]
+        bench.registered = own + bench.__dict__.get("registered", [])
+        return bench
+
+    return register
+
+
 class Bench(Elaboratable):
     """A unit, `dut`, with free inputs, and the logic that watches it. A property's own bench overrides `watch`.
 
@@ -107,6 +133,8 @@ class Bench(Elaboratable):
     UNIT: ClassVar[Any] = None
     DUT = "dut"
     """The unit's name in the design."""
+    registered: ClassVar[list[Property]]
+    """Properties of a bench with the decorator `proves`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.dut: Any = self.UNIT(*arguments, **options) if self.UNIT else arguments[0]
@@ -120,6 +148,7 @@ class Bench(Elaboratable):
         self.covering = False
         """Covers are outputs, and nothing is claimed."""
         self._values: list[tuple[Signal, Value]] = []
+        self._guard: Value | None = None
         self._unit: Any = None
         self._inside: Names | None = None
 
@@ -174,27 +203,45 @@ class Bench(Elaboratable):
             if path[0] not in but and member.flow is wiring.In:
                 m.d.comb += Value.cast(value).eq(self.free(len(Value.cast(value)), "_".join(map(str, path))))
 
-    def peek(self, path: str, layout: Any = None) -> Any:
+    def peek(self, path: str) -> Signal:
         """Return the signal at `path` inside the unit, such as ``ram.level`` or ``ram[3]``, with its width and sign.
 
-        See `weft.extras.proof.engine.names.Names.wire`. With `layout`, a shape of the signal's width, the result is a
-        view of the signal. Raises `weft.extras.proof.engine.names.NetlistError` if there is no such signal.
+        See `weft.extras.proof.engine.names.Names.wire`. Raises `weft.extras.proof.engine.names.NetlistError` if there
+        is no such signal.
         """
         if path not in self.peeks:  # a signal inside the unit can be connected to one input only
             if self._inside is None:
                 self._inside = Names.of_unit(self._unit, self.DUT)
             name = "peek_" + re.sub(r"[.#\[\]]", "_", path)
             self.peeks[path] = self.free(self._inside.shape(path), name)
-        signal = self.peeks[path]
-        return signal if layout is None else layout(signal)
+        return self.peeks[path]
 
     def peek_word(self, memory: str, index: Value, depth: int) -> Value:
         """Return the word at `index` of a memory of `depth` words inside the unit, at the path of its submodule."""
         return Array(self.peek(f"{memory}[{number}]") for number in range(depth))[index]
 
     def claim(self, name: str, value: Value) -> None:
-        """Claim that `value` is 1 in every cycle."""
-        self._named(self.claims, CLAIM, name, value)
+        """Claim that `value` is 1 in every cycle, or in those of `during`."""
+        self._named(self.claims, CLAIM, name, value if self._guard is None else implies(self._guard, value))
+
+    @contextmanager
+    def during(self, condition: Value) -> Iterator[None]:
+        """Claim whatever the block claims for cycles in which `condition` is 1. Blocks do not nest."""
+        assert self._guard is None
+        self._guard = condition
+        yield
+        self._guard = None
+
+    def claim_registers(self, values: Mapping[str, Value], name: str = "{}") -> None:
+        """Claim that the signals at these paths inside the unit have these values, cut to the signal's width.
+
+        Induction needs the contents of the unit's registers. `name` is the pattern of the claims' names.
+        """
+        for path, value in values.items():
+            register, value = self.peek(path), Value.cast(value)
+            if len(value) > len(register):
+                register, value = register.as_unsigned(), value[: len(register)]
+            self.claim(name.format(path), register == value)
 
     def cover(self, name: str, value: Value) -> None:
         """Cover a cycle in which `value` is 1: without such a cycle, the claims may be vacuous."""

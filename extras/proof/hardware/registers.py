@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import implies, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.extras.proof.hardware.streams import Channel, count, stable, within
 from weft.hdl.control.control import Control
 from weft.hdl.control.counters import MUX_INPUTS, SETTLING_CYCLES, WORDS, Counters
@@ -18,10 +18,8 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import (
     MAGIC,
     VERSION,
-    WATCHDOG_BITS,
     Counter,
     Reg,
-    Status,
     base_register,
     counter_register,
 )
@@ -123,6 +121,7 @@ class ControlBench(RunsBench):
     UNIT = Control
 
 
+@proves("control/control", "runs", Invariant(), Config(), cover=2 * SETTLING_CYCLES, proven=("state",))
 class RunBench(ControlBench):
     """A start is a pulse, comes with a write of 1 to CONTROL, and never during a run. A run is done when it is finished
     and counters have settled, and its end is reported until the next start. A stop is requested when it is written.
@@ -142,6 +141,7 @@ class RunBench(ControlBench):
         self.cover("start is ignored", control & ~dut.start)
 
 
+@proves("control/control", "writes", Invariant(), Config(), proven=("state",))
 class WriteBench(ControlBench):
     """Every write has one answer, in order, OKAY, that stays until it is taken. With it, the registers change in the
     bytes that are written.
@@ -190,6 +190,7 @@ class Writes:
             m.d.sync += [self.word.eq(dut.s_axi_wdata), self.strobe.eq(dut.s_axi_wstrb)]
 
 
+@proves("control/control", "reads", Invariant(), Config(), cover=2 * SETTLING_CYCLES, proven=("state",))
 class ReadBench(ControlBench):
     """Every read has one answer, in order, OKAY, that stays until it is taken, with the content of the register or the
     counter that passes. It comes at once or with the counter.
@@ -228,6 +229,10 @@ class ReadBench(ControlBench):
         self.cover("status is read", answers.new & (dut.s_axi_rdata == 0b1101) & ~counters)
 
 
+@proves(
+    "control/counters", "order of all", Invariant(), tuple(Counter), 32, cover=2 * len(Counter) + 2, part=True
+)
+@proves("control/counters", "order of 3", Invariant(), tuple(Counter)[:3], 16, part=True)
 class PassingBench(Bench):
     """Words of counters pass in order, one a cycle, or with a memory of 16 bits in two.
 
@@ -260,6 +265,24 @@ class PassingBench(Bench):
         return at, step
 
 
+_COUNTS = (
+    "A counter that passes has all events from the cycle after its clear to four cycles before, or three with few "
+    "counters, with carries, and none twice."
+)
+_WINDOW = (
+    "ARRAY_WINDOW counts the cycles from the first row to the last write that is five cycles before it passes, if "
+    "writes are less than 2**32 - 8 cycles apart."
+)
+
+
+# Induction covers a round of the counters, and their way to the adder.
+@proves("control/counters", "values of one", Induction(12), (Counter.CYCLES,), 32, claim=_COUNTS)
+@proves(
+    "control/counters", "values of two", Induction(14), (Counter.CYCLES, Counter.VEC_PORT), 32, claim=_COUNTS
+)
+@proves("control/counters", "values of five", Induction(20), tuple(Counter)[3:8], 32, claim=_COUNTS)
+@proves("control/counters", "values of one, 16 bits", Induction(12), (Counter.READ_BEATS,), 16, claim=_COUNTS)
+@proves("control/counters", "window", Induction(12), (Counter.ARRAY_WINDOW,), 32, claim=_WINDOW)
 class CountersBench(PassingBench):
     """Some counters, with a model of each.
 
@@ -323,43 +346,3 @@ class CountersBench(PassingBench):
         with m.If(dut.clear):
             m.d.sync += [signal.eq(0) for signal in (enable, opened, cycles, window, *passed)]
         return count
-
-
-def properties() -> Iterator[Property]:
-    yield RunBench.proves(
-        "control/control", "runs", Invariant(), Config(), cover=2 * SETTLING_CYCLES, proven=("state",)
-    )
-    yield WriteBench.proves("control/control", "writes", Invariant(), Config(), proven=("state",))
-    yield ReadBench.proves(
-        "control/control", "reads", Invariant(), Config(), cover=2 * SETTLING_CYCLES, proven=("state",)
-    )
-    every = tuple(Counter)
-    for name, counted, bits, cover in (
-        ("order of all", every, 32, 2 * len(every) + 2),
-        ("order of 3", every[:3], 16, 24),
-    ):
-        yield PassingBench.proves(
-            "control/counters", name, Invariant(), counted, bits, cover=cover, part=True
-        )
-    claim = (
-        "A counter that passes has all events from the cycle after its clear to four cycles before, or three with few "
-        "counters, with carries, and none twice."
-    )
-    cases = {
-        "values of one": ((Counter.CYCLES,), 32),
-        "values of two": ((Counter.CYCLES, Counter.VEC_PORT), 32),
-        "values of five": (tuple(Counter)[3:8], 32),
-        "values of one, 16 bits": ((Counter.READ_BEATS,), 16),
-    }
-    for name, (counted, bits) in cases.items():
-        cycles = 12 + 2 * (len(counted) - 1)  # a round of the counters, and their way to the adder
-        yield CountersBench.proves("control/counters", name, Induction(cycles), counted, bits, claim=claim)
-    yield CountersBench.proves(
-        "control/counters",
-        "window",
-        Induction(12),
-        (Counter.ARRAY_WINDOW,),
-        32,
-        claim="ARRAY_WINDOW counts the cycles from the first row to the last write that is five cycles before "
-        "it passes, if writes are less than 2**32 - 8 cycles apart.",
-    )

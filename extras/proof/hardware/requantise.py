@@ -102,26 +102,22 @@ class ProductBench(LaneBench):
         is the product.
         """
         v, o, mantissa, factor = self.value, self.other, self.mantissa, self.settings.b_mantissa
-        low = v[:_LOW_BITS]
-        bits = min(self.dut.config.mantissa_bits, _LOW_BITS) + 1
-        cut = {
-            "low_product": (low * mantissa[:_LOW_BITS], _LOW_BITS + 1 + bits),
-            "high_product": (v[_LOW_BITS:].as_signed() * mantissa[:_LOW_BITS], 15 + bits),
-            "other_product": (o * factor[:_LOW_BITS], 9 + bits),
+        products = {
+            "low_product": v[:_LOW_BITS] * mantissa[:_LOW_BITS],
+            "high_product": v[_LOW_BITS:].as_signed() * mantissa[:_LOW_BITS],
+            "other_product": o * factor[:_LOW_BITS],
         }
+        if len(mantissa) > _LOW_BITS:
+            products |= {
+                "value_middle": v * mantissa[_LOW_BITS : _LOW_BITS + 3],
+                "other_middle": o * factor[_LOW_BITS : _LOW_BITS + 3],
+                "value_top": v * mantissa[_LOW_BITS + 3 :],
+                "other_top": o * factor[_LOW_BITS + 3 :],
+            }
         terms: dict[str, Value] = {}
-        for name, (product, width) in cut.items():
+        for name, product in products.items():
             terms[name] = self.peek(f"{name}_0")
             self.claim(name.replace("_", " "), terms[name] == ago(m, product, 1, name))
-        several = (
-            ("value_middle", v, mantissa[_LOW_BITS : _LOW_BITS + 3], 36),
-            ("other_middle", o, factor[_LOW_BITS : _LOW_BITS + 3], 13),
-            ("value_top", v, mantissa[_LOW_BITS + 3 :], 37),
-            ("other_top", o, factor[_LOW_BITS + 3 :], 14),
-        )
-        for name, value, by, width in several if len(mantissa) > _LOW_BITS else ():
-            terms[name] = self.peek(f"{name}_0")
-            self.claim(name.replace("_", " "), terms[name] == ago(m, value * by, 1, name))
         places = {"high_product": _LOW_BITS, "value_middle": _LOW_BITS, "other_middle": _LOW_BITS}
         places |= {"value_top": _LOW_BITS + 3, "other_top": _LOW_BITS + 3}
         total: Value = Const(0, signed(1))

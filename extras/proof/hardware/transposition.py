@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.streams import Channel, assume_stable, stable
 from weft.hdl.isa.config import Config
 from weft.hdl.load.transpose import Transposer
@@ -24,6 +22,10 @@ class _Small(Config):
         return 2
 
 
+_SIZES = {"n": 2, "lanes": 2, "scratchpad_banks": 2, "scratchpad_depth": 2, "probability_bits": 7}
+
+
+@proves("load/transpose", "columns of 2", Induction(4), _Small(**_SIZES), cover=40)
 class TransposeBench(Bench):
     """Vectors that LOAD transposes become columns, byte by byte, of all pixels of a group, of up to two vectors each,
     with the fill byte for missing pixels of the last group. Each goes to its address once, in order with vectors that
@@ -201,9 +203,7 @@ class TransposeBench(Bench):
             self.peek(name) for name in ("target", "padding", "fill_panel")
         )
         self.source, self.r_index = self.peek("source"), self.peek("column_index")
-        self.w_index, self.r_panel, self.full = (
-            self.peek(name) for name in ("index", "panel", "full")
-        )
+        self.w_index, self.r_panel, self.full = (self.peek(name) for name in ("index", "panel", "full"))
         self.valids, self.advance = self.peek("valids"), self.peek("advance")
         layout = dut._group
         self.groups = [layout(self.peek(f"group{k}")) for k in range(2)]
@@ -347,7 +347,3 @@ class TransposeBench(Bench):
 
 
 _SIZES = {"n": 2, "lanes": 2, "scratchpad_banks": 2, "scratchpad_depth": 2, "probability_bits": 7}
-
-
-def properties() -> Iterator[Property]:
-    yield TransposeBench.proves("load/transpose", "columns of 2", Induction(4), _Small(**_SIZES), cover=40)

@@ -109,18 +109,17 @@ class WalkModel:
         return inner
 
     def _counters(self) -> None:
-        loops = list(self.loops)
         moves, firsts, lasts = self._peek("moves"), self._peek("first"), self._peek("last")
         for number, (loop, width) in enumerate(self.loops.items()):
             index, count = self.index[loop], self.count[loop]
             registers = {
-                "reload": (width, (count - 2)[:width]),
-                "left": (width, (count - index - 2)[:width]),
-                "single": (1, count == 1),
-                "double": (1, count == 2),
-                "near": (1, index + 2 == count),
+                "reload": (count - 2)[:width],
+                "left": (count - index - 2)[:width],
+                "single": count == 1,
+                "double": count == 2,
+                "near": index + 2 == count,
             }
-            for name, (size, value) in registers.items():
+            for name, value in registers.items():
                 self._while_on(f"{name} of {loop}", self._peek(f"{name}_{loop}") == value)
             self._while_on(f"index of {loop}", index < count)
             self._while_on(f"first of {loop}", firsts[number] == self.first[loop])

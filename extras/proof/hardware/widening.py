@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.extras.proof.hardware.streams import assume_stable, stable
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.encoding import FACTOR_FRACTION_BITS, GROUP_WORDS
@@ -23,6 +21,7 @@ def bytes_of(values: Value) -> Value:
     return Cat(*((nibble + Const(0, 8))[:8] for nibble in nibbles))
 
 
+@proves("load/widen", "values of 4 bits", Invariant(), Config(n=2, lanes=2, bus_bytes=_BYTES, int4=1))
 class WidenBench(Bench):
     """A word passes unchanged, or as the bytes of its lower and then of its upper half, for all codes; none is lost.
 
@@ -54,6 +53,28 @@ class WidenBench(Bench):
         self.cover("second half", second & wide.valid & wide.ready & (wide.payload == 0xF8_07_00_FF))
 
 
+_BLOCKS = Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2)
+
+
+@proves(
+    "load/widen",
+    "blocks",
+    Invariant(),
+    _BLOCKS,
+    values=False,
+    cover=48,
+    claim="The first word of a group is taken where it is wanted and does not pass, and the 32 words of 16 "
+    "beats do; others pass as without blocks.",
+)
+@proves(
+    "load/widen",
+    "values of blocks",
+    Induction(6),
+    _BLOCKS,
+    values=True,
+    claim="Each of a group's words is multiplied by the next of its factors in turn, rounded and saturated, "
+    "for all codes and factors.",
+)
 class BlocksBench(Bench):
     """The widener with blocks.
 
@@ -148,30 +169,3 @@ class BlocksBench(Bench):
             ) >> FACTOR_FRACTION_BITS
             results.append(Mux(rounded > 127, 127, Mux(rounded < -128, -128, rounded))[:8])
         return Cat(*results)
-
-
-def properties() -> Iterator[Property]:
-    yield WidenBench.proves(
-        "load/widen", "values of 4 bits", Invariant(), Config(n=2, lanes=2, bus_bytes=_BYTES, int4=1)
-    )
-    config = Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2)
-    yield BlocksBench.proves(
-        "load/widen",
-        "blocks",
-        Invariant(),
-        config,
-        claim="The first word of a group is taken where it is wanted and does not pass, and the 32 words of "
-        "16 beats do; others pass as without blocks.",
-        cover=48,
-        values=False,
-    )
-    config = Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2)
-    yield BlocksBench.proves(
-        "load/widen",
-        "values of blocks",
-        Induction(6),
-        config,
-        claim="Each of a group's words is multiplied by the next of its factors in turn, rounded and "
-        "saturated, for all codes and factors.",
-        values=True,
-    )

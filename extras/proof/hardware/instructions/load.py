@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago
-from weft.extras.proof.hardware.property import Bench, Bounded, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Bounded, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_stable, within
 from weft.extras.proof.hardware.walks import WalkModel
@@ -18,11 +17,13 @@ from weft.hdl.isa.instructions import INT4_RUN_MAX
 from weft.hdl.load.load import LoadRequests
 from weft.hdl.load.unpack import Unpacker, unpack_layout
 
-_VARIANTS: dict[str, dict[str, int]] = {
-    "": {},
-    " with transposition and values of 4 bits": {"probability_bits": 7, "int4": 1},
-    " with blocks, and base registers in the offset": {"n": 4, "int4": 2, "loops": 1},
+_VARIANTS = {
+    "": SMALLEST,
+    " with transposition and values of 4 bits": SMALLEST.replace(probability_bits=7, int4=1),
+    " with blocks, and base registers in the offset": SMALLEST.replace(n=4, int4=2, loops=1),
 }
+_DEPTH = 9
+"""Cycles of the proof of bytes; `BytesBench.MOST` limits instructions to those that fit."""
 _LOOPS = {"rows": 12, "outer": 16, "inner": 16}
 
 
@@ -77,6 +78,9 @@ def unpack_fields(op: Any, first: Value, config: Config) -> dict[str, Any]:
     }
 
 
+@proves(
+    "load/load", {f"runs of LOAD{name}": config for name, config in _VARIANTS.items()}, Induction(4), cover=16
+)
 class RequestsBench(Bench):
     """For every LOAD, of any length and with any fields, the unit requests runs of bytes row by row, at their addresses
     and of their lengths. Where pixels of several vectors overlap, it requests each row once for each vector. It
@@ -161,6 +165,13 @@ class RequestsBench(Bench):
             self.claim(f"unpacker {name}", ~load | (field == expected))
 
 
+@proves(
+    "load/unpack",
+    {f"places of vectors{name}": config for name, config in list(_VARIANTS.items())[:2]},
+    Induction(4),
+    cover=16,
+    part=True,
+)
 class PlacesBench(Bench):
     """For every LOAD, of any length and with any fields, vectors are cut in the order of its loops, and each goes to
     its place; the last one carries the signal mask. Other properties prove the bytes of vectors, for short rows.
@@ -198,9 +209,7 @@ class PlacesBench(Bench):
         active = self.peek("active")
         self.claim("taken when all before is cut", ~load | ~walk.on)
         self.claim("at work", ~walk.on | active)
-        running, draining, wait = (
-            self.peek(name) for name in ("running", "draining", "wait")
-        )
+        running, draining, wait = (self.peek(name) for name in ("running", "draining", "wait"))
         self.claim("a pass runs for a vector", ~running | walk.on)
         self.claim("the first pass comes for a vector", (wait == 0) | (walk.on & ~running & ~draining))
         self.claim("no pass of none", active | ~(running | draining | wait.any()))
@@ -246,11 +255,20 @@ class PlacesBench(Bench):
         self.claim("the last vector of a pixel", ~cut | (vector.pixel_end == ends[1]))
 
 
-_DEPTH = 9
-
-
+@proves("load/unpack", "bytes of vectors", Bounded(_DEPTH), SMALLEST.replace(int4=0), cover=_DEPTH)
+@proves(
+    "load/unpack",
+    "bytes of vectors, values of 4 bits",
+    Bounded(_DEPTH),
+    SMALLEST.replace(int4=1),
+    cover=_DEPTH,
+    part=True,
+    claim="As without values of 4 bits, where words of the bus hold such values, and the widener makes two "
+    "words of each.",
+)
 class BytesBench(Bench):
-    """The unpacker puts the bytes of memory, or fill bytes, into vectors.
+    """Each lane of a vector has the byte of memory that LOAD defines, or the fill byte, for rows of up to 2 pixels of
+    up to 3 bytes, whether they overlap or not.
 
     The inputs are free: beats come, and vectors are taken, at any time. Assumed: the unpacker gets the fields that
     `RequestsBench` claims; rows are whole lines; beats stay until they are taken. Fields are limited by `MOST`: larger
@@ -347,9 +365,7 @@ class BytesBench(Bench):
     def _claim_bytes(self, m: Module) -> None:
         """Claim that each lane has its byte of memory or the fill byte, two cycles after its vector is cut."""
         op, n, bus, beat = self.op, self.config.n, self.config.bus_bytes, self.dut.beat
-        vector = self.dut.vector.payload.shape()(
-            self.peek("queue.w_data")
-        )
+        vector = self.dut.vector.payload.shape()(self.peek("queue.w_data"))
         written = ago(m, self.cut, 2, "cut", reset=True)
         self.claim("a vector for each", self.peek("queue.w_en") == written)
         for lane in range(n):
@@ -387,36 +403,3 @@ class BytesBench(Bench):
         leaves = out.valid & (gone == watched)
         self.claim("it leaves as it came", ~leaves | (out.payload.as_value() == word))
         self.cover("the second one leaves", leaves & (watched == 1) & out.ready)
-
-
-def properties() -> Iterator[Property]:
-    for name, changes in _VARIANTS.items():
-        yield RequestsBench.proves(
-            "load/load", f"runs of LOAD{name}", Induction(4), SMALLEST.replace(**changes), cover=16
-        )
-    for name, changes in list(_VARIANTS.items())[:2]:
-        config = SMALLEST.replace(**changes)
-        yield PlacesBench.proves(
-            "load/unpack", f"places of vectors{name}", Induction(4), config, cover=16, part=True
-        )
-    config = SMALLEST.replace(int4=0)
-    yield BytesBench.proves(
-        "load/unpack",
-        "bytes of vectors",
-        Bounded(_DEPTH),
-        config,
-        claim="Each lane of a vector has the byte of memory that LOAD defines, or the fill byte, for rows of "
-        "up to 2 pixels of up to 3 bytes, whether they overlap or not.",
-        cover=_DEPTH,
-    )
-    config = SMALLEST.replace(int4=1)
-    yield BytesBench.proves(
-        "load/unpack",
-        "bytes of vectors, values of 4 bits",
-        Bounded(_DEPTH),
-        config,
-        claim="As without values of 4 bits, where words of the bus hold such values, and the widener makes "
-        "two words of each.",
-        cover=_DEPTH,
-        part=True,
-    )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies, watch_cycle
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import Order
 from weft.extras.proof.hardware.walks import WalkModel, claim_slots, skid_slots, walk_fields
@@ -22,6 +21,20 @@ from weft.hdl.matrix.mm_rows import _row as row_layout
 _CONTRACTION = ("ky", "kx", "kc")
 
 
+_KINDS: dict[str, dict[str, int]] = {
+    "": {},
+    ", with alignments": {"probability_bits": 7},
+    ", with alignments and zero points": {"probability_bits": 8},
+    ", with sums along rows": {"n": 4, "depthwise_taps": 2},
+}
+
+
+@proves(
+    "matrix/mm_rows",
+    {f"rows of MM{name}": SMALLEST.replace(**changes) for name, changes in _KINDS.items()},
+    Induction(4),
+    cover=12,
+)
 class RowsBench(Bench):
     """For every MM, of any length and with any fields, rows are read, enter the array and get their rows of C in the
     order of its loops. Each does so once, at its address; a row is the padding where coordinates are outside, and has
@@ -194,6 +207,7 @@ class RowsBench(Bench):
         self.claim("alignment", dut.alignment == Mux(aligned, dut.alignments.data.as_signed(), 0))
 
 
+@proves("matrix/mm_weights", "tiles of MM", Induction(4), SMALLEST, cover=12)
 class WeightsBench(Bench):
     """For every MM, of any length and with any fields, words of B are read and sent in the order of its loops, the
     words of a tile in consecutive cycles. A tile may be used when its last word is read, and no word of the next tile
@@ -239,6 +253,13 @@ class WeightsBench(Bench):
         self.cover("the last tile", walk.on & walk.ends & ~walk.at_start("kc"))
 
 
+@proves(
+    "matrix/mm",
+    {"rows of C": SMALLEST, "rows of C, with alignments": SMALLEST.replace(probability_bits=8)},
+    Induction(20),
+    cover=22,
+    proven=("array", "rows", "weight_loader"),
+)
 class WrittenBench(Bench):
     """Each row that is issued, and nothing else, is written to its place as the array's row of C, after a fixed number
     of cycles. The instruction is signalled when its last row is visible, and at no other time.
@@ -264,7 +285,6 @@ class WrittenBench(Bench):
         self.claim("whether it overwrites", implies(out & there, dut.c.overwrite == row.overwrite))
         signal = Mux(there & row.last, row.signal, 0)
         self.claim("signalled when it is visible", implies(seen, dut.signal == signal))
-        width = sum(len(element) for element in dut.c.psums)
         self.claim("it is what the array made", dut.c.psums.as_value() == self.peek("array.c"))
         if config.softmax:
             late = leaves - READ_LATENCY
@@ -286,27 +306,3 @@ class WrittenBench(Bench):
             width = distance.bit_length()
             to, of = (self.peek(f"{name}.{place}") for place in ("store__addr", "fetch__addr"))
             self.claim(f"length of {name}", (to - of)[:width] == distance)
-
-
-def properties() -> Iterator[Property]:
-    kinds: dict[str, dict[str, int]] = {
-        "": {},
-        ", with alignments": {"probability_bits": 7},
-        ", with alignments and zero points": {"probability_bits": 8},
-        ", with sums along rows": {"n": 4, "depthwise_taps": 2},
-    }
-    for name, changes in kinds.items():
-        yield RowsBench.proves(
-            "matrix/mm_rows", f"rows of MM{name}", Induction(4), SMALLEST.replace(**changes), cover=12
-        )
-    yield WeightsBench.proves("matrix/mm_weights", "tiles of MM", Induction(4), SMALLEST, cover=12)
-    for name, softmax in (("", 0), (", with alignments", 8)):
-        config = SMALLEST.replace(probability_bits=softmax)
-        yield WrittenBench.proves(
-            "matrix/mm",
-            f"rows of C{name}",
-            Induction(20),
-            config,
-            cover=22,
-            proven=("array", "rows", "weight_loader"),
-        )

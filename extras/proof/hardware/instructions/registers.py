@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.control.sequencer import (
     BACK_WORD,
@@ -36,6 +35,13 @@ _BITS = 4
 """Width of the number of a register."""
 
 
+@proves(
+    "control/sequencer",
+    "SET, LOOP, NEXT and READ",
+    Induction(4),
+    SMALLEST.replace(loops=1, bus_bytes=WORD_BYTES),
+    cover=32,
+)
 class RegistersBench(Bench):
     """Each slot of SET and NEXT changes its register as its mode says, in order and once; READ sets the registers that
     it names to its words. LOOP and NEXT jump where and when they must. All other instructions go to their queue once,
@@ -262,10 +268,3 @@ class RegistersBench(Bench):
         self.cover("a loop that is skipped", dut.jump & (target == 3 * WORD_BYTES))
         self.cover("the end of READ", self.done & (self.number == 1))
         self.cover("NEXT", backs)
-
-
-def properties() -> Iterator[Property]:
-    config = SMALLEST.replace(loops=1, bus_bytes=WORD_BYTES)
-    yield RegistersBench.proves(
-        "control/sequencer", "SET, LOOP, NEXT and READ", Induction(4), config, cover=32
-    )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Cat, Const, Fragment, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Bounded, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Bounded, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import (
     Channel,
@@ -29,6 +28,7 @@ from weft.hdl.store import _TAG, BURSTS, READS, Packer, StoreReader, StoreReques
 _LOOPS = {"rows": 12, "pixels": 16, "vectors": 16}
 
 
+@proves("store/store", "runs of STORE", Induction(4), SMALLEST, cover=16)
 class RequestsBench(Bench):
     """For every STORE, of any length and with any fields, runs of bytes are requested in the order of its loops, at
     their addresses and of their lengths; the last one carries the signal mask. Each instruction is described to the
@@ -133,6 +133,7 @@ class RequestsBench(Bench):
         self.claim("the last vector's bytes", ~load | ((payload.tail + (vectors - 1) * n)[:17] == op.length))
 
 
+@proves("store/store", "vectors of STORE", Induction(4), SMALLEST, cover=16)
 class ReadsBench(Bench):
     """For every STORE, of any length and with any fields, vectors are read in the order of its loops, each once and at
     its address. With its data come its place in memory, its number of bytes, and whether it ends a run.
@@ -213,10 +214,7 @@ class ReadsBench(Bench):
         for name in ("pointer", "count", "last"):
             self.claim(f"its {name}", ~valid | (arrived[name] == layout(due)[name]))
         self.claim("its data", ~valid | (arrived.data == dut.scratchpad.data))
-        level, credits = (
-            self.peek("queue.level"),
-            self.peek("credits"),
-        )
+        level, credits = (self.peek("queue.level"), self.peek("credits"))
         self.claim(
             "there is room", (credits + level + on_the_way == READS) & (credits <= READS) & (level <= READS)
         )
@@ -246,6 +244,7 @@ class _OpenUnit(StoreUnit):
         return m
 
 
+@proves("store/store", "bursts and signals", Bounded(14), SMALLEST.replace(queue_depth=1), cover=16)
 class BusBench(Bench):
     """Bursts and their words pass in order, words after their burst, and no more bursts than can be counted. An
     instruction is signalled, in order and at once, when memory has confirmed all bursts up to its last one.
@@ -313,11 +312,3 @@ class BusBench(Bench):
         self.claim("a signal of what is confirmed", implies(first & pop, need == 0))
         within(m, self, first & (need == 0) & ~pop, 2, "a signal")
         self.cover("a second instruction", pop & order.watched & (order.ahead == 1) & (need != 0))
-
-
-def properties() -> Iterator[Property]:
-    yield RequestsBench.proves("store/store", "runs of STORE", Induction(4), SMALLEST, cover=16)
-    yield ReadsBench.proves("store/store", "vectors of STORE", Induction(4), SMALLEST, cover=16)
-    yield BusBench.proves(
-        "store/store", "bursts and signals", Bounded(14), SMALLEST.replace(queue_depth=1), cover=16
-    )

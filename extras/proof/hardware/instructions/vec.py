@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies, latch, watch_cycle
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source
+from weft.hdl.isa import Reduce, Source
 from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.vector.requantise import LATENCY
 from weft.hdl.vector.vec import VecOperands, VecUnit, VecWriter
@@ -20,8 +18,18 @@ _OPERANDS = 2
 _PLAIN = SMALLEST.replace(lanes=1, lookup_tables=0)
 
 
+@proves("vector/vec_operands", "operands of VEC", Induction(4), _PLAIN.replace(probability_bits=0))
+@proves(
+    "vector/vec_operands",
+    "operands of SOFTMAX, NORMALISE and VEC",
+    Induction(4),
+    _PLAIN.replace(probability_bits=8),
+    claim="As for VEC alone; for NORMALISE, bytes are probabilities that SOFTMAX stored, and parameters are "
+    "cleared and replaced by what it has for them; the first element of a row is marked.",
+)
 class OperandsBench(Bench):
-    """For each element, requantisation gets its operands.
+    """For each element requantisation gets what was read of it, or what stands for it out of range, or its product with
+    the second operand; with the second operand's byte and the parameters of its column; for all values.
 
     The inputs are free. Assumed, as the reader guarantees: the fields of an instruction are present in the two cycles
     after its elements' arrival, and with `multiply` also in the cycle of arrival; the lane group is that of the
@@ -143,6 +151,7 @@ class OperandsBench(Bench):
         return layout(self.peek("nearer"))[name]
 
 
+@proves("vector/vec_writer", "writes", Induction(4), _PLAIN)
 class WriterBench(Bench):
     """Results are written as they came, each lane group to its place in the vector and the vector to its address; an
     instruction is signalled when its last one can be read.
@@ -171,6 +180,14 @@ class WriterBench(Bench):
         self.cover("signalled", dut.signal == 0x8001)
 
 
+@proves(
+    "vector/vec",
+    "the way of results",
+    Induction(17),
+    _PLAIN.replace(mantissa_bits=16),
+    cover=30,
+    proven=("reader", "vec_operands", "requantise", "writer"),
+)
 class WayBench(Bench):
     """For each output whose operands were all read, and for nothing else, a vector is written a fixed number of cycles
     later, to the place that the instruction defines. Stages are connected.
@@ -222,35 +239,3 @@ class WayBench(Bench):
         same("results", "requantise.results", "writer.results.bytes", 8 * config.lanes)
         same("masks", "reader.signal", "writer.mask", len(dut.signal))
         same("signals", "writer.signal", "signal", len(dut.signal))
-
-
-def properties() -> Iterator[Property]:
-    config = _PLAIN.replace(probability_bits=0)
-    yield OperandsBench.proves(
-        "vector/vec_operands",
-        "operands of VEC",
-        Induction(4),
-        config,
-        claim="For each element requantisation gets what was read of it, or what stands for it out of range, "
-        "or its product with the second operand; with the second operand's byte and the parameters of its "
-        "column; for all values.",
-    )
-    config = _PLAIN.replace(probability_bits=8)
-    yield OperandsBench.proves(
-        "vector/vec_operands",
-        "operands of SOFTMAX, NORMALISE and VEC",
-        Induction(4),
-        config,
-        claim="As for VEC alone; for NORMALISE, bytes are probabilities that SOFTMAX stored, and parameters "
-        "are cleared and replaced by what it has for them; the first element of a row is marked.",
-    )
-    yield WriterBench.proves("vector/vec_writer", "writes", Induction(4), _PLAIN)
-    config = _PLAIN.replace(mantissa_bits=16)
-    yield WayBench.proves(
-        "vector/vec",
-        "the way of results",
-        Induction(17),
-        config,
-        cover=30,
-        proven=("reader", "vec_operands", "requantise", "writer"),
-    )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import Order, assume_stable
 from weft.extras.proof.hardware.walks import WalkModel, claim_slots, skid_slots, walk_fields
@@ -30,8 +29,28 @@ _RESULT = READ_LATENCY + 1
 """Results come later than this number of cycles after the last read."""
 
 
+@proves(
+    "vector/vec_reader",
+    "reads of VEC",
+    Induction(4),
+    SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=0),
+    cover=22,
+)
+@proves(
+    "vector/vec_reader",
+    "reads of SOFTMAX, NORMALISE and VEC",
+    Induction(2),
+    SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8),
+    cover=22,
+    claim="In any mix of these instructions, each reads its parameter block, if it has one, and then all "
+    "elements in the order of its loops. The note of a vector and the address of its alignment go with "
+    "it. Later stages get the description of an element with its data, the fields of its instruction, "
+    "and the position in the loops.",
+)
 class ReaderBench(Bench):
-    """The reader of the vector unit performs the reads of instructions.
+    """For every VEC, of any length and with any fields, the parameter block is read, then elements in the order of its
+    loops, at their addresses and if they are in range, each after its second operand. Later stages get the description
+    of an element with its data, and the fields of its instruction.
 
     The inputs are free: reads are refused at any time. Assumed: an instruction stays until it is taken, and its counts
     are at least 1; results come after the reads of their operands. All other fields are unconstrained. The model
@@ -66,9 +85,7 @@ class ReaderBench(Bench):
             fields["trackers"] = fields["trackers"] | {"b": (width, dict.fromkeys(("ob", "oy", "ox"), width))}
             fields["strides"]["b"] = {loop: coming[f"b_{loop}"] for loop in ("ob", "oy", "ox")}
         loops = counters(config)
-        self.walk = WalkModel(
-            m, self, "nest", loops, load=self.load, step=self.peek("nest.step"), **fields
-        )
+        self.walk = WalkModel(m, self, "nest", loops, load=self.load, step=self.peek("nest.step"), **fields)
         self.granted = self._view(arrival_layout(config), "granted")
         self.request = self._view(_request_layout(config), "request")
         self._claim_elements(m)
@@ -263,7 +280,6 @@ class ReaderBench(Bench):
 
     def _claim_arrivals(self, m: Module) -> None:
         """Claim that the description of a granted read comes with its data."""
-        layout = self.granted.shape()
         due = self.granted.as_value()
         for stage in range(READ_LATENCY):
             due = ago(m, due, 1, f"arrival{stage}", reset=True)
@@ -345,30 +361,3 @@ def _reads_none(op: Any) -> Value:
 def _without_ask(request: Any) -> Value:
     """Return a request without `ask_second`, which changes while the request waits."""
     return Cat(*(Value.cast(request[name]) for name, _ in request.shape() if name != "ask_second"))
-
-
-def properties() -> Iterator[Property]:
-    config = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=0)
-    yield ReaderBench.proves(
-        "vector/vec_reader",
-        "reads of VEC",
-        Induction(4),
-        config,
-        claim="For every VEC, of any length and with any fields, the parameter block is read, then elements "
-        "in the order of its loops, at their addresses and if they are in range, each after its second "
-        "operand. Later stages get the description of an element with its data, and the fields of its "
-        "instruction.",
-        cover=22,
-    )
-    config = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8)
-    yield ReaderBench.proves(
-        "vector/vec_reader",
-        "reads of SOFTMAX, NORMALISE and VEC",
-        Induction(2),
-        config,
-        claim="In any mix of these instructions, each reads its parameter block, if it has one, and then all "
-        "elements in the order of its loops. The note of a vector and the address of its alignment go with "
-        "it. Later stages get the description of an element with its data, the fields of its instruction, and "
-        "the position in the loops.",
-        cover=22,
-    )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import kernel_sizes
 from weft.hdl.isa.kernel import MULTIPLIER_BITS, REGISTERS, STRIP_ROWS, Op
 from weft.hdl.isa.operands import KERNEL_DIVISION_CYCLES, KERNEL_ROOT_CYCLES
@@ -19,6 +17,12 @@ _READY_STEP = 3
 """Step in which the operand is normalised."""
 
 
+@proves(
+    "vector/kernel_divide",
+    {f"results, {groups}": config for config, groups in kernel_sizes()},
+    Induction(3),
+    cover=2 * (KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES) + 8,
+)
 class DivideBench(Bench):
     """Factor and exponent of RECIPROCAL and RSQRT follow from each element by their definition, for all values, step by
     step. All lanes are written once, when they are complete, to the place that the micro-operation names.
@@ -96,7 +100,6 @@ class DivideBench(Bench):
 
     def _claim_normalisation(self, m: Module) -> None:
         """Claim the element's size and its bits from the top."""
-        config = self.config
         kept = self.peek("remaining")
         self.claim("element", implies(self.works, kept == self.numbers >> (self.index << 5)))
         negative = self.number[-1]
@@ -213,14 +216,3 @@ class DivideBench(Bench):
         bits = (config.groups - 1).bit_length()
         self.claim("where", implies(self.works | dut.write, dut.entry == Cat((group + turn)[:bits], place)))
         self.cover("all lane groups", dut.write & self.uniform & (turn == config.groups - 1))
-
-
-def properties() -> Iterator[Property]:
-    for config, groups in kernel_sizes():
-        yield DivideBench.proves(
-            "vector/kernel_divide",
-            f"results, {groups}",
-            Induction(3),
-            config,
-            cover=2 * (KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES) + 8,
-        )

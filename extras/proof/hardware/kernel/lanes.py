@@ -200,7 +200,6 @@ class ResultBench(LanesBench):
         for memory in ("register_a_copy", "register_b_copy", "predicates"):
             name, is_flag = memory.replace("_", " "), memory == "predicates"
             enable = self.peek(f"{memory}.store__en")
-            width = config.lanes if is_flag else 32 * config.lanes
             stored = self.peek(f"{memory}.store__data")
             where = register_place(config, last, None if is_flag else op.d)
             address = self.peek(f"{memory}.store__addr")
@@ -261,7 +260,11 @@ class OperandsBench(LanesBench):
         size = len(register_place(self.config, asked, asked.op.a))
         first, second, flags = (
             self.peek(f"{memory}.fetch__addr")
-            for memory, bits in (("register_a_copy", size), ("register_b_copy", size), ("predicates", size - 3))
+            for memory, bits in (
+                ("register_a_copy", size),
+                ("register_b_copy", size),
+                ("predicates", size - 3),
+            )
         )
         self.claim("register a", first == register_place(self.config, asked, asked.op.a))
         self.claim("place of the predicate", flags == register_place(self.config, asked, None))
@@ -315,7 +318,6 @@ class OperandsBench(LanesBench):
         for lane in range(self.config.lanes):
             same = self.lane("divide.elements", lane) == self.lane("first", lane)
             self.claim(f"lane {lane} to the divider", same)
-        layout = issue.shape()
         self.claim("with its place", self.peek("divide.issue") == Value.cast(issue))
         self.cover("to the divider", valid)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.cuts import CutBench
-from weft.extras.proof.hardware.property import Induction, Property
+from weft.extras.proof.hardware.property import Induction, proves
 from weft.extras.proof.hardware.smallest import KERNEL_SMALLEST
 from weft.hdl.isa import Microcode
 from weft.hdl.isa.kernel import MICRO_BITS, MICRO_OPS
@@ -15,6 +13,7 @@ from weft.hdl.vector.kernel_sequence import KernelSequence
 from weft.hdl.vector.vec_streams import is_kind, view
 
 
+@proves("vector/kernel_sequence", "microcode", Induction(2), KERNEL_SMALLEST, cover=16)
 class MicrocodeBench(CutBench):
     """Each micro-operation of MICROCODE is written once, to its entry of the memory, and nothing else is; the unit
     reports when all of them are written.
@@ -73,9 +72,3 @@ class MicrocodeBench(CutBench):
             there = on & (written <= index)
             self.claim(f"word {index}", ~there | (word == fields[f"op{index}"]))
         self.claim("some", ~on | ((written < fields.count) & (fields.count <= MICRO_OPS)))
-
-
-def properties() -> Iterator[Property]:
-    yield MicrocodeBench.proves(
-        "vector/kernel_sequence", "microcode", Induction(2), KERNEL_SMALLEST, cover=16
-    )

@@ -13,7 +13,7 @@ from weft.extras.proof.hardware.pipelines import ago, implies
 from weft.extras.proof.hardware.property import Induction, Property
 from weft.extras.proof.hardware.smallest import kernel_sizes
 from weft.hdl.isa import Source
-from weft.hdl.isa.kernel import MAX_COLUMN_VECTORS, MICRO_BITS, SOURCES, STRIP_ROWS, TARGETS
+from weft.hdl.isa.kernel import MAX_COLUMN_VECTORS, SOURCES, STRIP_ROWS, TARGETS
 from weft.hdl.isa.operands import KERNEL_SPACING
 from weft.hdl.vector.kernel_sequence import entry_layout
 

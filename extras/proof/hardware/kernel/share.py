@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Induction, Property
+from weft.extras.proof.hardware.property import Induction, proves
 from weft.extras.proof.hardware.smallest import KERNEL_SMALLEST
 from weft.hdl.isa import Kernel, Microcode
 from weft.hdl.vector.vec import VecUnit
 from weft.hdl.vector.vec_streams import is_one_of, results_layout
 
 
+@proves("vector/vec", "the kernel engine's share", Induction(3), KERNEL_SMALLEST, cover=32, part=True)
 class ShareBench(CutBench):
     """KERNEL and MICROCODE go to the kernel engine once, when no other instruction is in the unit, and no other one
     comes before its end. Meanwhile the engine has the ports and the writer. Its vectors are written to their addresses,
@@ -50,9 +49,7 @@ class ShareBench(CutBench):
         self.claim("busy", implies(due | reader, dut.busy))
         last = latch(m, taken, wanted, 1, "last_was_its")
         self.claim("which was the last one", self.peek("kernel_last") == last)
-        mask = Mux(
-            last, self.peek("kernel.mask"), self.peek("reader.signal")
-        )
+        mask = Mux(last, self.peek("kernel.mask"), self.peek("reader.signal"))
         signalled = ago(m, Mux(ends, mask, 0), 2, "mask", reset=True)
         self.claim("what it signals when it is written", dut.signal == signalled)
         self._claim_ports()
@@ -83,9 +80,3 @@ class ShareBench(CutBench):
         place = ago(m, own.dst, 1, "own_place", reset=True)
         self.claim("are written", implies(written, self.dut.write.valid & (self.dut.write.address == place)))
         self.cover("are written", written & (place == 5))
-
-
-def properties() -> Iterator[Property]:
-    yield ShareBench.proves(
-        "vector/vec", "the kernel engine's share", Induction(3), KERNEL_SMALLEST, cover=32, part=True
-    )

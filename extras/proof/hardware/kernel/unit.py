@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import data
 
 from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.pipelines import implies, latch
-from weft.extras.proof.hardware.property import Induction, Property
+from weft.extras.proof.hardware.property import Induction, proves
 from weft.extras.proof.hardware.smallest import KERNEL_SMALLEST
 from weft.extras.proof.hardware.streams import Order
 from weft.extras.proof.hardware.walks import claim_slots, skid_slots
-from weft.hdl.isa import Kernel, Vec
+from weft.hdl.isa import Kernel
 from weft.hdl.vector.kernel import KernelEngine
 from weft.hdl.vector.kernel_sequence import request_layout
 from weft.hdl.vector.vec_streams import results_layout, view
@@ -22,6 +20,14 @@ _MOST = 3
 """Slots between the sequence and the lanes: two in the skid buffer, and the slot that reads."""
 
 
+@proves(
+    "vector/kernel",
+    "the way of slots",
+    Induction(2),
+    KERNEL_SMALLEST,
+    cover=32,
+    proven=("sequence", "lanes", "skid"),
+)
 class EngineBench(CutBench):
     """Instructions are taken one at a time. Each slot of the sequence comes to the lanes once, in order, in the cycle
     in which its read is granted. Results are passed on, and the end comes with the last result or with the last word of
@@ -101,14 +107,3 @@ class EngineBench(CutBench):
             self.claim(f"{name} to the lanes", self.peek(f"lanes.{name}") == value)
         for name, value in {"group": dut.group, "index": Value.cast(dut.index), "table": dut.table}.items():
             self.claim(f"{name} of the lanes", self.peek(f"lanes.{name}") == value)
-
-
-def properties() -> Iterator[Property]:
-    yield EngineBench.proves(
-        "vector/kernel",
-        "the way of slots",
-        Induction(2),
-        KERNEL_SMALLEST,
-        cover=32,
-        proven=("sequence", "lanes", "skid"),
-    )

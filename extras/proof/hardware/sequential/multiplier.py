@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 
 from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Bench, Bounded, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Bounded, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.sequential.multiplier import Multiplier, Rows, digits
 
@@ -20,6 +18,7 @@ _MAGNITUDE_BITS = 30
 _DEPTH = 9
 
 
+@proves("sequential/multiplier", f"products of {_MULTIPLICAND_BITS} and {_BITS} bits", Bounded(_DEPTH), _BITS)
 class MultiplierBench(Bench):
     """The product, plus the one that is kept, is shifted right by any number, rounded down, and saturated or taken
     modulo 2**32. With it comes its rounding bit, to nearest even or up, in the documented number of cycles.
@@ -81,6 +80,14 @@ _WRITE_CYCLES = 4
 """Cycles from a row's read to its write."""
 
 
+@proves(
+    "sequential/rows",
+    {
+        "products of bytes": SMALLEST,
+        "products of bytes less a zero point": SMALLEST.replace(probability_bits=8),
+    },
+    Induction(8),
+)
 class RowsBench(Bench):
     """For any number of rows, places and strides, each row's vector is read at its address, or replaced by the padding
     if its coordinate is out of range. Its products with all columns of weights, as they were set last, are added
@@ -232,13 +239,3 @@ class RowsBench(Bench):
             result = dut.row.word_select(j, 32).as_signed() + dut.sums[j]
             self.claim(f"column {j} of the row", dut.row_data.word_select(j, 32) == result[:32])
             self.cover(f"a sum {j}", self.writes & (dut.sums[j] < -20000))
-
-
-def properties() -> Iterator[Property]:
-    yield MultiplierBench.proves(
-        "sequential/multiplier", f"products of {_MULTIPLICAND_BITS} and {_BITS} bits", Bounded(_DEPTH), _BITS
-    )
-    for bits, what in ((0, "bytes"), (8, "bytes less a zero point")):
-        yield RowsBench.proves(
-            "sequential/rows", f"products of {what}", Induction(8), SMALLEST.replace(probability_bits=bits)
-        )

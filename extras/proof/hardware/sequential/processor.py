@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
@@ -10,7 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.hdl.sequential.assembler import CONDITIONS, PORTS, WIDTHS, Condition, Function, Port, Source
 from weft.hdl.sequential.assembler import Out as Target
 from weft.hdl.sequential.processor import JUMP_LAYOUT, Processor, word_layout
@@ -47,6 +46,7 @@ class _OpenProcessor(Processor):
         return self.words
 
 
+@proves("sequential/processor", "words of the microprogram", Induction(6), cover=16, proven=("program",))
 class WordsBench(Bench):
     """Words that calculate are executed once and in order, with the accumulator, the index register, data memory and
     the units as all earlier words leave them, by their definition. Results go to the accumulator, to data memory and to
@@ -69,9 +69,7 @@ class WordsBench(Bench):
         m.d.comb += dut.words.word.eq(self.free(self.layout.size, "word"))
         self.word = self.layout(dut.words.data)
         self._assume()
-        self.started, self.free_, self.stays = (
-            self.peek(name) for name in ("started", "free", "stays")
-        )
+        self.started, self.free_, self.stays = (self.peek(name) for name in ("started", "free", "stays"))
         self.goes = self.started & self.free_ & ~self.stays
         self.accumulator, self.index = self.peek("accumulator"), self.peek("index")
         self.place = self.constant(m, range(_DEPTH), "place")
@@ -321,9 +319,3 @@ class WordsBench(Bench):
         self.claim("waiting for memory", dut.waits == waits)
         self.cover("a call returns", self.goes & taken & jump.back & called & (back == 3))
         self.cover("a jump after a subtraction", self.goes & taken & (jump.condition == Condition.NEGATIVE))
-
-
-def properties() -> Iterator[Property]:
-    yield WordsBench.proves(
-        "sequential/processor", "words of the microprogram", Induction(6), cover=16, proven=("program",)
-    )

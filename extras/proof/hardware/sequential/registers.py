@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Invariant, Property
+from weft.extras.proof.hardware.property import Invariant, proves
 from weft.extras.proof.hardware.registers import Answers, RunsBench
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_stable, axi_channel
@@ -32,6 +30,15 @@ class _RegistersBench(RunsBench):
         return (word == Reg.PROGRAM >> 2) | (word >= base) & (word < base + BASES)
 
 
+@proves(
+    "sequential/control",
+    "writes",
+    Invariant(),
+    SMALLEST,
+    _COUNTED,
+    cover=2 * SETTLING_CYCLES,
+    proven=("state",),
+)
 class WritesBench(_RegistersBench):
     """Address and data of a write are taken together, in the cycle after data memory takes its own registers, and
     answered once, in the next cycle. A start is a pulse, comes with a write of 1 to CONTROL, and never during a run.
@@ -78,6 +85,7 @@ class WritesBench(_RegistersBench):
         self.cover("started again", dut.start & dut.irq)
 
 
+@proves("sequential/control", "reads", Invariant(), SMALLEST, _COUNTED, proven=("state",))
 class ReadsBench(_RegistersBench):
     """Every read has one answer, OKAY, that stays until it is taken: the register in the cycle before, from data memory
     or not, or the whole counter that passed. It comes as soon as its data is available.
@@ -122,16 +130,3 @@ class ReadsBench(_RegistersBench):
         self.claim("an answer as soon as it is there", answers.new == ago(m, ready, 1, "ready", reset=True))
         self.cover("a counter", answers.new & counters & (before != 0))
         self.cover("a register in data memory", answers.new & is_stored & (before != 0))
-
-
-def properties() -> Iterator[Property]:
-    yield WritesBench.proves(
-        "sequential/control",
-        "writes",
-        Invariant(),
-        SMALLEST,
-        _COUNTED,
-        cover=2 * SETTLING_CYCLES,
-        proven=("state",),
-    )
-    yield ReadsBench.proves("sequential/control", "reads", Invariant(), SMALLEST, _COUNTED, proven=("state",))

@@ -10,7 +10,7 @@ from weft.extras.proof.hardware.pipelines import ago, connect_all, implies, latc
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa.config import Config
-from weft.hdl.vector.probabilities import PEAK_BITS, PROBABILITY, sum_latency, sum_width, tree_stages
+from weft.hdl.vector.probabilities import PROBABILITY, sum_latency, tree_stages
 from weft.hdl.vector.requantise import LATENCY
 from weft.hdl.vector.softmax import ALIGNED, TOTAL, WRITTEN, SoftmaxPipe, vector_layout
 from weft.hdl.vector.vec_softmax import CHOSEN
@@ -187,15 +187,11 @@ class ConnectedBench(PipeBench):
 
     def _watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        width = sum_width(config)
         total = self.peek("probabilities.total")
         self.claim("the sum of a vector", self.peek("states.total") == total)
         self.claim("whether states are kept", self.peek("states.final") == dut.final)
         self.claim("sums to divide by", dut.sum == self.peek("states.sum"))
-        self.claim(
-            "the state of the row",
-            implies(dut.dividing, self.peek("states.address") == dut.row),
-        )
+        self.claim("the state of the row", implies(dut.dividing, self.peek("states.address") == dut.row))
         for name in ("valid", "last", "index", "scores", "table_start", "table_fill", "table_byte"):
             value = Value.cast(getattr(dut, name))
             port = self.peek(f"probabilities.{name}")

@@ -209,12 +209,8 @@ class SumBench(Bench):
             entry = ago(m, entries.word_select(lane, 8), PROBABILITY - _LOOKS - _LOOKED_UP, f"entry{lane}")
             there = settled(m, PROBABILITY - _LOOKS, f"settled{lane}")
             self.claim(f"probability of lane {lane}", implies(there, dut.p[lane] == Mux(near, entry, 0)))
-        for name, value, width in (
-            ("start", dut.table_start, 1),
-            ("fill", dut.table_fill, 1),
-            ("byte", dut.table_byte, 8),
-        ):
-            self.claim(f"the table's {name}", self.peek(f"table.{name}") == value)
+        for name in ("start", "fill", "byte"):
+            self.claim(f"the table's {name}", self.peek(f"table.{name}") == getattr(dut, f"table_{name}"))
         width = sum_width(config)
         group = Signal(width, name="sum_of_group")
         m.d.comb += group.eq(sum(dut.p[lane] for lane in range(config.lanes)))

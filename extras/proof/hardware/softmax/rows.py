@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Module, Mux, Signal, Value, signed
 
 from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.hdl.isa.config import Config
 from weft.hdl.vector.probabilities import PEAK, PEAK_BITS
 from weft.hdl.vector.softmax import ALIGNED, TOTAL, WRITTEN, Mask, RowStates
@@ -18,6 +16,8 @@ _SETTLING_CYCLES = 4
 """Cycles from the first cycle of an instruction to valid masks."""
 
 
+@proves("vector/mask", "columns of 2", Induction(8), Config(n=2, lanes=2, bus_bytes=4))
+@proves("vector/mask", "columns of 16, loops", Induction(8), Config(n=16, lanes=2, bus_bytes=16, loops=1))
 class MaskBench(Bench):
     """In every step of the loops, the mask counts the columns that the length and the diagonal leave by their
     definition, for any fields and register. It is ready 4 cycles after it starts.
@@ -127,6 +127,7 @@ _LIMIT = 31
 """Limit of differences of exponents."""
 
 
+@proves("vector/row_states", "update", Induction(9), _CONFIG)
 class UpdateBench(Bench):
     """Maximum, sum and alignment follow from the old state, the vector's exponent and its sum by their definition, each
     in the documented cycle and for all values.
@@ -173,6 +174,7 @@ class UpdateBench(Bench):
         self.cover("a state that rises", written & (word[PEAK_BITS:] > 1 << 16) & (exponent.as_signed() == 5))
 
 
+@proves("vector/row_states", "memory of 4", Invariant(), _CONFIG)
 class MemoryBench(Bench):
     """A read returns the state that was written last to its address.
 
@@ -208,13 +210,3 @@ def rsh(m: Module, value: Value, shift: Value, name: str) -> Value:
 def _limited(value: Value) -> Value:
     """Return a non-negative difference, limited to 31."""
     return Mux(value > _LIMIT, _LIMIT, value[:5].as_unsigned())
-
-
-def properties() -> Iterator[Property]:
-    for n, loops in ((2, 0), (16, 1)):
-        config = Config(n=n, lanes=2, bus_bytes=max(n, 4), loops=loops)
-        yield MaskBench.proves(
-            "vector/mask", f"columns of {n}{', loops' if loops else ''}", Induction(8), config
-        )
-    yield UpdateBench.proves("vector/row_states", "update", Induction(9), _CONFIG)
-    yield MemoryBench.proves("vector/row_states", "memory of 4", Invariant(), _CONFIG)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.walks import WalkModel
 from weft.hdl.isa import BASES, Normalise, Opcode, Softmax
@@ -21,6 +20,15 @@ _COUNTED_CYCLES = CHOSEN
 _LOOPS = dict.fromkeys(("ob", "oy", "ox"), 12)
 
 
+@proves(
+    "vector/vec",
+    "rows of softmax's states",
+    Induction(2),
+    _PLAIN,
+    cover=30,
+    part=True,
+    proven=("pipe", "rows", "divider", "mask"),
+)
 class SequenceBench(Bench):
     """Each vector of SOFTMAX continues with the address of its row's state, the columns that masks leave, and whether
     the state starts anew. It waits while the last vector of its row counts as under way. The divider gets the sums of
@@ -197,15 +205,3 @@ class SequenceBench(Bench):
         byte = ago(m, dut.byte, 1, "byte")
         self.claim("which it is", implies(filled, self.peek("pipe.table_byte") == byte))
         self.claim("the table starts", self.peek("pipe.table_start") == self.sequence.load)
-
-
-def properties() -> Iterator[Property]:
-    yield SequenceBench.proves(
-        "vector/vec",
-        "rows of softmax's states",
-        Induction(2),
-        _PLAIN,
-        cover=30,
-        part=True,
-        proven=("pipe", "rows", "divider", "mask"),
-    )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Module, Mux, Signal, Value, signed
 
 from weft.extras.proof.hardware.pipelines import ago, connect_all, implies, latch, watch_cycle
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa import Normalise, Opcode, Softmax
 from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.lib.arithmetic import RESULT
-from weft.hdl.vector.requantise import LATENCY, SCORE_BITS, column_layout
+from weft.hdl.vector.requantise import LATENCY, column_layout
 from weft.hdl.vector.softmax import vector_layout
 from weft.hdl.vector.vec import VecUnit
 from weft.hdl.vector.vec_reader import _request_layout
@@ -85,6 +84,7 @@ class UnitBench(Bench):
         return self.peek(f"softmax.pipe.{name}")
 
 
+@proves("vector/vec", "the way of scores", Induction(2), _PLAIN, cover=56, part=True, proven=_PROVEN)
 class ScoresBench(UnitBench):
     """For each element of SOFTMAX that was read, its score comes to the pipeline after a fixed number of cycles, with
     the data of its vector. The writer gets the pipeline's probabilities, and for other instructions a result for each
@@ -152,6 +152,7 @@ class ScoresBench(UnitBench):
         return self._view(instruction_layout(self.config), "reader.current").bytewise
 
 
+@proves("vector/vec", "the way of divisions", Induction(2), _PLAIN, cover=40, part=True, proven=_PROVEN)
 class DivisionBench(UnitBench):
     """Each row of NORMALISE takes a result of the divider with its first element. All its elements are multiplied and
     shifted by that result, with their alignments, until the next row.
@@ -225,6 +226,7 @@ class DivisionBench(UnitBench):
             )
 
 
+@proves("vector/vec", "softmax's connections", Induction(1), _PLAIN, cover=56, part=True, proven=_PROVEN)
 class ConnectedBench(UnitBench):
     """The pipeline of softmax gets the scores of requantisation. Its alignments are written unchanged, and its
     probabilities less 128.
@@ -242,15 +244,3 @@ class ConnectedBench(UnitBench):
             p = self._pipe(f"probabilities.p_{lane}", 8)
             self.claim(f"probability {lane}", implies(self.softmax, written.bytes[lane] == (p - 128)[:8]))
         self.cover("a write", self.softmax & (written.index == 1))
-
-
-def properties() -> Iterator[Property]:
-    yield ScoresBench.proves(
-        "vector/vec", "the way of scores", Induction(2), _PLAIN, cover=56, part=True, proven=_PROVEN
-    )
-    yield DivisionBench.proves(
-        "vector/vec", "the way of divisions", Induction(2), _PLAIN, cover=40, part=True, proven=_PROVEN
-    )
-    yield ConnectedBench.proves(
-        "vector/vec", "softmax's connections", Induction(1), _PLAIN, cover=56, part=True, proven=_PROVEN
-    )
