@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Shape, ShapeLike, Signal, Value
@@ -24,6 +25,14 @@ def latch(m: Module, when: Value, value: Any, shape: ShapeLike, name: str, *, re
     with m.If(when):
         m.d.sync += register.eq(value)
     return register
+
+
+def latch_all(m: Module, when: Value, values: Mapping[str, Any], prefix: str = "field_") -> dict[str, Any]:
+    """Return registers of the shapes of `values`, which take them in cycles with `when`."""
+    registers = {name: Signal.like(value, name=f"{prefix}{name}") for name, value in values.items()}
+    with m.If(when):
+        m.d.sync += [register.eq(values[name]) for name, register in registers.items()]
+    return registers
 
 
 def watch_cycle(

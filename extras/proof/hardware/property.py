@@ -232,16 +232,20 @@ class Bench(Elaboratable):
         yield
         self._guard = None
 
+    def claim_equal(self, name: str, actual: Any, expected: Any) -> None:
+        """Claim that `actual` equals `expected`, which is cut to its width."""
+        actual, expected = Value.cast(actual), Value.cast(expected)
+        if len(expected) > len(actual):
+            actual, expected = actual.as_unsigned(), expected[: len(actual)]
+        self.claim(name, actual == expected)
+
     def claim_registers(self, values: Mapping[str, Value], name: str = "{}") -> None:
         """Claim that the signals at these paths inside the unit have these values, cut to the signal's width.
 
         Induction needs the contents of the unit's registers. `name` is the pattern of the claims' names.
         """
         for path, value in values.items():
-            register, value = self.peek(path), Value.cast(value)
-            if len(value) > len(register):
-                register, value = register.as_unsigned(), value[: len(register)]
-            self.claim(name.format(path), register == value)
+            self.claim_equal(name.format(path), self.peek(path), value)
 
     def cover(self, name: str, value: Value) -> None:
         """Cover a cycle in which `value` is 1: without such a cycle, the claims may be vacuous."""

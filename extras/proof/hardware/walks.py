@@ -10,8 +10,6 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 from weft.extras.proof.hardware.pipelines import latch
 from weft.extras.proof.hardware.property import Bench
 from weft.extras.proof.hardware.streams import Order
-from weft.hdl.isa.config import Config
-from weft.hdl.lib.loopnest import Walk
 
 
 class WalkModel:
@@ -31,7 +29,7 @@ class WalkModel:
     loops, trackers
         Parameters of `weft.hdl.lib.loopnest.LoopNest`.
     load, step : value
-        An instruction begins; an iteration ends.
+        An instruction begins; an iteration ends, by default where the nest steps.
     counts, bases, strides
         The instruction's fields at `load`: by loop, by tracker, and by tracker and loop.
 
@@ -52,12 +50,12 @@ class WalkModel:
     def __init__(
         self, m: Module, bench: Bench, path: str,
         loops: Mapping[str, int], trackers: Mapping[str, tuple[int, Mapping[str, int]]], *,
-        load: Value, step: Value, counts: Any, bases: Any, strides: Any,
+        load: Value, step: Value | None = None, counts: Any, bases: Any, strides: Any,
     ) -> None:  # fmt: skip
         self.m, self.bench = m, bench
         self.loops, self.trackers = loops, trackers
-        self.load, self.step = load, step
         self._path, self._prefix = f"{path}." if path else "", f"{path}_".replace(".", "_") if path else ""
+        self.load, self.step = load, self._peek("step") if step is None else step
         self.first: dict[str, Value] = {}
         self.last: dict[str, Value] = {}
         self.index: dict[str, Value] = {}
@@ -74,10 +72,10 @@ class WalkModel:
         self.ends = self._count(counts)
         with m.If(load):
             m.d.sync += self.on.eq(1)
-        with m.Elif(step & self.ends):
+        with m.Elif(self.step & self.ends):
             m.d.sync += self.on.eq(0)
         bench.claim(f"{self._prefix}active", self._peek("active") == self.on)
-        bench.claim(f"{self._prefix}steps", ~step | self.on)
+        bench.claim(f"{self._prefix}steps", ~self.step | self.on)
         self._while_on("last of all", self._peek("last_all") == self.ends)
         self._counters()
         for name in trackers:
@@ -161,20 +159,19 @@ class WalkModel:
         self.bench.claim(f"{self._prefix}{name}", ~self.on | value)
 
 
-def walk_fields(walk: Walk, config: Config, op: Any) -> dict[str, Any]:
-    """Return the arguments of `WalkModel` that are fields of an instruction `op` with operands at `walk`.
+def walk_fields(
+    op: Any, loops: Mapping[str, int], trackers: Mapping[str, tuple[int, Mapping[str, int]]]
+) -> dict[str, Any]:
+    """Return the arguments of `WalkModel` for fields `op` that are named after the loops and trackers.
 
-    Counts of loops that the instruction has no field for are left to the caller.
+    Counts of loops that have no field are left to the caller.
     """
-    trackers = walk.trackers(config)
-    return {
-        "trackers": trackers,
-        "counts": {loop: op[loop] for loop in walk.loops if loop in op.shape().members},
-        "bases": {name: op[name] for name in trackers},
-        "strides": {
-            name: {loop: op[f"{name}_{loop}"] for loop in own} for name, (_, own) in trackers.items()
-        },
+    strides = {
+        name: {loop: op[f"{name}_{loop}"].as_signed() for loop in own} for name, (_, own) in trackers.items()
     }
+    counts = {loop: op[loop] for loop in loops if loop in op.shape().members}
+    bases = {name: op[name] for name in trackers}
+    return {"loops": loops, "trackers": trackers, "counts": counts, "bases": bases, "strides": strides}
 
 
 def claim_slots(bench: Bench, order: Order, slots: Sequence[tuple[Value, Value]], name: str) -> None:
