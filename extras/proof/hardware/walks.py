@@ -188,9 +188,7 @@ def claim_slots(bench: Bench, order: Order, slots: Sequence[tuple[Value, Value]]
     bench.claim(f"{name}: the watched one is there", ~order.watched | (order.ahead < order.inside))
 
 
-def skid_slots(
-    bench: Bench, width: int, path: str = "skid"
-) -> tuple[tuple[Signal, Signal], tuple[Signal, Signal]]:
+def skid_slots(bench: Bench, path: str = "skid") -> tuple[tuple[Signal, Signal], tuple[Signal, Signal]]:
     """Return the slots of the unit's `weft.hdl.lib.queues.SkidBuffer` for `claim_slots`.
 
     Claims that the spare slot is used only while the buffer offers a word.

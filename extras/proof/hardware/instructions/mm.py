@@ -129,7 +129,7 @@ class RowsBench(Bench):
         """Claim that rows are issued in order, with the reads and destinations of their definition."""
         dut, layout = self.dut, row_layout(self.config)
         row = self.peek("row")
-        (comes, following), spare = skid_slots(self, layout.size)
+        (comes, following), spare = skid_slots(self)
         there = Signal(name="row_there")
         self.there = there
         moves = comes & (~there | dut.issued)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Cat, Const, Fragment, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Fragment, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 
-from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.pipelines import ago, implies, latch_all
 from weft.extras.proof.hardware.property import Bench, Bounded, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import (
@@ -17,9 +17,10 @@ from weft.extras.proof.hardware.streams import (
     assume_stable,
     count,
     stable,
+    transfer,
     within,
 )
-from weft.extras.proof.hardware.walks import WalkModel, claim_slots, skid_slots
+from weft.extras.proof.hardware.walks import WalkModel, claim_slots, skid_slots, walk_fields
 from weft.hdl.bus.axi import BurstSplitter
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY
@@ -41,96 +42,68 @@ class RequestsBench(Bench):
     UNIT = StoreRequests
 
     def watch(self, m: Module) -> None:
-        dut, op = self.dut, self.dut.instruction.payload
+        dut, op, run = self.dut, self.dut.instruction.payload, self.dut.run
         self.free_inputs(m)
         assume_stable(m, self, dut.instruction, "instruction")
-        load = Signal(name="loads")
-        m.d.comb += load.eq(dut.instruction.valid & dut.instruction.ready)
+        load = transfer(dut.instruction)
         self.assume(~load | ((op.length != 0) & (op.pixels != 0)))
         merged = (op.pitch == op.length) | (op.pixels == 1)
         first = (dut.bases[op.base[:3]] + op.offset)[:32]
-        step = dut.run.valid & dut.run.ready
         walk = WalkModel(
-            m,
-            self,
-            "nest",
-            {"rows": 12, "pixels": 16},
-            {"address": (32, {"rows": 32, "pixels": 17})},
-            load=load,
-            step=step,
-            counts={"rows": op.rows, "pixels": Mux(merged, 1, op.pixels)},
-            bases={"address": first},
-            strides={"address": {"rows": op.row_pitch, "pixels": op.pitch}},
-        )
-        self.claim(
-            "taken when the one before is through", dut.instruction.ready == (~walk.on & dut.read.ready)
-        )
+            m, self, "nest", {"rows": 12, "pixels": 16}, {"address": (32, {"rows": 32, "pixels": 17})},
+            load=load, step=transfer(run), counts={"rows": op.rows, "pixels": Mux(merged, 1, op.pixels)},
+            bases={"address": first}, strides={"address": {"rows": op.row_pitch, "pixels": op.pitch}},
+        )  # fmt: skip
+        ready = ~walk.on & dut.read.ready
+        self.claim("taken when the one before is through", dut.instruction.ready == ready)
         self._claim_runs(m, walk, load, merged)
         self._claim_read_fields(first, merged, load)
-        waited = ago(m, dut.run.valid & ~dut.run.ready, 1, "waited", reset=True)
-        before = ago(m, dut.run.payload.as_value(), 1, "before")
-        self.claim("a run stays", ~waited | (dut.run.valid & (dut.run.payload.as_value() == before)))
+        waited = ago(m, run.valid & ~run.ready, 1, "waited", reset=True)
+        before = ago(m, run.payload.as_value(), 1, "before")
+        self.claim("a run stays", ~waited | (run.valid & (run.payload.as_value() == before)))
 
     def _claim_runs(self, m: Module, walk: WalkModel, load: Value, merged: Value) -> None:
         """Claim the runs: the bytes of a pixel, or of a whole row where pixels follow each other without a gap."""
-        op, run = self.dut.instruction.payload, self.dut.run
-        length = Signal(16)
-        factor = Signal(16, name="factor_kept")
-        mask = Signal.like(op.signal)
-        place = Signal(range(17), name="place")
+        op, run, on = self.dut.instruction.payload, self.dut.run, walk.on
+        fields = {"length": op.length, "factor": Mux(merged, op.pixels, 1), "mask": op.signal}
+        length, factor, mask = latch_all(m, load, fields).values()
+        counted = self.peek("counted")
+        # The unit multiplies length and factor bit by bit; `place` is the next bit.
+        place, so_far = Signal(range(17), name="place"), Signal(32, name="bytes_so_far")
         with m.If(load):
-            m.d.sync += [
-                length.eq(op.length),
-                factor.eq(Mux(merged, op.pixels, 1)),
-                mask.eq(op.signal),
-                place.eq(0),
-            ]
-        left, counted, addend = self.peek("factor"), self.peek("counted"), self.peek("addend")
-        # The unit multiplies length and factor bit by bit.
-        so_far = Signal(32, name="bytes_so_far")
-        with m.If(load):
-            m.d.sync += so_far.eq(0)
+            m.d.sync += [place.eq(0), so_far.eq(0)]
         with m.Elif(~counted & (place != 16)):
             m.d.sync += place.eq(place + 1)
             m.d.sync += so_far.eq(so_far + Mux(factor.bit_select(place, 1), (length << place)[:32], 0))
-        on = walk.on
-        self.claim("counted so far", ~on | (run.payload.bytes == so_far))
-        self.claim("what is left to count", ~on | (left == (factor >> place)))
-        self.claim("the next part", ~on | (addend == (length << place)[:32]))
         self.claim("bits of the count", place <= 16)
-        self.claim("some is left", ~on | counted | (place != 16))
-        self.claim("nothing is left when all is counted", ~(on & counted) | (left == 0))
-        self.claim("counts", ~on | ((length != 0) & (factor != 0)))
-        self.claim("the mask is kept", ~on | (self.peek("signal") == mask))
         self.claim("a run", run.valid == (on & counted))
-        self.claim("where it begins", ~on | (run.payload.address == walk.values["address"]))
         self.claim("its bytes", ~run.valid | ((factor >> place) == 0))
-        self.claim("its tag", ~on | (run.payload.tag == Mux(walk.ends, Cat(1, mask), 0)))
+        with self.during(on):
+            self.claim("counted so far", run.payload.bytes == so_far)
+            self.claim("what is left to count", self.peek("factor") == (factor >> place))
+            self.claim("the next part", self.peek("addend") == (length << place)[:32])
+            self.claim("some is left", counted | (place != 16))
+            self.claim("nothing is left when all is counted", ~counted | (self.peek("factor") == 0))
+            self.claim("counts", (length != 0) & (factor != 0))
+            self.claim("the mask is kept", self.peek("signal") == mask)
+            self.claim("where it begins", run.payload.address == walk.values["address"])
+            self.claim("its tag", run.payload.tag == Mux(walk.ends, Cat(1, mask), 0))
         self.cover("the last of several runs", run.valid & walk.ends & ~walk.at_start("rows") & (length > 4))
         self.cover("a run of several pixels", run.valid & (factor == 3) & (length == 3))
 
     def _claim_read_fields(self, first: Value, merged: Value, load: Value) -> None:
         op, read, n = self.dut.instruction.payload, self.dut.read, self.config.n
-        payload, width = read.payload, len(self.dut.read.payload.src)
         vectors = ((op.length + (n - 1)) // n)[:16]
-        fields: dict[str, Any] = {
-            "merged": merged,
-            "rows": op.rows,
-            "pixels": op.pixels,
-            "vectors": vectors,
-            "src": op.src[:width],
-            "src_rows": op.src_row.as_unsigned()[:width],
-            "src_pixels": op.src_pixel.as_unsigned()[:width],
-            "src_vectors": op.src_vector.as_unsigned()[:width],
-            "pointer": first[:12],
-            "pointer_rows": op.row_pitch.as_unsigned()[:12],
-            "pointer_pixels": op.pitch[:12],
-            "pointer_vectors": n,
-        }
-        self.claim("each is described to the reader", (read.valid & read.ready) == load)
-        for name, value in fields.items():
-            self.claim(f"reader {name}", ~load | (payload[name] == value))
-        self.claim("the last vector's bytes", ~load | ((payload.tail + (vectors - 1) * n)[:17] == op.length))
+        fields: dict[str, Any] = {"merged": merged, "rows": op.rows, "pixels": op.pixels, "vectors": vectors}
+        fields |= {"src": op.src, "pointer": first, "pointer_rows": op.row_pitch.as_unsigned()}
+        fields |= {f"src_{loop}s": op[f"src_{loop}"].as_unsigned() for loop in ("row", "pixel", "vector")}
+        fields |= {"pointer_pixels": op.pitch, "pointer_vectors": n}
+        self.claim("each is described to the reader", transfer(read) == load)
+        with self.during(load):
+            for name, value in fields.items():
+                self.claim_equal(f"reader {name}", read.payload[name], value)
+            tail = (read.payload.tail + (vectors - 1) * n)[:17]
+            self.claim("the last vector's bytes", tail == op.length)
 
 
 @proves("store/store", "vectors of STORE", Induction(4), SMALLEST, cover=16)
@@ -149,49 +122,31 @@ class ReadsBench(Bench):
         dut, op = self.dut, self.dut.read.payload
         self.free_inputs(m)
         assume_stable(m, self, dut.read, "read")
-        load = Signal(name="loads")
-        m.d.comb += load.eq(dut.read.ready)
-        step = self.peek("nest.step")
+        load = dut.read.ready
         widths = {"src": self.config.widths.scratchpad_address, "pointer": 12}
-        walk = WalkModel(
-            m,
-            self,
-            "nest",
-            _LOOPS,
-            {name: (width, dict.fromkeys(_LOOPS, width)) for name, width in widths.items()},
-            load=load,
-            step=step,
-            counts={loop: op[loop] for loop in _LOOPS},
-            bases={name: op[name] for name in widths},
-            strides={name: {loop: op[f"{name}_{loop}"].as_signed() for loop in _LOOPS} for name in widths},
-        )
+        trackers = {name: (width, dict.fromkeys(_LOOPS, width)) for name, width in widths.items()}
+        walk = WalkModel(m, self, "nest", load=load, **walk_fields(op, _LOOPS, trackers))
         self.claim("taken if it is there", ~load | dut.read.valid)
         self.claim("taken when all before is on its way", ~load | ~walk.on)
-        self._claim_reads(m, walk, load)
+        self._claim_reads(m, walk)
 
-    def _claim_reads(self, m: Module, walk: WalkModel, load: Value) -> None:
-        dut, op, n = self.dut, self.dut.read.payload, self.config.n
-        merged, tail = Signal(name="merged"), Signal.like(op.tail, name="tail")
-        with m.If(load):
-            m.d.sync += [merged.eq(op.merged), tail.eq(op.tail)]
-        kept_op = op.shape()(self.peek("op"))
-        self.claim("what is kept", ~walk.on | ((kept_op.merged == merged) & (kept_op.tail == tail)))
+    def _claim_reads(self, m: Module, walk: WalkModel) -> None:
+        op, port, values = self.dut.read.payload, self.dut.scratchpad, walk.values
+        fields = latch_all(m, walk.load, {"merged": op.merged, "tail": op.tail})
         layout = vector_layout(self.config)
         defined = Signal(layout, name="defined")
-        width, values = self.config.widths.scratchpad_address, walk.values
         m.d.comb += [
             defined.pointer.eq(values["pointer"]),
-            defined.count.eq(Mux(walk.at_end("vectors"), tail, n)),
-            defined.last.eq(walk.at_end("vectors") & (walk.at_end("pixels") | ~merged)),
+            defined.count.eq(Mux(walk.at_end("vectors"), fields["tail"], self.config.n)),
+            defined.last.eq(walk.at_end("vectors") & (walk.at_end("pixels") | ~fields["merged"])),
         ]
-        word = Cat(values["src"], defined.as_value())
-        size = width + layout.size
-        coming = self.peek("skid.i__payload")
-        self.claim("the vector that comes", ~walk.on | (coming == word))
-        port = dut.scratchpad
-        slots = skid_slots(self, size)
-        following = slots[0][1]
-        granted = port.valid & port.ready
+        word, width = Cat(values["src"], defined.as_value()), len(values["src"])
+        description = op.shape()(self.peek("op"))
+        with self.during(walk.on):
+            self.claim("what is kept", Cat(description[name] == fields[name] for name in fields).all())
+            self.claim("the vector that comes", self.peek("skid.i__payload") == word)
+        slots = skid_slots(self)
+        following, granted = slots[0][1], transfer(port)
         order = Order(m, self, push=walk.step, i=word, pop=granted, o=following, most=2)
         claim_slots(self, order, slots, "a vector on its way")
         self.claim("read where it is", port.address == following[:width])
@@ -201,25 +156,22 @@ class ReadsBench(Bench):
     def _claim_arrival(self, m: Module, granted: Value, described: Any) -> None:
         """Claim that the description of a vector reaches the queue with its data, and that the queue has room."""
         dut, layout = self.dut, described.shape()
-        due, valid = described.as_value(), granted
-        on_the_way: Value = Const(0)
+        due, valid, on_the_way = described.as_value(), granted, Value.cast(0)
         for stage in range(READ_LATENCY):
             due = ago(m, due, 1, f"described{stage}", reset=True)
             valid = ago(m, valid, 1, f"granted{stage}", reset=True)
             on_the_way = on_the_way + valid
-            self.claim(f"on the way {stage}", self.peek(f"stage{stage}") == due)
-            self.claim(f"valid on the way {stage}", self.peek(f"valid{stage}") == valid)
+            self.claim_registers({f"stage{stage}": due, f"valid{stage}": valid}, "{} on the way")
         arrived = layout(self.peek("queue.w_data"))
         self.claim("a vector arrives", self.peek("queue.w_en") == valid)
-        for name in ("pointer", "count", "last"):
-            self.claim(f"its {name}", ~valid | (arrived[name] == layout(due)[name]))
-        self.claim("its data", ~valid | (arrived.data == dut.scratchpad.data))
-        level, credits = (self.peek("queue.level"), self.peek("credits"))
-        self.claim(
-            "there is room", (credits + level + on_the_way == READS) & (credits <= READS) & (level <= READS)
-        )
-        leaves = dut.vector.valid & dut.vector.ready
-        self.claim("none leaves an empty queue", ~leaves | (level != 0))
+        with self.during(valid):
+            for name in ("pointer", "count", "last"):
+                self.claim(f"its {name}", arrived[name] == layout(due)[name])
+            self.claim("its data", arrived.data == dut.scratchpad.data)
+        level, credits = self.peek("queue.level"), self.peek("credits")
+        total = credits + level + on_the_way
+        self.claim("there is room", (total == READS) & (credits <= READS) & (level <= READS))
+        self.claim("none leaves an empty queue", ~transfer(dut.vector) | (level != 0))
         self.cover("the queue is full", level == READS)
 
 
@@ -256,23 +208,15 @@ class BusBench(Bench):
     UNIT = _OpenUnit
 
     def watch(self, m: Module) -> None:
-        dut, bus = self.dut, self.dut.bus
-        m.d.comb += [
-            bus.request.ready.eq(self.free(1, "request_ready")),
-            bus.beat.ready.eq(self.free(1, "beat_ready")),
-            bus.confirmed.eq(self.free(1, "confirmed")),
-        ]
-        burst, beat = dut.splitter, dut.packer.beat
-        inputs = {"valid": burst.request.valid, "payload": burst.request.payload.as_value()}
-        inputs |= {
-            "last": burst.last,
-            "tag": burst.tag,
-            "word_valid": beat.valid,
-            "word": beat.payload.as_value(),
-        }
-        for name, value in inputs.items():
-            m.d.comb += value.eq(self.free(len(value), f"given_{name}"))
+        bus, burst, beat = self.dut.bus, self.dut.splitter, self.dut.packer.beat
         request = burst.request
+        inputs = {"valid": request.valid, "payload": request.payload, "last": burst.last, "tag": burst.tag}
+        inputs |= {"word_valid": beat.valid, "word": beat.payload}
+        for name, value in inputs.items():
+            m.d.comb += Value.cast(value).eq(self.free(len(Value.cast(value)), f"given_{name}"))
+        for name, value in (("request_ready", bus.request.ready), ("beat_ready", bus.beat.ready)):
+            m.d.comb += value.eq(self.free(1, name))
+        m.d.comb += bus.confirmed.eq(self.free(1, "confirmed"))
         whole = Cat(request.payload.as_value(), burst.last, burst.tag)
         assume_stable(m, self, Channel(request.valid, request.ready, whole), "burst")
         assume_stable(m, self, beat, "word")
@@ -281,18 +225,15 @@ class BusBench(Bench):
 
     def _claim_passing(self, m: Module) -> None:
         """Claim that bursts and words pass, and that words wait for their burst."""
-        bus, burst, beat = self.dut.bus, self.dut.splitter, self.dut.packer.beat
+        bus, request, beat = self.dut.bus, self.dut.splitter.request, self.dut.packer.beat
         # A request may be withdrawn, as there is room only by the count of a cycle ago: the manager has registers.
         stable(m, self, bus.beat, "beat")
-        self.send = bus.request.valid & bus.request.ready
-        sent = bus.beat.valid & bus.beat.ready & bus.beat.payload.last
-        self.claim("bursts pass once", self.send == (burst.request.valid & burst.request.ready))
-        same = bus.request.payload.as_value() == burst.request.payload.as_value()
-        self.claim("as they come", implies(bus.request.valid, same))
-        self.claim("words pass once", (bus.beat.valid & bus.beat.ready) == (beat.valid & beat.ready))
-        self.claim(
-            "unchanged", implies(bus.beat.valid, bus.beat.payload.as_value() == beat.payload.as_value())
-        )
+        self.send = transfer(bus.request)
+        sent = transfer(bus.beat) & bus.beat.payload.last
+        self.claim("bursts pass once", self.send == transfer(request))
+        for name, out, into in (("as they come", bus.request, request), ("unchanged", bus.beat, beat)):
+            self.claim(name, implies(out.valid, out.payload.as_value() == into.payload.as_value()))
+        self.claim("words pass once", transfer(bus.beat) == transfer(beat))
         ahead = count(m, "bursts_ahead", 2 * BURSTS, self.send, sent)
         self.claim("words of bursts that were asked for", bus.beat.valid == (beat.valid & (ahead != 0)))
 

@@ -70,7 +70,6 @@ class EngineBench(CutBench):
     def _claim_slots(self, m: Module) -> None:
         dut = self.dut
         layout = request_layout(self.config)
-        width = layout.size
         valid, word = self.peek("request_valid"), self.peek("request")
         request = data.View(layout, word)
         refused = (request.ask_scratchpad & ~dut.scratchpad.ready) | (
@@ -80,7 +79,7 @@ class EngineBench(CutBench):
         comes = self.peek("sequence.valid") & self.peek("sequence.ready")
         slot = self.peek("sequence.slot")
         order = Order(m, self, push=comes, i=slot, pop=granted, o=word, most=_MOST)
-        claim_slots(self, order, [(valid, word), *skid_slots(self, width)], "slot")
+        claim_slots(self, order, [(valid, word), *skid_slots(self)], "slot")
         for name, port in (("scratchpad", dut.scratchpad), ("accumulator", dut.accumulator)):
             asks = valid & request[f"ask_{name}"]
             self.claim(f"reads of the {name}", port.valid == asks)
