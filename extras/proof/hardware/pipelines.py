@@ -19,6 +19,20 @@ def ago(m: Module, value: Value, cycles: int, name: str, *, reset: bool = False)
     return value
 
 
+def was(m: Module, value: Value, name: str | None = None) -> Any:
+    """Return `value` of the cycle before, and 0 after a reset."""
+    register = Signal(value.shape(), name=name, src_loc_at=1)
+    m.d.sync += register.eq(value)
+    return register
+
+
+def flag(m: Module, sets: Value, clears: Value | int, name: str | None = None) -> Signal:
+    """Return a register that is 1 from the cycle after `sets` to the next cycle with `clears` and without `sets`."""
+    register = Signal(name=name, src_loc_at=1)
+    m.d.sync += register.eq(sets | register & ~Value.cast(clears))
+    return register
+
+
 def latch(m: Module, when: Value, value: Any, shape: ShapeLike, name: str, *, reset: bool = True) -> Any:
     """Return a register that takes `value` in cycles with `when`. Without `reset`, its content survives a reset."""
     register = Signal(shape, name=name, reset_less=not reset)
