@@ -35,7 +35,7 @@ _DEPTH = 10
     SMALLEST.replace(bus_bytes=PIECE_BYTES // _PIECE_WORDS),
     pieces=_PIECES,
 )
-class BridgeBench(Bench):
+class BridgeBench(Bench, unit=AxiBridge):
     """Bursts go to memory in pieces that end at blocks. Words of reads come in order, with the ID of their burst and a
     mark on its last one, and there is room for all that are asked for. A write goes to memory when its words are here,
     and a burst is answered when memory has reported all of it.
@@ -46,11 +46,8 @@ class BridgeBench(Bench):
     a write only when it has all its words. One bit of each word is compared.
     """
 
-    UNIT = AxiBridge
-
     def watch(self, m: Module) -> None:
         dut, axi = self.dut, self.dut.axi
-        self.free_inputs(m)
         align = (self.config.bus_bytes - 1).bit_length()
         for name in ("ar", "aw"):
             address, length = getattr(axi, f"{name}addr"), getattr(axi, f"{name}len")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from amaranth.hdl import Module, Mux, Signal, Value
 
 from weft.boards.bus.axi import AxiGate
+from weft.extras.proof.hardware.pipelines import flag, was
 from weft.extras.proof.hardware.property import Bench, Invariant, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import (
@@ -20,23 +21,20 @@ _OUTSTANDING = 4
 _FROM_MANAGER = ("ar", "aw", "w")
 
 
-class _GateBench(Bench):
+class _GateBench(Bench, unit=AxiGate):
     """A gate between a memory and a manager.
 
     Assumed: a gate stays closed until it is idle. The manager keeps what it offers until it is taken, but for a reset,
     which may come in any cycle in which the gate is closed and idle.
     """
 
-    UNIT = AxiGate
-
     def assume_manager(self, m: Module) -> Signal:
         """State the assumptions; return whether the gate was closed in the cycle before."""
         for name in _FROM_MANAGER:
             resets = self.dut.close & self.dut.idle
             assume_stable(m, self, axi_channel(self.dut.port, name), f"port_{name}", unless=resets)
-        closed = Signal(name="closed_before")
-        idle = Signal(name="idle_before")
-        m.d.sync += [closed.eq(self.dut.close), idle.eq(self.dut.idle)]
+        closed = was(m, self.dut.close, "closed_before")
+        idle = was(m, self.dut.idle, "idle_before")
         self.assume(~closed | idle | self.dut.close)
         return closed
 
@@ -55,7 +53,6 @@ class AxiGateBench(_GateBench):
 
     def watch(self, m: Module) -> None:
         dut, memory = self.dut, self.dut.memory
-        self.free_inputs(m)
         closed = self.assume_manager(m)
         for name in ("ar", "aw"):
             self.assume(getattr(dut.port, f"{name}len") < 4)
@@ -65,12 +62,10 @@ class AxiGateBench(_GateBench):
             self.cover(f"{name} waits while closed", dut.close & waits[name])
         reads = self._reads(m)
         words, writes = self._writes(m)
-        quiet = Signal()
         offered = memory.arvalid | memory.awvalid | memory.wvalid
-        m.d.sync += quiet.eq(~(reads.any() | words.any() | writes.any() | offered))
+        quiet = was(m, ~(reads.any() | words.any() | writes.any() | offered))
         self.claim("idle where closed and nothing is owed", dut.idle == (closed & quiet))
-        filled = Signal()
-        m.d.sync += filled.eq(dut.close & memory.wvalid & ~dut.port.wvalid | filled & ~dut.idle)
+        filled = flag(m, dut.close & memory.wvalid & ~dut.port.wvalid, dut.idle)
         self.cover("idle after words of its own", dut.idle & filled)
 
     def _reads(self, m: Module) -> Signal:
@@ -93,8 +88,7 @@ class AxiGateBench(_GateBench):
         """Return the number of words that memory waits for, and of writes that it has to answer."""
         memory, limit = self.dut.memory, 8 * _OUTSTANDING
         first = Signal(name="aw_first")
-        stood = Signal(name="aw_stood")
-        m.d.sync += stood.eq(memory.awvalid & ~memory.awready)
+        stood = was(m, memory.awvalid & ~memory.awready, "aw_stood")
         m.d.comb += first.eq(memory.awvalid & ~stood)
         word = transfer(axi_channel(memory, "w"))
         words = count(m, "words_owed", limit, Mux(first, memory.awlen + 1, 0), word)
@@ -118,7 +112,6 @@ class AxiGatePassing(_GateBench):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         closed = self.assume_manager(m)
         for name in _FROM_MANAGER:
             # A closed gate ends bursts with words of its own, and marks the last one itself.

@@ -7,6 +7,7 @@ from typing import Any
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
 from weft.boards.bus.port import MAX_BEATS, Arbiter, Command, Gate
+from weft.extras.proof.hardware.pipelines import flag, was
 from weft.extras.proof.hardware.property import Bench, Invariant, proves
 from weft.extras.proof.hardware.streams import (
     Order,
@@ -27,8 +28,8 @@ def at_most_one(values: list[Value]) -> Value:
 def number_of(flags: list[Value]) -> Value:
     """Return the position of the flag that is 1; at most one may be."""
     number: Value = Cat(*flags) & 0
-    for index, flag in enumerate(flags):
-        number = number | Mux(flag, index, 0)
+    for index, chosen in enumerate(flags):
+        number = number | Mux(chosen, index, 0)
     return number[: max((len(flags) - 1).bit_length(), 1)]
 
 
@@ -74,7 +75,7 @@ class Bursts(WatchedItem):
 
 
 @proves("boards/arbiter", {f"order and turns of {ports}": (ports, 2) for ports in (1, 2, 3)}, Invariant())
-class ArbiterBench(Bench):
+class ArbiterBench(Bench, unit=Arbiter):
     """Commands come to the memory in the order in which they are taken, one a cycle while there is room; while a port
     waits no other one goes twice; all words and reports are those of the port whose command it is.
 
@@ -84,14 +85,11 @@ class ArbiterBench(Bench):
     words. Memory keeps the word that it offers, and reports no more writes than it was asked for.
     """
 
-    UNIT = Arbiter
-
     def __init__(self, ports: int, commands: int) -> None:
         super().__init__(1, ports, commands=commands)
         self.commands = commands
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         ports, memory = list(self.dut.port), self.dut.memory
         for index, port in enumerate(ports):
             assume_stable(m, self, port.command, f"command_{index}")
@@ -186,7 +184,7 @@ class ArbiterBench(Bench):
 
 
 @proves("boards/gate", "closing", Invariant(), 4, 3)
-class GateBench(Bench):
+class GateBench(Bench, unit=Gate):
     """Open, a gate passes all; closed, it passes no command, and tells that it is idle when nothing is owed.
 
     A gate for fewer than `commands` commands of at most `beats` words.
@@ -194,14 +192,11 @@ class GateBench(Bench):
     Assumed: memory gives no more words, and reports no more writes, than were requested.
     """
 
-    UNIT = Gate
-
     def __init__(self, commands: int, beats: int) -> None:
         self.commands, self.beats = commands, beats
         super().__init__(1, commands, beats)
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         port, memory, close = self.dut.port, self.dut.memory, self.dut.close
         command = memory.command
         beats = command.payload.beats
@@ -230,11 +225,9 @@ class GateBench(Bench):
         )
         self.assume((words <= (self.commands - 1) * self.beats) & (writes < self.commands))
         rests = Signal()
-        before = Signal()
         m.d.comb += rests.eq(close & (words == 0) & (writes == 0))
-        m.d.sync += before.eq(rests)
+        before = was(m, rests)
         self.claim("idle while it is closed and nothing is owed", self.dut.idle == before)
-        worked = Signal(name="has_read")
-        m.d.sync += worked.eq(worked | transfer(memory.read))
+        worked = flag(m, transfer(memory.read), 0, "has_read")
         self.cover("idle after a read", self.dut.idle & worked)
         self.cover("as many writes as there may be", writes == self.commands - 1)

@@ -15,9 +15,8 @@ from weft.boards.link.frames import (
     carries_payload,
 )
 from weft.boards.link.framing import Deframer, Framer, _Phase
-from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
+from weft.extras.proof.hardware.property import Bench, CutBench, Induction, Invariant, proves
 from weft.extras.proof.hardware.streams import assume_stable, stable, within
 
 _BUFFER = 1024
@@ -28,7 +27,7 @@ _OPERATION, _SIZE = 1, 2
 
 
 @proves("boards/framing", "frames", Invariant(), cover=60)
-class FramerBench(Bench):
+class FramerBench(Bench, unit=Framer):
     """A frame has an end on both sides. Between them are the bytes of the body and four more, in order. Bytes that mean
     an end or an escape are escaped, and no others.
 
@@ -36,11 +35,8 @@ class FramerBench(Bench):
     the CRC: tests compare it with `zlib`'s.
     """
 
-    UNIT = Framer
-
     def watch(self, m: Module) -> None:
         line, byte = self.dut.line, self.dut.byte
-        self.free_inputs(m)
         assume_stable(m, self, byte, "byte")
         stable(m, self, line, "line")
         goes, taken = line.valid & line.ready, byte.valid & byte.ready
@@ -74,7 +70,7 @@ class FramerBench(Bench):
 
 
 @proves("boards/framing", "requests", Induction(2), _BUFFER, cover=60)
-class DeframerBench(CutBench):
+class DeframerBench(CutBench, unit=Deframer):
     """Bytes of requests are stored without escapes, and come out after their request ends undamaged, as many as its
     header says; all others are dropped.
 
@@ -82,11 +78,8 @@ class DeframerBench(CutBench):
     `_BYTE_CYCLES` cycles.
     """
 
-    UNIT = Deframer
-
     def watch(self, m: Module) -> None:
         dut, line = self.dut, self.dut.line
-        self.free_inputs(m)
         pause = Signal(range(_BYTE_CYCLES), name="pause")
         m.d.sync += pause.eq(Mux(line.valid, _BYTE_CYCLES - 1, Mux(pause == 0, 0, pause - 1)))
         self.assume(~line.valid | (pause == 0))

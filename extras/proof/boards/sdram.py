@@ -14,7 +14,7 @@ from amaranth.hdl import Array, Module, Mux, Signal, Value
 
 from weft.boards.sdram.chip import BANKS, SdramCycles, SdramTiming
 from weft.boards.sdram.schedule import Scheduler
-from weft.extras.proof.hardware.pipelines import latch
+from weft.extras.proof.hardware.pipelines import latch, was
 from weft.extras.proof.hardware.property import Bench, Bounded, Invariant, Property
 from weft.extras.proof.hardware.streams import WatchedItem, assume_stable, transfer, within
 
@@ -134,7 +134,7 @@ class Chip:
         claim("mode", ~(operation == MODE) | ((self.address == mode) & (bank == 0)))
 
 
-class SchedulerBench(Bench):
+class SchedulerBench(Bench, drives=("restart",)):
     """A scheduler whose segments lie within a row, and stay until they are taken; it is not restarted."""
 
     def __init__(
@@ -165,7 +165,6 @@ class SchedulerBench(Bench):
         )
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m, "restart")
         dut, segment = self.dut, self.dut.segment.payload
         assume_stable(m, self, dut.segment, "segment")
         units = 1 << len(segment.unit)
@@ -217,8 +216,8 @@ class SchedulerBench(Bench):
         dut, operation = self.dut, Value.cast(self.dut.operation)
         follows, last = Signal(name="follows"), Signal(name="follows_last")
         wanted = Signal(dut.layout, name="wanted")
-        unit = Signal(name="any_unit")
-        m.d.sync += [follows.eq(issue), wanted.eq(item), last.eq(ends), unit.eq(dut.read | dut.write)]
+        unit = was(m, dut.read | dut.write, "any_unit")
+        m.d.sync += [follows.eq(issue), wanted.eq(item), last.eq(ends)]
         column = Signal(12, name="wanted_column")
         m.d.comb += column.eq(wanted.unit << 1)
         self.claim("commands for units", unit == ((operation == READ) | (operation == WRITE)))

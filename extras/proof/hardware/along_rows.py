@@ -24,7 +24,7 @@ _PRODUCT = 2
     Config(n=_N, lanes=2, bus_bytes=4, probability_bits=7, depthwise_taps=_TAPS),
     part=True,
 )
-class AlongBench(Bench):
+class AlongBench(Bench, unit=Array):
     """Element k of the row of C is the sum of products of element k of this row of A and the one before, for those
     since the start of the line, with the words of B for their taps, exactly and for all operands, in the cycle in which
     products of the array come.
@@ -35,11 +35,8 @@ class AlongBench(Bench):
     first tap's sum for the previous row of A; induction starts from it.
     """
 
-    UNIT = Array
-
     def watch(self, m: Module) -> None:
         array = self.dut
-        self.free_inputs(m)
         shown = self.peek("flags")
         flags = Cat(array.valid, array.depthwise, array.start)
         for age in range(1, 10):

@@ -32,7 +32,7 @@ _INCR = 1
     Invariant(),
     proven=("log",),
 )
-class AxiBench(Bench):
+class AxiBench(Bench, unit=AxiManager):
     """AR, AW and W are stable, and pass requests and words on in order, once and unchanged, the first reader's requests
     first. Beats go to the reader with their ID. Errors and beats are flagged in the next cycle.
 
@@ -40,11 +40,8 @@ class AxiBench(Bench):
     readers.
     """
 
-    UNIT = AxiManager
-
     def watch(self, m: Module) -> None:
         dut, axi = self.dut, self.dut.axi
-        self.free_inputs(m)
         self.readers = [(getattr(dut, name), identity) for name, identity in reader_ids(dut.config).items()]
         for port in (*(port for port, _ in self.readers), dut.store):
             beats = port.request.payload.beats
@@ -147,7 +144,7 @@ class _Stage:
     beats=256,
     tag=3,
 )
-class SplitterBench(Bench):
+class SplitterBench(Bench, unit=BurstSplitter):
     """Bursts cover each run exactly, in order and with its tag, one a cycle. They end at blocks and at the run's end,
     and cross no block and no page. The splitter is idle while it has no run.
 
@@ -156,14 +153,11 @@ class SplitterBench(Bench):
     would start from unreachable states otherwise.
     """
 
-    UNIT = BurstSplitter
-
     MOST = 5
     """Runs inside the unit: two in front of the one that is cut, and two whose bursts wait."""
 
     def watch(self, m: Module) -> None:
         dut, run, request = self.dut, self.dut.run, self.dut.request
-        self.free_inputs(m)
         bus = dut.config.bus_bytes
         self.assume(run.payload.bytes != 0)
         burst = Cat(request.payload.address, request.payload.beats, dut.last, dut.tag)

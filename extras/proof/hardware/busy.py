@@ -39,7 +39,6 @@ class BusyBench(Bench):
 
     def watch(self, m: Module) -> None:
         dut, instruction = self.dut, self.dut.instruction
-        self.free_inputs(m)
         op = instruction.payload
         self.assume(~instruction.valid | op.signal.any())
         for name in _COUNTS:

@@ -6,7 +6,7 @@ import enum
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies, latch
+from weft.extras.proof.hardware.pipelines import ago, implies, latch, was
 from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_stable, stable, within
@@ -41,7 +41,7 @@ class _State(enum.IntEnum):
     Induction(4),
     cover=48,
 )
-class ListBench(Bench):
+class ListBench(Bench, unit=Descriptors):
     """One program of a list runs at a time. It starts when its descriptor has come, carries the mark, and nothing stops
     the run. After it, its record is written with the cycles that it took, and then the next descriptor is read.
     Requests of fetch and STORE are passed on, and answers go back to them.
@@ -51,11 +51,8 @@ class ListBench(Bench):
     requests, and are owed no more than can be counted; memory answers only requests.
     """
 
-    UNIT = Descriptors
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         self.runs, self.own, self.at = Signal(name="runs"), Signal(name="own"), Signal(32, name="at")
         self.state = self.peek("fsm_state")
         m.d.comb += self.own.eq(dut.busy & ~self.runs)  # what is asked of memory is for the list
@@ -83,8 +80,8 @@ class ListBench(Bench):
     def _claim_programs(self, m: Module) -> None:
         """Claim when programs run, including the cycle in which a program ends."""
         dut = self.dut
-        fresh = Signal()
-        m.d.sync += [self.runs.eq(dut.launch | (self.runs & ~dut.idle)), fresh.eq(dut.launch)]
+        fresh = was(m, dut.launch)
+        m.d.sync += [self.runs.eq(dut.launch | (self.runs & ~dut.idle))]
         listed = latch(m, dut.start, dut.listed, 1, "listed")
         self.assume(~(dut.start & (dut.busy | self.runs)))
         self.assume(~(dut.idle & fresh))

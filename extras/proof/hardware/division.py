@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amaranth.hdl import Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies, latch
+from weft.extras.proof.hardware.pipelines import ago, implies, latch, was
 from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.hdl.isa.operands import DIVISION_LATENCY
 from weft.hdl.lib.arithmetic import LEAD, QUOTIENT_BITS, Divider
@@ -13,7 +13,7 @@ _SUM, _TOP = 32, QUOTIENT_BITS + 1
 _FIELDS = {"scale": QUOTIENT_BITS, "exponent": 7, "v_zero": 8}
 
 
-class DividerBench(Bench):
+class DividerBench(Bench, unit=Divider, drives=("sum", *_FIELDS)):
     """The divider and the behaviour of its users.
 
     Fields change with `start` only. There is a current row from the cycle after `start` or `step`, or a later cycle,
@@ -21,10 +21,7 @@ class DividerBench(Bench):
     at least `LEAD` cycles later.
     """
 
-    UNIT = Divider
-
     def watch(self, m: Module) -> None:
-        self.free_inputs(m, "sum", *_FIELDS)
         for name, width in _FIELDS.items():
             self._field(m, name, width)
         self._model_rows(m)
@@ -48,9 +45,8 @@ class DividerBench(Bench):
         self.current = Signal(_SUM, name="current", reset_less=True)
         self.divided = Signal(_SUM, name="divided", reset_less=True)
         following = self.free(_SUM, "following")
-        there = Signal()
         m.d.comb += advance.eq(dut.start | dut.step)
-        m.d.sync += there.eq(dut.row & ~advance)
+        there = was(m, dut.row & ~advance)
         self.assume(implies(there, dut.row))
         with m.If(advance | ~dut.row):
             m.d.sync += self.current.eq(following)

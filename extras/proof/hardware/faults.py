@@ -31,17 +31,14 @@ _WATCHDOG = (
 )
 
 
-class _StateBench(Bench):
+class _StateBench(Bench, unit=RunState):
     """The state of a run. Assumed: no run starts while another runs."""
-
-    UNIT = RunState
 
     def __init__(self, unit: int, stops: bool = True) -> None:
         super().__init__(unit=unit, stops=stops)
         self.unit = unit
 
-    def free_inputs(self, m: Module, *but: str) -> None:
-        super().free_inputs(m, *but)
+    def watch(self, m: Module) -> None:
         self.assume(~(self.dut.start & self.dut.busy))
 
 
@@ -67,8 +64,8 @@ class RunBench(_StateBench):
     """The state of a run, without its watchdog. Assumed: there is progress in every cycle."""
 
     def watch(self, m: Module) -> None:
+        super().watch(m)
         dut, stops = self.dut, self.dut.stops
-        self.free_inputs(m)
         self.assume(dut.moves)
         running = flag(m, dut.start, dut.finished)
         on = Signal()
@@ -98,12 +95,12 @@ class RunBench(_StateBench):
     "control/run_state", "watchdog", Induction(4), WATCHDOG_CYCLES, claim=_WATCHDOG.format(WATCHDOG_CYCLES)
 )
 @proves("control/run_state", "watchdog of 4 cycles", Induction(4), 4, claim=_WATCHDOG.format(4), cover=80)
-class WatchdogBench(_StateBench):
+class WatchdogBench(_StateBench, drives=("limit",)):
     """The watchdog with a constant limit. Assumed: there are no other reasons to stop."""
 
     def watch(self, m: Module) -> None:
+        super().watch(m)
         dut, unit = self.dut, self.unit
-        self.free_inputs(m, "limit")
         m.d.comb += dut.limit.eq(self.constant(m, WATCHDOG_BITS, "limit"))
         self.assume(~(dut.bus_error | dut.opcode_error | dut.parity_error | dut.asked))
         expired = dut.status[Status.WATCHDOG.bit_length() - 1]
@@ -161,7 +158,6 @@ class LogBench(Bench):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         failed, under_way = {}, {}
         for name in _SOURCES:
             port = getattr(dut, name)
@@ -232,18 +228,15 @@ _STOPPED = {
 
 
 @proves("control/semaphores", _STOPPED, Invariant(), part=True)
-class StopBench(Bench):
+class StopBench(Bench, unit=Dispatcher):
     """Once a queue is stopped, no instruction becomes valid, one that is valid stays until it is taken, and the others
     are dropped.
 
     Assumed: a semaphore stays available until it is taken, because no other queue takes it.
     """
 
-    UNIT = Dispatcher
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         valid = dut.instruction.valid
         available = was(m, dut.available & ~dut.take)
         self.assume(~(available & ~dut.available).any())
@@ -264,18 +257,15 @@ class StopBench(Bench):
     Invariant(),
     part=True,
 )
-class MoverBench(Bench):
+class MoverBench(Bench, unit=Mover):
     """From an error on, the sequential core requests nothing more from memory. Earlier requests stay until they are
     taken, and it is quiet only when nothing is owed.
 
     Assumed: memory answers only requests; `hold` comes with an error, and stays.
     """
 
-    UNIT = Mover
-
     def watch(self, m: Module) -> None:
         dut, axi = self.dut, self.dut.axi
-        self.free_inputs(m)
         read, write, word = (transfer(axi_channel(axi, name)) for name in ("ar", "aw", "w"))
         owes_read = flag(m, read, axi.rvalid)
         owes_write, owes_word = (

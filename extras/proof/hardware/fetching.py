@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.parity import has_odd_group
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Bounded, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Bounded, CutBench, Invariant, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_answers, stable, transfer, within
 from weft.hdl.control.fetch import BURST_BYTES, BURSTS, PAGE, Fetch, queue_kinds
@@ -31,7 +30,6 @@ class _Running:
     def __init__(self, m: Module, bench: Bench) -> None:
         dut = bench.dut
         request, beat = dut.bus.request, dut.bus.beat
-        bench.free_inputs(m)
         self.running = bench.peek("running")
         bench.assume(~dut.start | dut.idle & ~dut.stop)
         self.ports = [getattr(dut, queue.name.lower()) for queue in Queue]
@@ -51,7 +49,7 @@ class _Running:
             m.d.sync += self.index.eq(Mux(last, 0, self.index + 1))
 
 
-class FetchBench(CutBench):
+class FetchBench(CutBench, unit=Fetch):
     """From a start on, words are requested in order, up to the ends of their blocks, and no more than there is room
     for. Words of another page are requested only after all earlier words are used. The parts of an instruction go to
     its queue, in order, until a stop or a word that is no instruction, which is an error unless it is END. Fetch is
@@ -59,8 +57,6 @@ class FetchBench(CutBench):
 
     The bus is narrow, and the prefetch buffer holds any words, with any parity.
     """
-
-    UNIT = Fetch
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -174,13 +170,11 @@ class FetchBench(CutBench):
         self.cover("wrong", due)
 
 
-class OrderBench(Bench):
+class OrderBench(Bench, unit=Fetch):
     """Parts are the words that memory gave since the start, in order; fetch ends at END.
 
     The bus is narrow. The bench records some bits of all words that memory has given since the start.
     """
-
-    UNIT = Fetch
 
     def watch(self, m: Module) -> None:
         dut, state = self.dut, _Running(m, self)

@@ -45,7 +45,7 @@ class _OpenLookup(VecLookup):
     },
     Induction(6),
 )
-class LookupBench(Bench):
+class LookupBench(Bench, unit=_OpenLookup):
     """Each byte of a LOOKUP is written to its entry, once. A result is the byte that was last written to the entry that
     it names, two cycles later, or passes unchanged if its instruction does not look up. Its description passes with it.
 
@@ -55,12 +55,9 @@ class LookupBench(Bench):
     that is looked up there, in a cycle without a write, is that byte two cycles later.
     """
 
-    UNIT = _OpenLookup
-
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.depth = LOOKUP_ENTRIES * self.config.lookup_tables
-        self.free_inputs(m)
         self.entry = self.constant(m, range(self.depth), "entry")
         self.known, self.content = Signal(name="known"), Signal(8, name="content", reset_less=True)
         self._model_table(m)

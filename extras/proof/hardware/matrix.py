@@ -45,7 +45,7 @@ class Weight:
 
 
 @proves("matrix/alignments", "memory of 16", Invariant(), Config(n=2, lanes=2, bus_bytes=4, alignments=16))
-class AlignmentsBench(Bench):
+class AlignmentsBench(Bench, unit=Alignments):
     """A read returns the value that was written last to its address in an earlier cycle, in the documented cycle; no
     access waits.
 
@@ -53,11 +53,8 @@ class AlignmentsBench(Bench):
     to it last since the reset.
     """
 
-    UNIT = Alignments
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         watched = self.constant(m, len(dut.write.address), "watched")
         content = Signal.like(dut.write.data, name="kept", reset_less=True)
         known = Signal()
@@ -86,7 +83,7 @@ class AlignmentsBench(Bench):
     },
     Induction(8),
 )
-class RowBench(Bench):
+class RowBench(Bench, unit=PeRow):
     """Column c adds activation times weight to the sum from above in the documented cycle, for all operands; the weight
     is word c of the last tile that was sent before the last swap.
 
@@ -95,11 +92,8 @@ class RowBench(Bench):
     its active weight, their product, and the sum of the product and the value from above.
     """
 
-    UNIT = PeRow
-
     def watch(self, m: Module) -> None:
         row, columns = self.dut, self.dut.groups
-        self.free_inputs(m)
         if row.activation_width == 9:
             self.assume(row.a >= -255)
         claim_pulses(m, self)
@@ -174,7 +168,7 @@ def claim_product(
     },
     Induction(10),
 )
-class ArrayBench(Bench):
+class ArrayBench(Bench, unit=Array):
     """A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent before
     its swap, exactly and for all operands.
 
@@ -183,8 +177,6 @@ class ArrayBench(Bench):
     word 0, and word 0 of the next tile not before that row, then by `Weight` each column uses the tile that was sent
     last.
     """
-
-    UNIT = Array
 
     def products(self, m: Module, r: int, entry: Entry) -> Iterator[tuple[Value, Value, int]]:
         """Claim the products of row `r`.
@@ -198,7 +190,6 @@ class ArrayBench(Bench):
 
     def watch(self, m: Module) -> None:
         array, n, width = self.dut, self.config.n, self.config.widths.activation
-        self.free_inputs(m)
         totals: list[Value] = [Const(0)] * n
         everything: Value = Const(1)
         for r in range(n):

@@ -6,6 +6,7 @@ from itertools import combinations
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
+from weft.extras.proof.hardware.pipelines import was
 from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
@@ -50,7 +51,7 @@ def small(**sizes: int) -> Config:
     readers=1,
     writers=1,
 )
-class ScratchpadBench(Bench):
+class ScratchpadBench(Bench, unit=Scratchpad):
     """A client waits only while an earlier client asks for its bank, so a bank has one reader and one writer a cycle. A
     granted read returns the value that was written last, in its cycle.
 
@@ -58,11 +59,8 @@ class ScratchpadBench(Bench):
     written to the address since the reset. Older contents of memory are not compared.
     """
 
-    UNIT = Scratchpad
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         depth = dut.config.scratchpad_depth
         for kind, ports in (("reader", dut.read), ("writer", dut.write)):
             wanted = [port.address // depth for port in ports]
@@ -107,7 +105,7 @@ class ScratchpadBench(Bench):
 
 
 @proves("sequential/scratchpad", "vectors", Invariant(), small(n=2))
-class VectorsBench(Bench):
+class VectorsBench(Bench, unit=SequentialScratchpad):
     """A read returns the vector that was written to its address: the last bytes that were pushed, in their order. A
     byte that is written alone is the oldest of them, which moves to the end.
 
@@ -115,11 +113,8 @@ class VectorsBench(Bench):
     with the bytes that were written to it since the reset.
     """
 
-    UNIT = SequentialScratchpad
-
     def watch(self, m: Module) -> None:
         dut, n = self.dut, self.dut.config.n
-        self.free_inputs(m)
         self.assume(~(dut.write & dut.write_byte))
         address = self.constant(m, len(dut.read_address), "address")
         made = Signal(8 * n, name="expected_made", reset_less=True)
@@ -147,7 +142,7 @@ class VectorsBench(Bench):
 
 @proves("memory/accumulator", "rows of 2", Induction(8), small(n=2, probability_bits=0))
 @proves("memory/accumulator", "aligned rows of 1", Induction(10), small(n=1, probability_bits=7))
-class AccumulatorBench(Bench):
+class AccumulatorBench(Bench, unit=Accumulator):
     """A granted read returns the row's sum if no write to the row is under way. A read is refused only for a row that
     is added to in its bank.
 
@@ -156,11 +151,8 @@ class AccumulatorBench(Bench):
     content after it was overwritten since the reset. Reads are not compared while a write to the row is under way.
     """
 
-    UNIT = Accumulator
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.dut.config
-        self.free_inputs(m)
         depth = config.accumulator_depth
         address = self.constant(m, len(dut.read.address), "address")
         adds = dut.write.valid & ~dut.write.overwrite
@@ -228,9 +220,8 @@ class AccumulatorBench(Bench):
         for index in range(config.accumulator_banks):
             output = self.peek(f"output{index}")
             self.claim(f"bank {index} has the old row", ~(adds & (bank == index)) | (output == content))
-        landed = Signal()
         total = self.peek("total")
-        m.d.sync += landed.eq(stages[-1][0])
+        landed = was(m, stages[-1][0])
         self.claim("the sum is right", ~(landed & known) | (total == content))
         inner, depth = (config.accumulator_depth - 1).bit_length(), config.accumulator_depth
         rows = Array(

@@ -52,7 +52,7 @@ class Watched:
     {f"vectors of {n} bytes in words of 4": SMALLEST.replace(n=n, bus_bytes=4) for n in (2, 4)},
     Induction(4),
 )
-class PackerBench(Bench):
+class PackerBench(Bench, unit=Packer):
     """Every byte of a run comes out once, in order, in its lane of its beat and with its strobe. No other strobes are
     set. Beats end bursts where blocks and runs end.
 
@@ -61,11 +61,8 @@ class PackerBench(Bench):
     address and other lanes.
     """
 
-    UNIT = Packer
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         self.bus, vector = dut.config.bus_bytes, dut.vector.payload
         self.offset = Signal(range(self.bus))
         m.d.comb += self.offset.eq(vector.pointer % self.bus)
@@ -159,7 +156,7 @@ class PackerBench(Bench):
         layout = dut.vector.payload.shape()
         self.slots = slots = [Signal(layout, name=f"waiting{k}") for k in range(2)]
         width = _rotated_layout(dut.config).size
-        (self.comes, first), (self.full, second) = skid_slots(self, width, "stage")
+        (self.comes, first), (self.full, second) = skid_slots(self, "stage")
         new = dut.vector.payload
         with m.If(self.take & self.full):
             m.d.sync += slots[0].eq(slots[1])

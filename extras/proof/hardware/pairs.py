@@ -128,7 +128,7 @@ def _claim_packed_pair(
 
 
 @proves("matrix/pe_pairs", "sums of two dual pairs", Induction(8), 4, 8, 18, DualModel)
-class DualBench(Bench):
+class DualBench(Bench, unit=DualRow):
     """Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is its
     word of the last tile that was sent before the last swap.
 
@@ -136,11 +136,8 @@ class DualBench(Bench):
     `weft.extras.proof.hardware.matrix.RowBench`.
     """
 
-    UNIT = DualRow
-
     def watch(self, m: Module) -> None:
         row = self.dut
-        self.free_inputs(m)
         claim_pulses(m, self)
         for p in range(row.groups):
             products, _, known = _claim_dual_pair(m, self, Entry(row.a, row.b, row.latch, row.swap), "", p, p)
@@ -152,7 +149,7 @@ class DualBench(Bench):
 
 
 @proves("matrix/pe_pairs", "sums of two packed pairs", Induction(9), 4, 9, 18, WideModel)
-class PackedBench(Bench):
+class PackedBench(Bench, unit=PackedRow):
     """Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is its
     word of the last tile that was sent before the last swap.
 
@@ -160,11 +157,8 @@ class PackedBench(Bench):
     products; those of ``high`` come a cycle later.
     """
 
-    UNIT = PackedRow
-
     def watch(self, m: Module) -> None:
         row = self.dut
-        self.free_inputs(m)
         self.assume(row.a >= -255)
         claim_pulses(m, self)
         for p in range(row.groups):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Shape, ShapeLike, Signal, Value
@@ -19,17 +19,18 @@ def ago(m: Module, value: Value, cycles: int, name: str, *, reset: bool = False)
     return value
 
 
-def was(m: Module, value: Value, name: str | None = None) -> Any:
+def was(m: Module, value: Any, name: str | None = None) -> Signal:
     """Return `value` of the cycle before, and 0 after a reset."""
+    value = Value.cast(value)
     register = Signal(value.shape(), name=name, src_loc_at=1)
     m.d.sync += register.eq(value)
     return register
 
 
-def flag(m: Module, sets: Value, clears: Value | int, name: str | None = None) -> Signal:
+def flag(m: Module, sets: Any, clears: Any, name: str | None = None) -> Signal:
     """Return a register that is 1 from the cycle after `sets` to the next cycle with `clears` and without `sets`."""
     register = Signal(name=name, src_loc_at=1)
-    m.d.sync += register.eq(sets | register & ~Value.cast(clears))
+    m.d.sync += register.eq(Value.cast(sets) | register & ~Value.cast(clears))
     return register
 
 
@@ -65,6 +66,14 @@ def watch_cycle(
         m.d.sync += age.eq(1)
         m.d.sync += [register.eq(value) for register, (value, _, _) in zip(registers, values, strict=True)]
     return age, registers
+
+
+def follow(m: Module, bench: Any, value: Value, stages: Iterable[Value], name: str) -> Value:
+    """Claim that `stages` hold `value` of 1, 2 and so on cycles ago, and 0 after a reset; return it from the last."""
+    for number, stage in enumerate(stages):
+        value = was(m, value, f"{name.replace(' ', '_')}{number}")
+        bench.claim(f"{name} on the way {number}", stage == value)
+    return value
 
 
 def settled(m: Module, cycles: int, name: str = "settled") -> Signal:

@@ -24,9 +24,10 @@ from amaranth.hdl import (
     Value,
 )
 from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
 
 from weft.extras.proof.engine.names import Names
-from weft.extras.proof.hardware.pipelines import implies
+from weft.extras.proof.hardware.pipelines import connect_all, implies
 
 BenchType = TypeVar("BenchType", bound="Bench")
 CLAIM, COVER = "claim_", "cover_"
@@ -126,15 +127,22 @@ class Bench(Elaboratable):
     """A unit, `dut`, with free inputs, and the logic that watches it. A property's own bench overrides `watch`.
 
     Every input takes any value in every cycle, and so does the reset: claims hold after a reset at any time. A subclass
-    names the class of its unit, `UNIT`, and takes the arguments of that class, mostly a configuration. A subclass
-    without `UNIT` takes the unit.
+    may name the class of its unit: it then takes the arguments of that class, mostly a configuration. Otherwise it
+    takes the unit.
     """
 
     UNIT: ClassVar[Any] = None
+    """Class of the unit; None if the bench takes the unit."""
+    DRIVES: ClassVar[tuple[str, ...]] = ()
+    """Inputs of the unit that `watch` connects."""
     DUT = "dut"
     """The unit's name in the design."""
     registered: ClassVar[list[Property]]
     """Properties of a bench with the decorator `proves`."""
+
+    def __init_subclass__(cls, *, unit: Any = None, drives: tuple[str, ...] = ()) -> None:
+        super().__init_subclass__()
+        cls.UNIT, cls.DRIVES = unit or cls.UNIT, drives or cls.DRIVES
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.dut: Any = self.UNIT(*arguments, **options) if self.UNIT else arguments[0]
@@ -174,7 +182,7 @@ class Bench(Elaboratable):
         return Property(unit, name, claim, partial(cls, *arguments, **options), method, cover, part, proven)
 
     def watch(self, m: Module) -> None:
-        """Connect the unit, and state assumptions and claims."""
+        """Connect the inputs that the bench drives, and state assumptions and claims."""
         raise NotImplementedError
 
     def middle(self) -> Elaboratable | Fragment:
@@ -197,10 +205,10 @@ class Bench(Elaboratable):
         m.d.comb += chosen.eq(Mux(later, kept, any_value))
         return chosen
 
-    def free_inputs(self, m: Module, *but: str) -> None:
-        """Give every input of the unit, except for the members in `but`, any value in every cycle."""
+    def _free_inputs(self, m: Module) -> None:
+        """Give every input of the unit that `watch` does not connect any value in every cycle."""
         for path, member, value in self.dut.signature.flatten(self.dut):
-            if path[0] not in but and member.flow is wiring.In:
+            if path[0] not in self.DRIVES and member.flow is wiring.In:
                 m.d.comb += Value.cast(value).eq(self.free(len(Value.cast(value)), "_".join(map(str, path))))
 
     def peek(self, path: str) -> Signal:
@@ -265,6 +273,7 @@ class Bench(Elaboratable):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules[self.DUT] = self._unit = Fragment.get(self.middle(), platform)
+        self._free_inputs(m)
         self.watch(m)
         m.d.comb += [signal.eq(value) for signal, value in self._values]
         m.d.comb += [Assume(value) for value in self.assumptions]
@@ -274,3 +283,42 @@ class Bench(Elaboratable):
             m.d.sync += never.eq(never & ResetSignal())
             m.d.comb += [Assert(signal) for signal in (*self.claims.values(), ~never)]
         return m
+
+
+class CutMemories:
+    """Amaranth platform on which a read of a memory returns any value in every cycle.
+
+    Properties that are proven with it hold for any contents of memories. They do not cover that a read returns the word
+    that was written last, which is a property of Amaranth's memories.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.cut: list[Memory] = []
+        """The memories, in the order of elaboration. Benches use their ports."""
+
+    def get_memory(self, memory: Memory) -> Module:
+        """Return the replacement of a memory; `Memory` calls this when it is elaborated."""
+        m = Module()
+        self.cut.append(memory)
+        for port in memory.read_ports:
+            value = Value.cast(port.data)
+            read = self._bench.free(len(value), f"read_{len(self._bench.inputs)}")
+            m.d.comb += value.eq(read)
+        return m
+
+
+class CutBench(Bench):
+    """Bench of a unit whose memories are cut.
+
+    All outputs of the unit are connected, so all benches have an equal netlist of it, and share mutants.
+    """
+
+    def middle(self) -> Elaboratable | Fragment:
+        cutting = CutMemories(self)
+        self.memories = cutting.cut
+        return Fragment.get(self.dut, cutting)
+
+    def _free_inputs(self, m: Module) -> None:
+        super()._free_inputs(m)
+        connect_all(m, self.dut, "outputs")

@@ -8,7 +8,7 @@ from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import implies, latch
+from weft.extras.proof.hardware.pipelines import implies, latch, was
 from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.extras.proof.hardware.streams import Channel, count, stable, within
 from weft.hdl.control.control import Control
@@ -68,17 +68,16 @@ class RunsBench(Bench):
         """Claim the course of a run; return whether there is one, and whether there was one in the cycle before."""
         dut = self.dut
         running, on, started, ended = (Signal(name=name) for name in ("running", "on", "started", "ended"))
-        was_busy = Signal()
         since = Signal(range(SETTLING_CYCLES + 4))  # cycles after the last cycle of a run
         busy = on & ~dut.irq
         self.assume(dut.moves)
+        was_busy = was(m, busy | dut.start)
         m.d.sync += [
             running.eq(dut.start | (running & ~dut.finished)),
             on.eq(dut.start | busy),
             started.eq(dut.start),
             ended.eq(dut.irq & ~dut.start),
             since.eq(Mux(dut.running, 0, since + (since < SETTLING_CYCLES + 3))),
-            was_busy.eq(busy | dut.start),
         ]
         self.claim("running from start to finished", dut.running == running)
         self.claim("start for a cycle", ~dut.start | ~started)
@@ -111,14 +110,12 @@ class RunsBench(Bench):
         return value
 
 
-class ControlBench(RunsBench):
+class ControlBench(RunsBench, unit=Control):
     """The registers of a default configuration.
 
     Hosts are unconstrained, and need not even keep a request until it is taken. There is progress in every cycle,
     because the watchdog has properties of its own.
     """
-
-    UNIT = Control
 
 
 @proves("control/control", "runs", Invariant(), Config(), cover=2 * SETTLING_CYCLES, proven=("state",))
@@ -129,7 +126,6 @@ class RunBench(ControlBench):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         _busy, was_busy = self.runs(m)
         write = Writes(m, self)
         here = write.comes & (write.place == Reg.CONTROL >> 2) & write.strobe[0]
@@ -150,7 +146,6 @@ class WriteBench(ControlBench):
     """
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         bit = self.constant(m, range(8), "bit")
         write = Writes(m, self)
         values = {Reg.PROGRAM.value: self.dut.program}
@@ -198,7 +193,6 @@ class ReadBench(ControlBench):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         self.runs(m)
         answer = Cat(dut.s_axi_rdata, dut.s_axi_rresp)
         answers = Answers(m, self, "r", dut.s_axi_rvalid, dut.s_axi_rready, answer)
@@ -215,15 +209,14 @@ class ReadBench(ControlBench):
             passes.eq(place == dut.counter + first),
         ]
         owed = waits & ~dut.s_axi_rvalid & (~counters | passes)
-        due = Signal()
-        m.d.sync += due.eq(owed)
+        due = was(m, owed)
         self.claim("r at once", ~due | answers.new)
         own = {Reg.PROGRAM.value: dut.program}
         own |= {base_register(index): dut.bases[index] for index in range(BASES)}
         register = self.register_at(m, place, own)
-        passed = Signal()
         before = Signal(32)
-        m.d.sync += [passed.eq(~counters | passes), before.eq(Mux(counters, dut.counter_value, register))]
+        passed = was(m, ~counters | passes)
+        m.d.sync += [before.eq(Mux(counters, dut.counter_value, register))]
         self.claim("r of the cycle before", ~answers.new | (passed & (dut.s_axi_rdata == before)))
         self.cover("a counter is read", answers.new & counters & (before != 0))
         self.cover("status is read", answers.new & (dut.s_axi_rdata == 0b1101) & ~counters)
@@ -244,7 +237,6 @@ class PassingBench(Bench):
         self.chunks = 32 // bits  # cycles of a word of 32 bits
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         self._claim_order(m)
 
     def _claim_order(self, m: Module) -> tuple[Signal, Signal]:
@@ -293,7 +285,6 @@ class CountersBench(PassingBench):
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.chosen_twice = len(dut.counted) > MUX_INPUTS
-        self.free_inputs(m)
         at, step = self._claim_order(m)
         counts = Array(self._count_events(m, counter) for counter in dut.counted)
         previous = Signal(64)

@@ -18,17 +18,14 @@ _LOW_BITS = 17
 _TAG = 3
 
 
-class LaneBench(Bench):
+class LaneBench(Bench, unit=Requantise, drives=("settings",)):
     """One lane of the requantiser with free inputs and constant settings.
 
     The proof is cut at the register for the sum of products, p: `ProductBench` claims that it holds p, `RoundingBench`
     that results follow from it, both for operands of full width.
     """
 
-    UNIT = Requantise
-
     def watch(self, m: Module) -> None:
-        self.free_inputs(m, "settings")
         self.settings = self.dut.settings
         settings = Value.cast(self.dut.settings)
         m.d.comb += settings.eq(self.constant(m, len(settings), "settings"))
@@ -175,7 +172,7 @@ _FEW = 4
 _SERIAL_DEPTH = 18
 
 
-class SerialBench(Bench):
+class SerialBench(Bench, unit=SerialRequantise, drives=("settings",)):
     """An element plus its bias, times the mantissa, plus the second operand times its own mantissa, is shifted by any
     number, rounded half to even and clamped. The result comes in the documented number of cycles, with its tag.
 
@@ -184,11 +181,8 @@ class SerialBench(Bench):
     element comes when the result of the one before is complete.
     """
 
-    UNIT = SerialRequantise
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m, "settings")
         settings, column = dut.settings, dut.columns[0]
         m.d.comb += Value.cast(settings).eq(self.constant(m, len(Value.cast(settings)), "settings"))
         self.assume(~dut.valid | dut.first & dut.last)

@@ -9,7 +9,7 @@ from typing import Any
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.utils import exact_log2
 
-from weft.extras.proof.hardware.pipelines import latch
+from weft.extras.proof.hardware.pipelines import flag, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
 from weft.extras.proof.hardware.streams import Order, stable, within
 from weft.hdl.control.semaphores import Dispatcher, Semaphores
@@ -22,7 +22,7 @@ _SMALL = Config(n=4, lanes=4, bus_bytes=4, probability_bits=0, lookup_tables=0, 
 """With the narrowest bus."""
 
 
-class SemaphoresBench(Bench):
+class SemaphoresBench(Bench, unit=Semaphores):
     """A semaphore is available while it was given more often than taken since it was cleared. The difference never goes
     below 0, nor beyond the maximum if the rules are kept.
 
@@ -31,11 +31,8 @@ class SemaphoresBench(Bench):
     do not count.
     """
 
-    UNIT = Semaphores
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         for index in range(SEMAPHORES):
             given, taken = ([mask[index] for mask in masks] for masks in (dut.give, dut.take))
             self.assume(_at_most_one(given))
@@ -64,14 +61,12 @@ def _at_most_one(bits: Sequence[Value]) -> Value:
     return ~twice
 
 
-class DispatcherBench(Bench):
+class DispatcherBench(Bench, unit=Dispatcher):
     """A queue of instructions.
 
     Assumed, as the unit's documentation says: parts come in the order of their index, and opcodes are those of the
     unit's kinds. A stop may come at any time; an instruction that it interrupts does not continue.
     """
-
-    UNIT = Dispatcher
 
     def __init__(self, config: Config, kinds: Sequence[Any]) -> None:
         super().__init__(config, kinds)
@@ -108,7 +103,6 @@ class OrderBench(DispatcherBench):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         written, index, last = self.parts(m)
         word = Value.cast(dut.instruction.payload)
         bits = max(_count_bits(kind) for kind in self.kinds)
@@ -137,8 +131,7 @@ class OrderBench(DispatcherBench):
         )
         self.claim("takes while there is room", dut.fetched.ready | (order.inside >= self.config.queue_depth))
         self.claim("empty", dut.empty == (order.inside == 0))
-        dropped = Signal(name="dropped")
-        m.d.sync += dropped.eq(dropped | self.drops() & (order.inside == self.config.queue_depth))
+        dropped = flag(m, self.drops() & (order.inside == self.config.queue_depth), 0, "dropped")
         self.cover("an instruction after a full queue was dropped", dropped & dut.instruction.valid)
         if self.config.queue_depth > 1:
             self._claim_places(m, written & last, order, shown)
@@ -225,7 +218,6 @@ class WaitBench(DispatcherBench):
 
     def watch(self, m: Module) -> None:
         dut, instruction = self.dut, self.dut.instruction
-        self.free_inputs(m)
         written, _index, last = self.parts(m)
         pop = instruction.valid & instruction.ready
         inside = Signal(range(self.most + 2))

@@ -14,7 +14,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.load.load import PageReader
 
 
-class PageBench(Bench):
+class PageBench(Bench, unit=PageReader, drives=("bases",)):
     """The reader of page tables between an unconstrained queue, bus and unit.
 
     Assumed: an instruction stays at the input until it is taken, with the contents of its registers; the bus returns a
@@ -23,15 +23,12 @@ class PageBench(Bench):
     requests.
     """
 
-    UNIT = PageReader
-
     def __init__(self, config: Config, *, entries: bool) -> None:
         super().__init__(config)
         self.entries = entries
 
     def watch(self, m: Module) -> None:
         instruction, located = self.dut.instruction, self.dut.located
-        self.free_inputs(m, "bases")
         self.table = self._table(m)
         self.address = Signal(32)
         m.d.comb += self.address.eq(self.table + (instruction.payload.page << 2))

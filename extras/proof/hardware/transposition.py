@@ -26,7 +26,7 @@ _SIZES = {"n": 2, "lanes": 2, "scratchpad_banks": 2, "scratchpad_depth": 2, "pro
 
 
 @proves("load/transpose", "columns of 2", Induction(4), _Small(**_SIZES), cover=40)
-class TransposeBench(Bench):
+class TransposeBench(Bench, unit=Transposer):
     """Vectors that LOAD transposes become columns, byte by byte, of all pixels of a group, of up to two vectors each,
     with the fill byte for missing pixels of the last group. Each goes to its address once, in order with vectors that
     are not transposed. The signal comes after the last one.
@@ -42,11 +42,8 @@ class TransposeBench(Bench):
     Missing pixels of the last group are the fill byte.
     """
 
-    UNIT = Transposer
-
     def watch(self, m: Module) -> None:
         dut, port = self.dut, self.dut.scratchpad
-        self.free_inputs(m)
         assume_stable(m, self, dut.vector, "vector")
         stable(m, self, Channel(port.valid, port.ready, Cat(port.address, port.data)), "write")
         self.takes = taken = Signal(name="takes")

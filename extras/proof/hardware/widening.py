@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.pipelines import ago, implies, was
 from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.extras.proof.hardware.streams import assume_stable, stable
 from weft.hdl.isa.config import Config
@@ -22,22 +22,18 @@ def bytes_of(values: Value) -> Value:
 
 
 @proves("load/widen", "values of 4 bits", Invariant(), Config(n=2, lanes=2, bus_bytes=_BYTES, int4=1))
-class WidenBench(Bench):
+class WidenBench(Bench, unit=Widener):
     """A word passes unchanged, or as the bytes of its lower and then of its upper half, for all codes; none is lost.
 
     Assumed: beats stay until they are taken; `narrow` is constant while a word or its second half waits.
     """
 
-    UNIT = Widener
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         beat, wide = dut.beat, dut.wide
         second = Signal()  # the first half has left
-        before = Signal()
-        holds = Signal()
-        m.d.sync += [before.eq(dut.narrow), holds.eq(beat.valid & ~beat.ready)]
+        before = was(m, dut.narrow)
+        holds = was(m, beat.valid & ~beat.ready)
         assume_stable(m, self, beat, "beat")
         self.assume(implies(holds, dut.narrow == before))
         with m.If(wide.valid & wide.ready & dut.narrow):
@@ -75,7 +71,7 @@ _BLOCKS = Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2)
     claim="Each of a group's words is multiplied by the next of its factors in turn, rounded and saturated, "
     "for all codes and factors.",
 )
-class BlocksBench(Bench):
+class BlocksBench(Bench, unit=Widener):
     """The widener with blocks.
 
     Assumed: beats stay until they are taken; with `blocks` values are narrow; `narrow` and `blocks` are constant while
@@ -83,15 +79,12 @@ class BlocksBench(Bench):
     multiplies the words k, k + N, ... of the group. With `values`, the bench claims the words, else the handshakes.
     """
 
-    UNIT = Widener
-
     def __init__(self, config: Config, *, values: bool) -> None:
         super().__init__(config)
         self.values = values
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         beat, wide = dut.beat, dut.wide
         word = Signal(range(GROUP_WORDS))  # of the group: words that have left
         inside = Signal()
@@ -137,8 +130,8 @@ class BlocksBench(Bench):
     def _assume(self, m: Module, inside: Value, second: Value) -> None:
         dut, beat = self.dut, self.dut.beat
         before = Signal(2)
-        holds = Signal()
-        m.d.sync += [before.eq(Cat(dut.narrow, dut.blocks)), holds.eq(beat.valid & ~beat.ready)]
+        holds = was(m, beat.valid & ~beat.ready)
+        m.d.sync += [before.eq(Cat(dut.narrow, dut.blocks))]
         assume_stable(m, self, beat, "beat")
         self.assume(implies(holds, Cat(dut.narrow, dut.blocks) == before))
         self.assume(implies(second, dut.narrow))
@@ -148,8 +141,7 @@ class BlocksBench(Bench):
     def _claim_registers(self, m: Module, inside: Value, second: Value, word: Value, factors: Value) -> None:
         """Claim the unit's registers: the next factor, number ``word mod N``, is in the lowest byte."""
         beat = self.dut.beat
-        waits = Signal()
-        m.d.sync += waits.eq(beat.valid & ~beat.ready)
+        waits = was(m, beat.valid & ~beat.ready)
         self.claim("a beat waits for its second half", implies(second, waits))
         rotated = Mux(word[0], factors.rotate_right(8), factors)
         rotated = Mux(word[1], rotated.rotate_right(16), rotated)

@@ -41,7 +41,6 @@ class CounterBench(Bench):
         self._watch = watch
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         self._watch(self, m)
 
 
@@ -172,7 +171,6 @@ class TwinsBench(Bench):
         self.number = number
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         before, later = Signal(), Signal()
         m.d.sync += [before.eq(self.dut.i), later.eq(1)]
         self.claim("kept", ~later | (self.peek(f"kept#{self.number}", 1) == before))
@@ -207,7 +205,6 @@ class Crowded(wiring.Component):
 
 class CrowdedBench(Bench):
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         self.claim("the counter's register", self.peek("counter.hidden", 4) == self.dut.value)
 
 
@@ -242,21 +239,18 @@ class Table(wiring.Component):
         return m
 
 
-class TableBench(Bench):
+class TableBench(Bench, unit=Table):
     """A word of the memory is
     the word that was written last.
 
     Writes are unconstrained.
     """
 
-    UNIT = Table
-
     def __init__(self, offset: int) -> None:
         super().__init__()
         self.offset = offset
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         watched = self.constant(m, 2, "watched")
         here = self.dut.place == watched
         content = latch(m, here, self.dut.word, 2, "content")

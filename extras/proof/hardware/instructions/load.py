@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies, latch, latch_all
+from weft.extras.proof.hardware.pipelines import ago, flag, implies, latch, latch_all
 from weft.extras.proof.hardware.property import Bench, Bounded, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_stable, transfer, within
@@ -84,7 +84,7 @@ def unpack_fields(op: Any, first: Value, config: Config) -> dict[str, Any]:
 @proves(
     "load/load", {f"runs of LOAD{name}": config for name, config in _VARIANTS.items()}, Induction(4), cover=16
 )
-class RequestsBench(Bench):
+class RequestsBench(Bench, unit=LoadRequests):
     """For every LOAD, of any length and with any fields, the unit requests runs of bytes row by row, at their addresses
     and of their lengths. Where pixels of several vectors overlap, it requests each row once for each vector. It
     describes each instruction to the unpacker.
@@ -94,11 +94,8 @@ class RequestsBench(Bench):
     longer than the checker accepts. All other fields are unconstrained.
     """
 
-    UNIT = LoadRequests
-
     def watch(self, m: Module) -> None:
         dut, op = self.dut, self.dut.instruction.payload
-        self.free_inputs(m)
         assume_stable(m, self, dut.instruction, "instruction")
         self.load = load = transfer(dut.instruction)
         counts = ("rows", "line", "pixels", "pitch", "length", "run")
@@ -158,7 +155,7 @@ class RequestsBench(Bench):
     cover=16,
     part=True,
 )
-class PlacesBench(Bench):
+class PlacesBench(Bench, unit=Unpacker):
     """For every LOAD, of any length and with any fields, vectors are cut in the order of its loops, and each goes to
     its place; the last one carries the signal mask. Other properties prove the bytes of vectors, for short rows.
 
@@ -166,11 +163,8 @@ class PlacesBench(Bench):
     fields are unconstrained.
     """
 
-    UNIT = Unpacker
-
     def watch(self, m: Module) -> None:
         dut, op, config = self.dut, self.dut.unpack.payload, self.config
-        self.free_inputs(m)
         load, width = transfer(dut.unpack), config.widths.scratchpad_address
         trackers = {"dst": (width, dict.fromkeys(_LOOPS, width))}
         walk = WalkModel(m, self, "nest", load=load, **walk_fields(op, _LOOPS, trackers))
@@ -229,7 +223,7 @@ class PlacesBench(Bench):
     claim="As without values of 4 bits, where words of the bus hold such values, and the widener makes two "
     "words of each.",
 )
-class BytesBench(Bench):
+class BytesBench(Bench, unit=Unpacker, drives=("unpack",)):
     """Each lane of a vector has the byte of memory that LOAD defines, or the fill byte, for rows of up to 2 pixels of
     up to 3 bytes, whether they overlap or not.
 
@@ -241,11 +235,8 @@ class BytesBench(Bench):
     MOST: ClassVar[dict[str, int]] = {"rows": 2, "pixels": 2, "length": 3, "pitch": 3, "before": 3, "run": 5}
     BEATS = 8
 
-    UNIT = Unpacker
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        self.free_inputs(m, "unpack")
         assume_stable(m, self, dut.beat, "beat")
         offered, self.first = Load.layout()(self.free(WORD_BITS, "offered")), self.free(32, "first_byte")
         m.d.comb += dut.unpack.valid.eq(self.free(1, "offers"))
@@ -287,8 +278,7 @@ class BytesBench(Bench):
             m.d.sync += row.eq(row + row_ends)
             with m.If(row_ends):
                 m.d.sync += self.align.eq(self.align + op.row_pitch + Mux(op.line == 1, op.skip, 0))
-        known = Signal(name="known")
-        m.d.sync += known.eq(known | self.load)
+        known = flag(m, self.load, 0, "known")
         waits = known & ~self.load & (row < op.rows) & beat.valid & self.dut.vector.ready & ~cut & ~beat.ready
         within(m, self, waits, 5, "a vector is cut or a beat is taken")
         self.in_pixel, self.in_row = Signal(6, name="in_pixel"), Signal(8, name="in_row")

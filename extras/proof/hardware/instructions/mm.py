@@ -6,10 +6,10 @@ from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies, watch_cycle
+from weft.extras.proof.hardware.pipelines import ago, follow, implies, latch_all, watch_cycle
 from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.streams import Order
+from weft.extras.proof.hardware.streams import Order, transfer
 from weft.extras.proof.hardware.walks import WalkModel, claim_slots, skid_slots, walk_fields
 from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
 from weft.hdl.matrix.array import array_latency
@@ -35,7 +35,7 @@ _KINDS: dict[str, dict[str, int]] = {
     Induction(4),
     cover=12,
 )
-class RowsBench(Bench):
+class RowsBench(Bench, unit=RowIssuer):
     """For every MM, of any length and with any fields, rows are read, enter the array and get their rows of C in the
     order of its loops. Each does so once, at its address; a row is the padding where coordinates are outside, and has
     its zero point subtracted. No row is added to a row of C while an earlier addition to it is under way.
@@ -48,16 +48,13 @@ class RowsBench(Bench):
     its place. `ROW_LATENCY` cycles later it enters the array.
     """
 
-    UNIT = RowIssuer
-
     def watch(self, m: Module) -> None:
         dut, op = self.dut, self.dut.instruction
-        self.free_inputs(m)
         self.assume(~dut.load | dut.free)
         self.assume(~dut.load | ((op.h <= 1 << 15) & (op.w <= 1 << 15)))
         step = self.peek("nest.step")
-        arguments = walk_fields(WALK, self.config, op)
-        walk = WalkModel(m, self, "nest", WALK.counters(self.config), load=dut.load, step=step, **arguments)
+        fields = walk_fields(op, WALK.counters(self.config), WALK.trackers(self.config))
+        walk = WalkModel(m, self, "nest", load=dut.load, **fields)
         self.claim("free when the last row leaves", dut.free == (~walk.on | (step & walk.ends)))
         self._claim_issue(m, step, self._define_row(m, walk))
         self._claim_distance(m)
@@ -73,10 +70,7 @@ class RowsBench(Bench):
             names.append("depthwise")
         if self.config.softmax:
             names += ["align", "alignment"]
-        fields = {name: Signal.like(op[name], name=f"field_{name}") for name in names}
-        with m.If(dut.load):
-            m.d.sync += [register.eq(op[name]) for name, register in fields.items()]
-        return fields
+        return latch_all(m, dut.load, {name: op[name] for name in names})
 
     def _define_row(self, m: Module, walk: WalkModel) -> Any:
         """Return the row of the current iteration, as the instruction defines it."""
@@ -94,23 +88,18 @@ class RowsBench(Bench):
             row.destination.last.eq(walk.ends),
             row.destination.signal.eq(Mux(walk.ends, fields["signal"], 0)),
         ]
-        coming = self.peek("skid.i__payload")
-        self.claim("the row that comes", ~walk.on | (coming == row.as_value()))
-        for name, field in fields.items():
-            if name != "alignment":
-                register = self.peek(name).as_unsigned()
-                self.claim(f"{name} is kept", ~walk.on | (register == field.as_unsigned()))
-        limited = (fields["h"] <= 1 << 15) & (fields["w"] <= 1 << 15)
-        self.claim("sizes are limited", ~walk.on | limited)
+        with self.during(walk.on):
+            self.claim("the row that comes", self.peek("skid.i__payload") == row.as_value())
+            kept = {name: field for name, field in fields.items() if name != "alignment"}
+            self.claim_registers(kept, "{} is kept")
+            self.claim("sizes are limited", (fields["h"] <= 1 << 15) & (fields["w"] <= 1 << 15))
         if config.wide_activations:
             m.d.comb += row.zero.eq(fields["zero"])
         if config.depthwise_taps:
             m.d.comb += [row.depthwise.eq(fields["depthwise"]), row.start.eq(walk.at_start("ox"))]
         if config.softmax:
-            m.d.comb += [
-                row.aligned.eq(fields["align"]),
-                row.alignment.eq(self._count_alignments(m, walk, fields)),
-            ]
+            m.d.comb += row.aligned.eq(fields["align"])
+            m.d.comb += row.alignment.eq(self._count_alignments(m, walk, fields))
         return row
 
     def _count_alignments(self, m: Module, walk: WalkModel, fields: dict[str, Signal]) -> Value:
@@ -130,10 +119,8 @@ class RowsBench(Bench):
         dut, layout = self.dut, row_layout(self.config)
         row = self.peek("row")
         (comes, following), spare = skid_slots(self)
-        there = Signal(name="row_there")
-        self.there = there
-        moves = comes & (~there | dut.issued)
-        m.d.sync += there.eq(moves | (there & ~dut.issued))
+        self.there = there = Signal(name="row_there")
+        m.d.sync += there.eq(comes & (~there | dut.issued) | (there & ~dut.issued))
         self.claim("a row is there", self.peek("skid.o__ready") == (~there | dut.issued))
         self.claim("issued if there", ~dut.issued | there)
         order = Order(m, self, push=step, i=defined.as_value(), pop=dut.issued, o=row, most=3)
@@ -141,15 +128,14 @@ class RowsBench(Bench):
         self.row = row = type(defined)(layout, row)
         self.claim("its row of C", dut.destination.as_value() == row.destination.as_value())
         self.claim("read where it is defined", ~dut.read.valid | (dut.read.address == row.address))
-        granted = dut.read.valid & dut.read.ready
+        granted = transfer(dut.read)
         self.claim("read if it is inside", ~dut.issued | (granted == row.inside))
         self.claim("read only when issued", ~granted | dut.issued)
         self.claim("the first one of a tile waits for weights", ~(dut.issued & row.first) | dut.weights)
         self.claim("a tile is used from its first row on", dut.swap == (dut.issued & row.first))
         self.cover("a row in the padding", dut.issued & ~row.inside)
-        self.cover(
-            "the last row", dut.issued & row.destination.last & ~row.first & (row.destination.signal != 0)
-        )
+        last = row.destination.last & ~row.first & (row.destination.signal != 0)
+        self.cover("the last row", dut.issued & last)
 
     def _claim_distance(self, m: Module) -> None:
         """Claim that a row is not added to C before earlier rows have been added."""
@@ -175,9 +161,7 @@ class RowsBench(Bench):
         along = [row.depthwise, row.start] if self.config.depthwise_taps else []
         less_of = [zero] if self.config.wide_activations else []
         defined = Cat(dut.issued, dut.swap, row.inside, row.fill, *along, *less_of)
-        for stage in range(READ_LATENCY):
-            defined = ago(m, defined, 1, f"flight{stage}", reset=True)
-            self.claim(f"on the way {stage}", self.peek(f"flight{stage}") == defined)
+        defined = follow(m, self, defined, (self.peek(f"flight{k}") for k in range(READ_LATENCY)), "row")
         entering, first, inside, fill, rest = defined[0], defined[1], defined[2], defined[3:11], defined[11:]
         flags, zero = rest[: len(along)], rest[len(along) :]
         vector = ago(m, Mux(inside, dut.read.data, fill.replicate(n)), 1, "vector", reset=True)
@@ -199,16 +183,12 @@ class RowsBench(Bench):
         dut, row = self.dut, self.row
         read = dut.alignments.valid & (dut.alignments.address == row.alignment)
         self.claim("its alignment is read", ~(dut.issued & row.aligned) | read)
-        aligned = row.aligned
-        flights = self.peek("flights")
-        for stage in range(READ_LATENCY):
-            aligned = ago(m, aligned, 1, f"aligned{stage}", reset=True)
-            self.claim(f"aligned on the way {stage}", flights[stage] == aligned)
+        aligned = follow(m, self, row.aligned, self.peek("flights")[:READ_LATENCY], "aligned")
         self.claim("alignment", dut.alignment == Mux(aligned, dut.alignments.data.as_signed(), 0))
 
 
 @proves("matrix/mm_weights", "tiles of MM", Induction(4), SMALLEST, cover=12)
-class WeightsBench(Bench):
+class WeightsBench(Bench, unit=WeightLoader):
     """For every MM, of any length and with any fields, words of B are read and sent in the order of its loops, the
     words of a tile in consecutive cycles. A tile may be used when its last word is read, and no word of the next tile
     is read before its use.
@@ -217,18 +197,14 @@ class WeightsBench(Bench):
     used only when it may be.
     """
 
-    UNIT = WeightLoader
-
     def watch(self, m: Module) -> None:
         dut, op, n = self.dut, self.dut.instruction, self.config.n
-        self.free_inputs(m)
         self.assume(~dut.load | dut.free)
         self.assume(~dut.swap | dut.ready)
-        fields = walk_fields(WALK_OF_B, self.config, op)
+        fields = walk_fields(op, WALK_OF_B.counters(self.config), WALK_OF_B.trackers(self.config))
         fields["counts"]["row"] = Const(n)
         sends = dut.read.valid
-        loops = WALK_OF_B.counters(self.config)
-        walk = WalkModel(m, self, "nest", loops, load=dut.load, step=sends, **fields)
+        walk = WalkModel(m, self, "nest", load=dut.load, step=sends, **fields)
         first, last = walk.at_start("row"), walk.at_end("row")
         waits = Signal()  # a whole tile, for its first row of A
         m.d.sync += waits.eq((waits | (sends & last)) & ~dut.swap)
@@ -240,13 +216,7 @@ class WeightsBench(Bench):
         self.claim("a tile waits", self.peek("loaded") == waits)
         self.claim("none is begun when one waits", ~(waits & walk.on) | first)
         self.claim("free with the last word", dut.free == (~walk.on | walk.ends))
-        begins = ago(m, sends & first, 1, "begins1", reset=True)
-        latches = self.peek("latches")
-        for stage in range(READ_LATENCY):
-            self.claim(f"a tile on its way {stage}", latches[stage] == begins)
-            begins = (
-                begins if stage == READ_LATENCY - 1 else ago(m, begins, 1, f"begins{stage + 2}", reset=True)
-            )
+        begins = follow(m, self, sends & first, self.peek("latches")[:READ_LATENCY], "a tile")
         self.claim("the array latches the first word", dut.latch == begins)
         self.claim("words go to the array", dut.b == dut.read.data)
         self.cover("a tile is sent while one is used", sends & first & ago(m, dut.swap, 1, "used"))
@@ -260,7 +230,7 @@ class WeightsBench(Bench):
     cover=22,
     proven=("array", "rows", "weight_loader"),
 )
-class WrittenBench(Bench):
+class WrittenBench(Bench, unit=MmUnit):
     """Each row that is issued, and nothing else, is written to its place as the array's row of C, after a fixed number
     of cycles. The instruction is signalled when its last row is visible, and at no other time.
 
@@ -268,11 +238,8 @@ class WrittenBench(Bench):
     that is issued in it.
     """
 
-    UNIT = MmUnit
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        self.free_inputs(m)
         layout = destination(config)
         issued = self.peek("rows.issued")
         bound = self.peek("rows.destination")

@@ -42,7 +42,7 @@ _BITS = 4
     SMALLEST.replace(loops=1, bus_bytes=WORD_BYTES),
     cover=32,
 )
-class RegistersBench(Bench):
+class RegistersBench(Bench, unit=Sequencer, drives=("bases", "parts")):
     """Each slot of SET and NEXT changes its register as its mode says, in order and once; READ sets the registers that
     it names to its words. LOOP and NEXT jump where and when they must. All other instructions go to their queue once,
     with the content of the first register that they name. Fields and contents of registers are unconstrained.
@@ -56,11 +56,8 @@ class RegistersBench(Bench):
     model takes that content from the unit: it is right because the other register may be watched, too.
     """
 
-    UNIT = Sequencer
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m, "bases", "parts")
         bases = self.constant(m, 32 * BASES, "bases")
         m.d.comb += dut.bases.as_value().eq(bases)
         self.part, self.route = (

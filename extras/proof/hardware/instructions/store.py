@@ -30,7 +30,7 @@ _LOOPS = {"rows": 12, "pixels": 16, "vectors": 16}
 
 
 @proves("store/store", "runs of STORE", Induction(4), SMALLEST, cover=16)
-class RequestsBench(Bench):
+class RequestsBench(Bench, unit=StoreRequests):
     """For every STORE, of any length and with any fields, runs of bytes are requested in the order of its loops, at
     their addresses and of their lengths; the last one carries the signal mask. Each instruction is described to the
     reader.
@@ -39,11 +39,8 @@ class RequestsBench(Bench):
     it is taken, and its counts and its length are at least 1. All other fields are unconstrained.
     """
 
-    UNIT = StoreRequests
-
     def watch(self, m: Module) -> None:
         dut, op, run = self.dut, self.dut.instruction.payload, self.dut.run
-        self.free_inputs(m)
         assume_stable(m, self, dut.instruction, "instruction")
         load = transfer(dut.instruction)
         self.assume(~load | ((op.length != 0) & (op.pixels != 0)))
@@ -107,7 +104,7 @@ class RequestsBench(Bench):
 
 
 @proves("store/store", "vectors of STORE", Induction(4), SMALLEST, cover=16)
-class ReadsBench(Bench):
+class ReadsBench(Bench, unit=StoreReader):
     """For every STORE, of any length and with any fields, vectors are read in the order of its loops, each once and at
     its address. With its data come its place in memory, its number of bytes, and whether it ends a run.
 
@@ -116,11 +113,8 @@ class ReadsBench(Bench):
     to its read and on to the next stage.
     """
 
-    UNIT = StoreReader
-
     def watch(self, m: Module) -> None:
         dut, op = self.dut, self.dut.read.payload
-        self.free_inputs(m)
         assume_stable(m, self, dut.read, "read")
         load = dut.read.ready
         widths = {"src": self.config.widths.scratchpad_address, "pointer": 12}
@@ -197,7 +191,7 @@ class _OpenUnit(StoreUnit):
 
 
 @proves("store/store", "bursts and signals", Bounded(14), SMALLEST.replace(queue_depth=1), cover=16)
-class BusBench(Bench):
+class BusBench(Bench, unit=_OpenUnit):
     """Bursts and their words pass in order, words after their burst, and no more bursts than can be counted. An
     instruction is signalled, in order and at once, when memory has confirmed all bursts up to its last one.
 
@@ -205,18 +199,13 @@ class BusBench(Bench):
     it got. Masks are not 0 here, so that every signal is visible.
     """
 
-    UNIT = _OpenUnit
-
     def watch(self, m: Module) -> None:
-        bus, burst, beat = self.dut.bus, self.dut.splitter, self.dut.packer.beat
+        burst, beat = self.dut.splitter, self.dut.packer.beat
         request = burst.request
         inputs = {"valid": request.valid, "payload": request.payload, "last": burst.last, "tag": burst.tag}
         inputs |= {"word_valid": beat.valid, "word": beat.payload}
         for name, value in inputs.items():
             m.d.comb += Value.cast(value).eq(self.free(len(Value.cast(value)), f"given_{name}"))
-        for name, value in (("request_ready", bus.request.ready), ("beat_ready", bus.beat.ready)):
-            m.d.comb += value.eq(self.free(1, name))
-        m.d.comb += bus.confirmed.eq(self.free(1, "confirmed"))
         whole = Cat(request.payload.as_value(), burst.last, burst.tag)
         assume_stable(m, self, Channel(request.valid, request.ready, whole), "burst")
         assume_stable(m, self, beat, "word")

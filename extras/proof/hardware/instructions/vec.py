@@ -27,7 +27,7 @@ _PLAIN = SMALLEST.replace(lanes=1, lookup_tables=0)
     claim="As for VEC alone; for NORMALISE, bytes are probabilities that SOFTMAX stored, and parameters are "
     "cleared and replaced by what it has for them; the first element of a row is marked.",
 )
-class OperandsBench(Bench):
+class OperandsBench(Bench, unit=VecOperands, drives=("group",)):
     """For each element requantisation gets what was read of it, or what stands for it out of range, or its product with
     the second operand; with the second operand's byte and the parameters of its column; for all values.
 
@@ -36,11 +36,8 @@ class OperandsBench(Bench):
     arriving element.
     """
 
-    UNIT = VecOperands
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m, "group")
         arrival, current = dut.arrival, dut.current
         self.element = element = arrival.element
         m.d.comb += dut.group.eq(element.tag.index)
@@ -152,18 +149,15 @@ class OperandsBench(Bench):
 
 
 @proves("vector/vec_writer", "writes", Induction(4), _PLAIN)
-class WriterBench(Bench):
+class WriterBench(Bench, unit=VecWriter):
     """Results are written as they came, each lane group to its place in the vector and the vector to its address; an
     instruction is signalled when its last one can be read.
 
     The inputs are free; nothing is assumed.
     """
 
-    UNIT = VecWriter
-
     def watch(self, m: Module) -> None:
         dut, results = self.dut, self.dut.results
-        self.free_inputs(m)
         vector = Signal(self.config.widths.vector, reset_less=True)
         for group in range(self.config.groups):
             with m.If(results.index == group):
@@ -188,7 +182,7 @@ class WriterBench(Bench):
     cover=30,
     proven=("reader", "vec_operands", "requantise", "writer"),
 )
-class WayBench(Bench):
+class WayBench(Bench, unit=VecUnit):
     """For each output whose operands were all read, and for nothing else, a vector is written a fixed number of cycles
     later, to the place that the instruction defines. Stages are connected.
 
@@ -196,11 +190,8 @@ class WayBench(Bench):
     element whose reads are complete in it.
     """
 
-    UNIT = VecUnit
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        self.free_inputs(m)
         layout, results = arrival_layout(config), results_layout(config)
         granted = layout(self.peek("reader.granted"))
         there = results(self.peek("writer.results"))

@@ -6,7 +6,7 @@ from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, latch
+from weft.extras.proof.hardware.pipelines import ago, follow, latch
 from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import Order, assume_stable, transfer
@@ -49,7 +49,7 @@ _RESULT = READ_LATENCY + 1
     "it. Later stages get the description of an element with its data, the fields of its instruction, "
     "and the position in the loops.",
 )
-class ReaderBench(Bench):
+class ReaderBench(Bench, unit=VecReader):
     """For every VEC, of any length and with any fields, the parameter block is read, then elements in the order of its
     loops, at their addresses and if they are in range, each after its second operand. Later stages get the description
     of an element with its data, and the fields of its instruction.
@@ -59,15 +59,12 @@ class ReaderBench(Bench):
     defines each element, and follows it from the loop nest to its read.
     """
 
-    UNIT = VecReader
-
     def __init__(self, config: Config) -> None:
         super().__init__(config, serial=False)
         self.kinds = (Opcode.VEC, Opcode.SOFTMAX, Opcode.NORMALISE) if config.softmax else (Opcode.VEC,)
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        self.free_inputs(m)
         assume_stable(m, self, dut.instruction, "instruction")
         kinds = Cat(*(dut.instruction.payload.opcode == kind for kind in self.kinds)).any()
         self.assume(~dut.instruction.valid | kinds)
@@ -257,10 +254,8 @@ class ReaderBench(Bench):
 
     def _claim_arrivals(self, m: Module) -> None:
         """Claim that the description of a granted read comes with its data."""
-        due = self.granted.as_value()
-        for stage in range(READ_LATENCY):
-            due = ago(m, due, 1, f"arrival{stage}", reset=True)
-            self.claim(f"on the way {stage}", self.peek(f"arrival_{stage}") == due)
+        stages = (self.peek(f"arrival_{stage}") for stage in range(READ_LATENCY))
+        due = follow(m, self, self.granted.as_value(), stages, "an arrival")
         self.claim("it arrives", self.dut.arrival.as_value() == due)
 
     def _claim_sequence(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data
 
-from weft.extras.proof.hardware.cuts import CutBench
+from weft.extras.proof.hardware.property import CutBench
 from weft.hdl.isa import Kernel, MicroOp
 from weft.hdl.isa.kernel import SERIAL, SOURCES, STRIP_ROWS, TARGETS, Op
 from weft.hdl.isa.operands import kernel_min_cycles, kernel_serial_cycles
@@ -18,7 +18,7 @@ OPERANDS = (*SOURCES, *TARGETS)
 LOOPS = ("ob", "oy", "ox")
 
 
-class CourseBench(CutBench):
+class CourseBench(CutBench, unit=KernelSequence):
     """The sequence in free inputs, with a memory of which each read returns any micro-operation.
 
     Assumed: an instruction comes only after the end of the one before it. Also assumed, as the checker guarantees:
@@ -47,11 +47,8 @@ class CourseBench(CutBench):
         Signal of the unit: the next micro-operation begins after this slot.
     """
 
-    UNIT = KernelSequence
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        self.free_inputs(m)
         self.kernel = view(Kernel, dut.payload)
         self.starts = Signal(name="kernel_starts")
         m.d.comb += self.starts.eq(dut.load & is_kind(Kernel, dut.payload))

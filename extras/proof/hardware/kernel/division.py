@@ -23,7 +23,7 @@ _READY_STEP = 3
     Induction(3),
     cover=2 * (KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES) + 8,
 )
-class DivideBench(Bench):
+class DivideBench(Bench, unit=KernelDivide):
     """Factor and exponent of RECIPROCAL and RSQRT follow from each element by their definition, for all values, step by
     step. All lanes are written once, when they are complete, to the place that the micro-operation names.
 
@@ -38,11 +38,8 @@ class DivideBench(Bench):
     all digits are 1, which is its limit.
     """
 
-    UNIT = KernelDivide
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        self.free_inputs(m)
         op = dut.issue.op
         self.assume(~dut.valid | (op.op == Op.RECIPROCAL) | (op.op == Op.RSQRT))
         self.root, self.uniform = Signal(name="is_root"), Signal(name="is_uniform")

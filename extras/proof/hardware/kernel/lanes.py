@@ -8,9 +8,8 @@ from typing import Any
 from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data
 
-from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Induction, Property
+from weft.extras.proof.hardware.property import CutBench, Induction, Property
 from weft.extras.proof.hardware.requantise import half_even
 from weft.extras.proof.hardware.smallest import KERNEL_SMALLEST
 from weft.hdl.isa.config import Config
@@ -29,13 +28,10 @@ _PRODUCT = 32 + MULTIPLIER_BITS
 _PRODUCT_CYCLES = 2
 
 
-class LanesBench(CutBench):
+class LanesBench(CutBench, unit=KernelLanes):
     """The lanes in free inputs: each cycle has any micro-operation, for any place, or none. Registers are free, too."""
 
-    UNIT = KernelLanes
-
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         self._watch(m)
 
     def _watch(self, m: Module) -> None:

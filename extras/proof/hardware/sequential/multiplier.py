@@ -19,7 +19,7 @@ _DEPTH = 9
 
 
 @proves("sequential/multiplier", f"products of {_MULTIPLICAND_BITS} and {_BITS} bits", Bounded(_DEPTH), _BITS)
-class MultiplierBench(Bench):
+class MultiplierBench(Bench, unit=Multiplier):
     """The product, plus the one that is kept, is shifted right by any number, rounded down, and saturated or taken
     modulo 2**32. With it comes its rounding bit, to nearest even or up, in the documented number of cycles.
 
@@ -27,11 +27,8 @@ class MultiplierBench(Bench):
     one command a cycle, and only while the unit is ready; a product that is kept was shifted by 0 and has 34 bits.
     """
 
-    UNIT = Multiplier
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         strobes = Cat(dut.set_multiplicand, dut.set_shift, dut.start)
         self.assume(~strobes.any() | dut.ready & ((strobes & (strobes - 1)[:3]) == 0))
         exact, begun = Signal(signed(_PRODUCT_BITS), name="exact"), Signal(name="begun")
@@ -88,7 +85,7 @@ _WRITE_CYCLES = 4
     },
     Induction(8),
 )
-class RowsBench(Bench):
+class RowsBench(Bench, unit=Rows):
     """For any number of rows, places and strides, each row's vector is read at its address, or replaced by the padding
     if its coordinate is out of range. Its products with all columns of weights, as they were set last, are added
     exactly to its row of the accumulator, or to zero, and written there, once.
@@ -99,11 +96,8 @@ class RowsBench(Bench):
     memories come a cycle after their addresses. The proof is cut at the registers of products.
     """
 
-    UNIT = Rows
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         self.left = Signal(12, name="rows_left")
         self.on = Signal(name="on")
         under_way = Cat(

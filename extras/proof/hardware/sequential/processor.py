@@ -8,7 +8,7 @@ from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.extras.proof.hardware.pipelines import ago, implies, latch
+from weft.extras.proof.hardware.pipelines import ago, implies, latch, was
 from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.hdl.sequential.assembler import CONDITIONS, PORTS, WIDTHS, Condition, Function, Port, Source
 from weft.hdl.sequential.assembler import Out as Target
@@ -28,9 +28,9 @@ class _AnyWords(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        fresh = Signal()
         register = Signal(len(self.word), reset_less=True)
-        m.d.sync += [fresh.eq(self.en), register.eq(self.data)]
+        fresh = was(m, self.en)
+        m.d.sync += [register.eq(self.data)]
         m.d.comb += self.data.eq(Mux(fresh, self.word, register))
         return m
 
@@ -47,7 +47,7 @@ class _OpenProcessor(Processor):
 
 
 @proves("sequential/processor", "words of the microprogram", Induction(6), cover=16, proven=("program",))
-class WordsBench(Bench):
+class WordsBench(Bench, unit=_OpenProcessor):
     """Words that calculate are executed once and in order, with the accumulator, the index register, data memory and
     the units as all earlier words leave them, by their definition. Results go to the accumulator, to data memory and to
     one unit. Jumps use the state after all earlier words. Other users access data memory in between.
@@ -60,12 +60,9 @@ class WordsBench(Bench):
     which may be any, is watched, with the value that was written to it since the reset.
     """
 
-    UNIT = _OpenProcessor
-
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.layout = word_layout(_OPERAND_BITS)
-        self.free_inputs(m)
         m.d.comb += dut.words.word.eq(self.free(self.layout.size, "word"))
         self.word = self.layout(dut.words.data)
         self._assume()
@@ -302,8 +299,7 @@ class WordsBench(Bench):
         target = Mux(taken, Mux(jump.back, back, self.word.operand[:3]), pc + 1)
         following = Mux(self.started, target[:3], 0)
         moves = ~self.started | self.goes
-        started = Signal(name="started_by_definition")
-        m.d.sync += started.eq(1)
+        started = was(m, 1, "started_by_definition")
         with m.If(moves):
             m.d.sync += pc.eq(following)
             with m.If(self.started & jump.jump & jump.call):

@@ -59,7 +59,7 @@ class Kinds(wiring.Component):
         return m
 
 
-class KindsBench(Bench):
+class KindsBench(Bench, unit=Kinds):
     """SOFTMAX and NORMALISE become the VEC with their loops, source and destination, and one element for each output.
     Alignments replace the second operand, which is not added. Row states are at the strides of their definition. The
     unit reports which kinds have parameters.
@@ -67,11 +67,8 @@ class KindsBench(Bench):
     The word and its opcode are unconstrained.
     """
 
-    UNIT = Kinds
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         plain = dut.payload.opcode == Opcode.VEC
         self.claim("VEC is as it is", implies(plain, dut.vec.as_value() == dut.payload.as_value()))
         self.claim("VEC reads in range", implies(plain, ~dut.unbounded & ~dut.without_parameters))

@@ -21,14 +21,12 @@ _UNIT_ENTRY = CHOSEN - 1 + LATENCY
 """Cycles from a grant to its scores in the vector unit."""
 
 
-class PipeBench(Bench):
+class PipeBench(Bench, unit=SoftmaxPipe, drives=("begin", "push", "valid", "last", "index")):
     """The pipeline with free inputs, and one or two lane groups.
 
     Assumed: lane groups are granted in order, at any pace, and the scores of each come `entry` cycles later; a vector
     begins with its first group, and is pushed with its last. Cycles of claims count from the push.
     """
-
-    UNIT = SoftmaxPipe
 
     def __init__(self, config: Config, entry: int = _SHORT_ENTRY) -> None:
         super().__init__(config, entry)
@@ -41,7 +39,6 @@ class PipeBench(Bench):
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        self.free_inputs(m, "begin", "push", "valid", "last", "index")
         granted, place, last = self.free(1, "granted"), Signal(1, name="place"), config.groups - 1
         if last:
             m.d.sync += place.eq(place + granted)

@@ -34,7 +34,7 @@ _LOOKED_UP = 2
 _COLUMN = data.StructLayout({"y": signed(SCORE_BITS), "valid": 1})
 
 
-class ProbabilitiesBench(Bench):
+class ProbabilitiesBench(Bench, unit=Probabilities, drives=("index", "last")):
     """From any scores, at any pace and with any limits, follow the exponent of each vector, whether a column has an
     entry of the table, and the entry's index, by their definition and in the documented cycle. A column has no entry if
     it is masked or too far below the exponent.
@@ -45,12 +45,9 @@ class ProbabilitiesBench(Bench):
     from there.
     """
 
-    UNIT = Probabilities
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
         assert config.groups <= 2
-        self.free_inputs(m, "index", "last")
         self.stages = tree_stages(config)
         self._near = [self.peek(f"near_{lane}") for lane in range(config.lanes)]
         groups, last = config.groups, config.groups - 1
@@ -191,18 +188,15 @@ class ProbabilitiesBench(Bench):
         self.claim("which group", dut.p_index == (came[-1] if config.groups > 1 else 0))
 
 
-class SumBench(Bench):
+class SumBench(Bench, unit=Probabilities):
     """Probabilities are the entries that were looked up, or 0 where a column has none. The sum of a vector comes in its
     cycle. Bytes that fill the table reach it.
 
     The outputs of the table are free. `ProbabilitiesBench` claims the cycles, and the order of groups.
     """
 
-    UNIT = Probabilities
-
     def watch(self, m: Module) -> None:
         dut, config, stages = self.dut, self.config, tree_stages(self.config)
-        self.free_inputs(m)
         entries = self.peek("table.p")
         for lane in range(config.lanes):
             near = ago(m, self.peek(f"near_{lane}"), PROBABILITY - _LOOKS, f"near{lane}", reset=True)
@@ -233,18 +227,15 @@ class SumBench(Bench):
         self.cover("the sum of a vector", here & (dut.total == 255 + 9))
 
 
-class TableBench(Bench):
+class TableBench(Bench, unit=Exp2Table):
     """Bytes fill the entries from 0 on, and every lane reads the byte that was written last to the entry of its index.
 
     One entry, which may be any, is watched: two cycles after its index, lanes get the byte that was written to it last,
     unless a byte was written during the read.
     """
 
-    UNIT = Exp2Table
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.dut.config
-        self.free_inputs(m)
         bits = (config.table_depth - 1).bit_length()
         watched = self.constant(m, bits, "watched")
         # Entries are filled in their order, from 0 on after `start`.

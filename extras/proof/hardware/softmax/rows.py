@@ -16,9 +16,12 @@ _SETTLING_CYCLES = 4
 """Cycles from the first cycle of an instruction to valid masks."""
 
 
+_FIELDS = ("causal", "relative", "length", "diagonal")
+
+
 @proves("vector/mask", "columns of 2", Induction(8), Config(n=2, lanes=2, bus_bytes=4))
 @proves("vector/mask", "columns of 16, loops", Induction(8), Config(n=16, lanes=2, bus_bytes=16, loops=1))
-class MaskBench(Bench):
+class MaskBench(Bench, unit=Mask, drives=(*_FIELDS, "register", "bases")):
     """In every step of the loops, the mask counts the columns that the length and the diagonal leave by their
     definition, for any fields and register. It is ready 4 cycles after it starts.
 
@@ -26,8 +29,6 @@ class MaskBench(Bench):
     4096 rows or groups. Fields, and the register that the instruction names, change with `start` only. The model counts
     rows and groups from `start` on, in the loops of `weft.hdl.isa.Softmax`.
     """
-
-    UNIT = Mask
 
     def watch(self, m: Module) -> None:
         dut, n = self.dut, self.dut.n
@@ -67,10 +68,9 @@ class MaskBench(Bench):
         )
 
     def _connect(self, m: Module) -> None:
-        """Give every input any value in every cycle; fields change only with `start`."""
+        """Connect the fields, which change only with `start`."""
         dut = self.dut
-        self.free_inputs(m, "causal", "relative", "register", "length", "diagonal", "bases")
-        for name in ("causal", "relative", "length", "diagonal"):
+        for name in _FIELDS:
             m.d.comb += getattr(dut, name).eq(self._field(m, len(getattr(dut, name)), name))
         content = self._field(m, 32, "held")
         if dut.loops:
@@ -128,18 +128,15 @@ _LIMIT = 31
 
 
 @proves("vector/row_states", "update", Induction(9), _CONFIG)
-class UpdateBench(Bench):
+class UpdateBench(Bench, unit=RowStates, drives=("final",)):
     """Maximum, sum and alignment follow from the old state, the vector's exponent and its sum by their definition, each
     in the documented cycle and for all values.
 
     The inputs are free, as are the states that are read. `final` is constant, as users guarantee.
     """
 
-    UNIT = RowStates
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m, "final")
         m.d.comb += dut.final.eq(self.constant(m, 1, "final"))
         old = self.peek("old")
         self.claim("sum of the state", dut.sum == old[PEAK_BITS:])
@@ -175,18 +172,15 @@ class UpdateBench(Bench):
 
 
 @proves("vector/row_states", "memory of 4", Invariant(), _CONFIG)
-class MemoryBench(Bench):
+class MemoryBench(Bench, unit=RowStates):
     """A read returns the state that was written last to its address.
 
     One address, which may be any, is watched: two cycles after a read of it comes the state that was written to it last
     since the reset.
     """
 
-    UNIT = RowStates
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         watched = self.constant(m, len(dut.address), "watched")
         word, old = (self.peek(name) for name in ("store__data", "old"))
         content = Signal(PEAK_BITS + 32, reset_less=True)

@@ -29,7 +29,7 @@ _LOOPS = dict.fromkeys(("ob", "oy", "ox"), 12)
     part=True,
     proven=("pipe", "rows", "divider", "mask"),
 )
-class SequenceBench(Bench):
+class SequenceBench(Bench, unit=VecSoftmax, drives=("sequence",)):
     """Each vector of SOFTMAX continues with the address of its row's state, the columns that masks leave, and whether
     the state starts anew. It waits while the last vector of its row counts as under way. The divider gets the sums of
     NORMALISE's rows in order, and no row begins before its division is ready.
@@ -39,8 +39,6 @@ class SequenceBench(Bench):
     position in the instruction's loops; counts are at least 1. Only steps are granted, at most three vectors wait for
     their grant, and none when the next instruction comes.
     """
-
-    UNIT = VecSoftmax
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -68,7 +66,6 @@ class SequenceBench(Bench):
     def _connect_inputs(self, m: Module) -> None:
         """Connect free inputs; the sequence steps when it may and is not held."""
         sequence = self.sequence
-        self.free_inputs(m, "sequence")
         for name in ("load", "may_step", "payload", "place", "grant"):
             value = Value.cast(getattr(sequence, name))
             m.d.comb += value.eq(self.free(len(value), f"sequence_{name}"))
@@ -88,17 +85,9 @@ class SequenceBench(Bench):
         }
         width = (self.config.row_states - 1).bit_length()
         return WalkModel(
-            m,
-            self,
-            "rows",
-            _LOOPS,
-            {"state": (width, dict.fromkeys(_LOOPS, width))},
-            load=load,
-            step=self.step,
-            counts=counts,
-            bases={"state": Mux(is_softmax, softmax.state, normalise.state)},
-            strides={"state": strides},
-        )
+            m, self, "rows", _LOOPS, {"state": (width, dict.fromkeys(_LOOPS, width))}, load=load, counts=counts,
+            bases={"state": Mux(is_softmax, softmax.state, normalise.state)}, strides={"state": strides},
+        )  # fmt: skip
 
     def _claim_vectors(self, m: Module) -> None:
         """Claim that each vector of SOFTMAX continues with its row's state, and with its masks when they are ready."""

@@ -33,17 +33,14 @@ _SETTINGS = {
 }
 
 
-class UnitBench(Bench):
+class UnitBench(Bench, unit=VecUnit):
     """The whole vector unit with free inputs; nothing is assumed.
 
     One cycle, which may be any, is watched, with its grant: `age` counts from there.
     """
 
-    UNIT = VecUnit
-
     def watch(self, m: Module) -> None:
         config = self.config
-        self.free_inputs(m)
         connect_all(m, self.dut)
         self.granted = self._view(arrival_layout(config), "reader.granted")
         self.request = self._view(_request_layout(config), "reader.request")
