@@ -13,7 +13,7 @@ from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import stable, within
 from weft.extras.proof.hardware.walks import skid_slots
 from weft.hdl.bus.axi import PAGE, block_beats
-from weft.hdl.store import Packer, _rotated_layout
+from weft.hdl.store import Packer
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,6 @@ class PackerBench(Bench, unit=Packer):
         self.take = self.peek("taken")
         layout = dut.vector.payload.shape()
         self.slots = slots = [Signal(layout, name=f"waiting{k}") for k in range(2)]
-        width = _rotated_layout(dut.config).size
         (self.comes, first), (self.full, second) = skid_slots(self, "stage")
         new = dut.vector.payload
         with m.If(self.take & self.full):

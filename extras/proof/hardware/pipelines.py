@@ -1,4 +1,7 @@
-"""Values of earlier cycles, for benches of pipelines."""
+"""Values of earlier cycles, for benches of pipelines.
+
+Registers that a function returns have by default the name of the variable that they are assigned to.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,14 @@ def was(m: Module, value: Any, name: str | None = None) -> Signal:
     return register
 
 
+def wire(m: Module, value: Any, shape: Any = None, name: str | None = None) -> Any:
+    """Return a signal that equals `value`, for traces; it has by default the shape of `value`."""
+    shape = Value.cast(value).shape() if shape is None else shape
+    signal = Signal(shape, name=name, src_loc_at=1)
+    m.d.comb += signal.eq(value)
+    return signal
+
+
 def flag(m: Module, sets: Any, clears: Any, name: str | None = None) -> Signal:
     """Return a register that is 1 from the cycle after `sets` to the next cycle with `clears` and without `sets`."""
     register = Signal(name=name, src_loc_at=1)
@@ -34,9 +45,15 @@ def flag(m: Module, sets: Any, clears: Any, name: str | None = None) -> Signal:
     return register
 
 
-def latch(m: Module, when: Value, value: Any, shape: ShapeLike, name: str, *, reset: bool = True) -> Any:
-    """Return a register that takes `value` in cycles with `when`. Without `reset`, its content survives a reset."""
-    register = Signal(shape, name=name, reset_less=not reset)
+def latch(
+    m: Module, when: Value, value: Any, shape: Any = None, name: str | None = None, *, reset: bool = True
+) -> Any:
+    """Return a register that takes `value` in cycles with `when`. Without `reset`, its content survives a reset.
+
+    It has by default the shape of `value`.
+    """
+    shape = Value.cast(value).shape() if shape is None else shape
+    register = Signal(shape, name=name, reset_less=not reset, src_loc_at=1)
     with m.If(when):
         m.d.sync += register.eq(value)
     return register
