@@ -8,9 +8,9 @@ from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import implies, latch, was
+from weft.extras.proof.hardware.pipelines import flag, implies, latch, was
 from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
-from weft.extras.proof.hardware.streams import Channel, count, stable, within
+from weft.extras.proof.hardware.streams import axi_channel, count, stable, transfer, within
 from weft.hdl.control.control import Control
 from weft.hdl.control.counters import MUX_INPUTS, SETTLING_CYCLES, WORDS, Counters
 from weft.hdl.isa import BASES
@@ -35,27 +35,29 @@ class Answers:
     request is taken at the latest when no answer is owed.
     """
 
-    def __init__(
-        self, m: Module, bench: Bench, name: str, valid: Value, ready: Value, payload: Value
-    ) -> None:
+    def __init__(self, m: Module, bench: Bench, name: str) -> None:
         self.bench, self.name, self.m = bench, name, m
-        waited = stable(m, bench, Channel(valid, ready, payload), name)
-        self.new: Value = valid & ~waited
+        channel = axi_channel(bench.dut, f"s_axi_{name}")
+        waited = stable(m, bench, channel, name)
+        bench.claim(f"{name} okay", getattr(bench.dut, f"s_axi_{name}resp") == 0)
+        self.new: Value = channel.valid & ~waited
         """An answer begins."""
-        self._taken = valid & ready
+        self._taken = transfer(channel)
 
-    def to(self, name: str, valid: Value, ready: Value, *, most: int = 2, beside: Value | int = 1) -> Value:
+    def to(self, name: str, *, most: int = 2, beside: Value | int = 1) -> Value:
         """Claim the answers to requests of one channel, and return whether a request has no answer yet.
 
         At most `most` requests are open: with 2, one waits for its answer, and another's answer waits to be taken. A
         request is taken only with `beside`.
         """
-        owed = count(self.m, f"owed_{name}", _LIMIT + 1, valid & ready, self._taken)
-        begun = count(self.m, f"begun_{name}", _LIMIT + 1, valid & ready, self.new)
-        bench = self.bench
+        bench, requests = self.bench, axi_channel(self.bench.dut, f"s_axi_{name}")
+        owed = count(self.m, f"owed_{name}", _LIMIT + 1, transfer(requests), self._taken)
+        begun = count(self.m, f"begun_{name}", _LIMIT + 1, transfer(requests), self.new)
         bench.claim(f"{self.name} answers {name}", ~self.new | (begun != 0))
         bench.claim(f"{name} takes no more than it answers", (owed <= most) & (begun <= 1))
-        bench.claim(f"{name} takes when nothing is owed", implies(Value.cast(beside), ready | (owed != 0)))
+        bench.claim(
+            f"{name} takes when nothing is owed", implies(Value.cast(beside), requests.ready | (owed != 0))
+        )
         bench.cover(f"{name} as many owed as may be", owed == most)
         waits: Value = begun != 0
         return waits
@@ -67,27 +69,22 @@ class RunsBench(Bench):
     def runs(self, m: Module) -> tuple[Value, Signal]:
         """Claim the course of a run; return whether there is one, and whether there was one in the cycle before."""
         dut = self.dut
-        running, on, started, ended = (Signal(name=name) for name in ("running", "on", "started", "ended"))
+        running, on = flag(m, dut.start, dut.finished, "running"), Signal(name="on")
         since = Signal(range(SETTLING_CYCLES + 4))  # cycles after the last cycle of a run
         busy = on & ~dut.irq
         self.assume(dut.moves)
-        was_busy = was(m, busy | dut.start)
-        m.d.sync += [
-            running.eq(dut.start | (running & ~dut.finished)),
-            on.eq(dut.start | busy),
-            started.eq(dut.start),
-            ended.eq(dut.irq & ~dut.start),
-            since.eq(Mux(dut.running, 0, since + (since < SETTLING_CYCLES + 3))),
-        ]
+        m.d.sync += on.eq(dut.start | busy)
+        m.d.sync += since.eq(Mux(dut.running, 0, since + (since < SETTLING_CYCLES + 3)))
+        was_busy, started = was(m, busy | dut.start, "was_busy"), was(m, dut.start, "started")
+        ended = was(m, dut.irq & ~dut.start)
         self.claim("running from start to finished", dut.running == running)
         self.claim("start for a cycle", ~dut.start | ~started)
         self.claim("start while idle", ~dut.start | ~busy)
         self.claim("done until start", ~ended | dut.irq)
         self.claim("not done after a start", ~started | ~dut.irq)
         self.claim("done after a run", ~dut.irq | ended | on)
-        self.claim(
-            "done when counters have settled", ~(dut.irq & on) | (~running & (since >= SETTLING_CYCLES))
-        )
+        settled = ~running & (since >= SETTLING_CYCLES)
+        self.claim("done when counters have settled", ~(dut.irq & on) | settled)
         self.claim("done soon", ~busy | running | (since < SETTLING_CYCLES + 2))
         return busy, was_busy
 
@@ -95,9 +92,7 @@ class RunsBench(Bench):
         """Return the content of the register whose word address is `place`: one of both cores, or of `more`."""
         dut, value = self.dut, Signal(32, name="register_value")
         registers: dict[int, Any] = {
-            Reg.MAGIC: MAGIC,
-            Reg.VERSION: VERSION,
-            Reg.CONFIG: self.config.digest,
+            **{Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: self.config.digest},
             Reg.STATUS: self.peek("state.status"),
             Reg.FAULT_ADDRESS: dut.fault.address,
             Reg.FAULT: Cat(dut.fault.unit, Const(0, 1), dut.fault.response, Const(0, 2), dut.fault.known),
@@ -171,18 +166,14 @@ class Writes:
 
     def __init__(self, m: Module, bench: ControlBench) -> None:
         dut = bench.dut
-        answers = Answers(m, bench, "b", dut.s_axi_bvalid, dut.s_axi_bready, dut.s_axi_bresp)
-        bench.claim("b okay", dut.s_axi_bresp == 0)
-        address = answers.to("aw", dut.s_axi_awvalid, dut.s_axi_awready)
-        word = answers.to("w", dut.s_axi_wvalid, dut.s_axi_wready)
+        answers = Answers(m, bench, "b")
+        address, word = answers.to("aw"), answers.to("w")
         within(m, bench, address & word & ~dut.s_axi_bvalid, 1, "answer to a write")
         self.comes = answers.new
-        self.place = Signal(len(dut.s_axi_awaddr) - 2)
-        self.word, self.strobe = Signal(32, name="written_word"), Signal(4, name="written_strobe")
-        with m.If(dut.s_axi_awvalid & dut.s_axi_awready):
-            m.d.sync += self.place.eq(dut.s_axi_awaddr[2:])
-        with m.If(dut.s_axi_wvalid & dut.s_axi_wready):
-            m.d.sync += [self.word.eq(dut.s_axi_wdata), self.strobe.eq(dut.s_axi_wstrb)]
+        takes = {name: transfer(axi_channel(dut, f"s_axi_{name}")) for name in ("aw", "w")}
+        self.place = latch(m, takes["aw"], dut.s_axi_awaddr[2:], name="place")
+        self.word = latch(m, takes["w"], dut.s_axi_wdata, name="written_word")
+        self.strobe = latch(m, takes["w"], dut.s_axi_wstrb, name="written_strobe")
 
 
 @proves("control/control", "reads", Invariant(), Config(), cover=2 * SETTLING_CYCLES, proven=("state",))
@@ -194,29 +185,21 @@ class ReadBench(ControlBench):
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.runs(m)
-        answer = Cat(dut.s_axi_rdata, dut.s_axi_rresp)
-        answers = Answers(m, self, "r", dut.s_axi_rvalid, dut.s_axi_rready, answer)
-        self.claim("r okay", dut.s_axi_rresp == 0)
-        waits = answers.to("ar", dut.s_axi_arvalid, dut.s_axi_arready)
-        place = latch(
-            m, dut.s_axi_arvalid & dut.s_axi_arready, dut.s_axi_araddr[2:], len(dut.s_axi_araddr) - 2, "place"
-        )
+        answers = Answers(m, self, "r")
+        waits = answers.to("ar")
+        place = latch(m, transfer(axi_channel(dut, "s_axi_ar")), dut.s_axi_araddr[2:], name="place")
         first = counter_register(Counter(0)) >> 2
-        counters = Signal()
-        passes = Signal()
-        m.d.comb += [
-            counters.eq((place >= first) & (place < first + WORDS)),
-            passes.eq(place == dut.counter + first),
-        ]
-        owed = waits & ~dut.s_axi_rvalid & (~counters | passes)
-        due = was(m, owed)
-        self.claim("r at once", ~due | answers.new)
+        counters = (place >= first) & (place < first + WORDS)
+        passes = place == dut.counter + first
+        owed = was(m, waits & ~dut.s_axi_rvalid & (~counters | passes))
+        self.claim("r at once", ~owed | answers.new)
         own = {Reg.PROGRAM.value: dut.program}
         own |= {base_register(index): dut.bases[index] for index in range(BASES)}
         register = self.register_at(m, place, own)
-        before = Signal(32)
-        passed = was(m, ~counters | passes)
-        m.d.sync += [before.eq(Mux(counters, dut.counter_value, register))]
+        passed, before = (
+            was(m, ~counters | passes, "passed"),
+            was(m, Mux(counters, dut.counter_value, register), "before"),
+        )
         self.claim("r of the cycle before", ~answers.new | (passed & (dut.s_axi_rdata == before)))
         self.cover("a counter is read", answers.new & counters & (before != 0))
         self.cover("status is read", answers.new & (dut.s_axi_rdata == 0b1101) & ~counters)
@@ -318,10 +301,7 @@ class CountersBench(PassingBench):
         window = Signal(64)
         passed = [Signal(64, name=f"window_{age}") for age in range(2 + self.chosen_twice)]
         # The unit looks at its inputs a cycle later.
-        enable = Signal()
-        row = Signal()
-        write = Signal()
-        m.d.sync += Cat(enable, row, write).eq(Cat(dut.enable, dut.row, dut.write))
+        enable, row, write = (was(m, getattr(dut, n), f"{n}_before") for n in ("enable", "row", "write"))
         apart = Signal(64)
         m.d.comb += apart.eq(cycles - window)
         self.assume(apart < (1 << 32) - 8)
