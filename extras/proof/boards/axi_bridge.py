@@ -75,7 +75,7 @@ class BridgeBench(Bench, unit=AxiBridge):
         self.claim("R okay", axi.rresp == 0)
         stable(m, self, Channel(axi.rvalid, axi.rready, Cat(axi.rid, axi.rlast, axi.rdata[0])), "R")
         word = memory.read.payload[0]
-        Order(m, self, push=comes, i=word, pop=leaves, o=axi.rdata[0], most=2 * _PIECE_WORDS, name="read")
+        Order(m, self, i=(comes, word), o=(leaves, axi.rdata[0]), most=2 * _PIECE_WORDS, name="read")
         ends = leaves & axi.rlast
         asked = transfer(axi_channel(axi, "ar"))
         burst = WatchedItem(m, self, "read bursts", push=asked, pop=ends, most=_LIMIT - 2, shown=axi.rvalid)
@@ -106,7 +106,7 @@ class BridgeBench(Bench, unit=AxiBridge):
         word = memory.write.payload.data[0]
         # A block FIFO holds one word more than its depth.
         most = 2 * _PIECE_WORDS + 1
-        Order(m, self, push=comes, i=axi.wdata[0], pop=goes, o=word, most=most)
+        Order(m, self, i=(comes, axi.wdata[0]), o=(goes, word), most=most)
         # Sizes of the pieces that memory has taken and not reported, from the oldest.
         sizes = [Signal(range(_PIECE_WORDS + 1), name=f"size{index}") for index in range(_PIECES + 2)]
         pieces = count(m, "pieces_owed", _PIECES + 3, takes, memory.written)

@@ -72,24 +72,15 @@ class AxiGateBench(_GateBench):
         """Return the number of bursts whose words memory owes."""
         memory = self.dut.memory
         asked, answered = transfer(axi_channel(memory, "ar")), transfer(axi_channel(memory, "r"))
-        owed = assume_answers(
-            m,
-            self,
-            "reads_owed",
-            asked=asked,
-            answer=memory.rvalid,
-            taken=answered & memory.rlast,
-            limit=2 * _OUTSTANDING,
-        )
+        answers = {"answer": memory.rvalid, "taken": answered & memory.rlast}
+        owed = assume_answers(m, self, "reads_owed", asked=asked, limit=2 * _OUTSTANDING, **answers)
         self.claim("reads bounded", owed < _OUTSTANDING)
         return owed
 
     def _writes(self, m: Module) -> tuple[Signal, Signal]:
         """Return the number of words that memory waits for, and of writes that it has to answer."""
         memory, limit = self.dut.memory, 8 * _OUTSTANDING
-        first = Signal(name="aw_first")
-        stood = was(m, memory.awvalid & ~memory.awready, "aw_stood")
-        m.d.comb += first.eq(memory.awvalid & ~stood)
+        first = memory.awvalid & ~was(m, memory.awvalid & ~memory.awready, "aw_stood")
         word = transfer(axi_channel(memory, "w"))
         words = count(m, "words_owed", limit, Mux(first, memory.awlen + 1, 0), word)
         bursts = count(m, "bursts_owed", limit, first, word & memory.wlast)

@@ -55,8 +55,8 @@ class Bursts(WatchedItem):
     """
 
     def __init__(
-        self, m: Module, bench: Bench, name: str, *,
-        push: Value, port: Value, beats: Value, word: Value, ends: Value, ports: list[Value], most: int,
+        self, m: Module, bench: Bench, name: str, push: Value, port: Value, beats: Value, *,
+        word: Value, ends: Value, ports: list[Value], most: int,
     ) -> None:  # fmt: skip
         super().__init__(m, bench, name, push=push, pop=ends, most=most, shown=word)
         current = self.oldest
@@ -105,16 +105,7 @@ class ArbiterBench(Bench, unit=Arbiter):
         chosen = Array(Value.cast(port.command.payload) for port in ports)[number_of(takes)]
         command = Command(chosen)
         taken = Cat(*takes).any()
-        commands = Order(
-            m,
-            self,
-            push=taken,
-            i=chosen,
-            pop=transfer(memory.command),
-            o=memory.command.payload,
-            most=1,
-            name="command",
-        )
+        commands = Order(m, self, i=(taken, chosen), o=memory.command, most=1, name="command")
         self.claim("a cycle's delay", memory.command.valid == (commands.inside != 0))
         reads, writes = self._words(m, command, taken, number_of(takes))
         reports = self._reports(m, taken & command.write, number_of(takes))
@@ -131,17 +122,10 @@ class ArbiterBench(Bench, unit=Arbiter):
             channels = [getattr(port, kind) for port in self.dut.port]
             memory = getattr(self.dut.memory, kind)
             word, moved = transfer(memory), [transfer(channel) for channel in channels]
+            ends = word & (self.peek(f"{kind}s.more") == 0)
+            push, most = taken & (command.write == write), self.commands + 1
             bursts = Bursts(
-                m,
-                self,
-                f"{kind}s",
-                push=taken & (command.write == write),
-                port=port,
-                beats=command.beats,
-                word=word,
-                ends=word & (self.peek(f"{kind}s.more") == 0),
-                ports=moved,
-                most=self.commands + 1,
+                m, self, f"{kind}s", push, port, command.beats, word=word, ends=ends, ports=moved, most=most
             )
             inside.append(bursts.inside)
             whose = Array(Value.cast(channel.payload) for channel in channels)[number_of(moved)]
@@ -157,10 +141,8 @@ class ArbiterBench(Bench, unit=Arbiter):
         reports = Order(
             m,
             self,
-            push=write,
-            i=port + 1,
-            pop=reported,
-            o=(number_of(written) + 1),
+            i=(write, port + 1),
+            o=(reported, number_of(written) + 1),
             most=self.commands,
             name="report",
         )
@@ -172,10 +154,9 @@ class ArbiterBench(Bench, unit=Arbiter):
         """Claim that any other port gets at most one turn while a port waits."""
         count = len(asks)
         one, other = (self.constant(m, range(max(count, 2)), name) for name in ("one", "other"))
-        waits = Signal()
         passed = Signal()
         goes = Array(takes)[other]
-        m.d.comb += waits.eq(Array(asks)[one] & ~Array(takes)[one])
+        waits = Array(asks)[one] & ~Array(takes)[one]
         m.d.sync += passed.eq(waits & (passed | goes))
         legal = (one < count) & (other < count) & (one != other)
         self.claim("each other port at most once", ~(legal & waits & passed & goes))
@@ -211,22 +192,15 @@ class GateBench(Bench, unit=Gate):
         self.claim("written", port.written == memory.written)
         taken, write = transfer(command), command.payload.write
         # The counters have one bit more than needed, so they never wrap.
+        most, asked = 2 * self.commands, Mux(taken & ~write, beats, 0)
         words = assume_answers(
-            m,
-            self,
-            "words_owed",
-            asked=Mux(taken & ~write, beats, 0),
-            answer=memory.read.valid,
-            taken=transfer(memory.read),
-            limit=2 * self.commands * self.beats,
+            m, self, "words_owed", asked=asked, answer=memory.read, limit=most * self.beats
         )
         writes = assume_answers(
-            m, self, "writes_owed", asked=taken & write, answer=memory.written, limit=2 * self.commands
+            m, self, "writes_owed", asked=taken & write, answer=memory.written, limit=most
         )
         self.assume((words <= (self.commands - 1) * self.beats) & (writes < self.commands))
-        rests = Signal()
-        m.d.comb += rests.eq(close & (words == 0) & (writes == 0))
-        before = was(m, rests)
+        before = was(m, close & (words == 0) & (writes == 0))
         self.claim("idle while it is closed and nothing is owed", self.dut.idle == before)
         worked = flag(m, transfer(memory.read), 0, "has_read")
         self.cover("idle after a read", self.dut.idle & worked)

@@ -73,7 +73,7 @@ class AxiBench(Bench, unit=AxiManager):
             named = Cat(port.request.payload.as_value(), Const(identity, len(axi.arid)))
             word = word | Mux(take, named, 0)
         pop, out = axi.arvalid & axi.arready, Cat(_burst(axi.araddr, axi.arlen), axi.arid)
-        order = Order(m, self, push=Cat(*taken).any(), i=word, pop=pop, o=out, most=2, name="reads")
+        order = Order(m, self, i=(Cat(*taken).any(), word), o=(pop, out), most=2, name="reads")
         self.claim("AR shows what is there", axi.arvalid | (order.inside == 0))
         self.claim(
             "a free channel takes a request", ~Cat(*asks).any() | (order.inside == 2) | Cat(*taken).any()

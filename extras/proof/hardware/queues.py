@@ -87,7 +87,7 @@ class TapBench(Bench, unit=Tap):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        order = Order(m, self, push=dut.push, i=dut.i, pop=dut.pop, o=dut.o, most=self.words)
+        order = Order(m, self, i=(dut.push, dut.i), o=(dut.pop, dut.o), most=self.words)
         self.assume(~dut.pop | (order.inside != 0))
         self.assume(~dut.push | dut.pop | (order.inside < self.words))
         oldest = order.watched & (order.ahead == 0)

@@ -122,10 +122,8 @@ class OrderBench(DispatcherBench):
         order = Order(
             m,
             self,
-            push=written & last,
-            i=coming,
-            pop=dut.instruction.valid & dut.instruction.ready,
-            o=shown,
+            i=(written & last, coming),
+            o=(dut.instruction.valid & dut.instruction.ready, shown),
             most=self.most,
             drops=self.drops(),
         )

@@ -66,7 +66,7 @@ class PageBench(Bench, unit=PageReader, drives=("bases",)):
         first, out = self.address // bus * bus, request.payload.address
         if self.entries:
             first, out = Const(1), Const(1)
-        order = Order(m, self, push=self.asks, i=first, pop=pop, o=out, most=2, name="requests")
+        order = Order(m, self, i=(self.asks, first), o=(pop, out), most=2, name="requests")
         self.claim("a request is for a word", ~request.valid | (request.payload.beats == 1))
         within(m, self, (order.inside != 0) & ~request.valid, 1, "a request comes")
         under_way = assume_answers(m, self, "under_way", asked=pop, answer=beat.valid, limit=4)

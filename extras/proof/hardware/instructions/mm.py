@@ -123,7 +123,7 @@ class RowsBench(Bench, unit=RowIssuer):
         m.d.sync += there.eq(comes & (~there | dut.issued) | (there & ~dut.issued))
         self.claim("a row is there", self.peek("skid.o__ready") == (~there | dut.issued))
         self.claim("issued if there", ~dut.issued | there)
-        order = Order(m, self, push=step, i=defined.as_value(), pop=dut.issued, o=row, most=3)
+        order = Order(m, self, i=(step, defined.as_value()), o=(dut.issued, row), most=3)
         claim_slots(self, order, ((there, row), (comes, following), spare), "a row on its way")
         self.row = row = type(defined)(layout, row)
         self.claim("its row of C", dut.destination.as_value() == row.destination.as_value())

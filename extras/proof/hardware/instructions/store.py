@@ -141,7 +141,7 @@ class ReadsBench(Bench, unit=StoreReader):
             self.claim("the vector that comes", self.peek("skid.i__payload") == word)
         slots = skid_slots(self)
         following, granted = slots[0][1], transfer(port)
-        order = Order(m, self, push=walk.step, i=word, pop=granted, o=following, most=2)
+        order = Order(m, self, i=(walk.step, word), o=(granted, following), most=2)
         claim_slots(self, order, slots, "a vector on its way")
         self.claim("read where it is", port.address == following[:width])
         self._claim_arrival(m, granted, layout(following[width:]))
@@ -235,7 +235,7 @@ class BusBench(Bench, unit=_OpenUnit):
         self.assume(mask.any())
         ends = self.send & burst.tag[0] & burst.last
         pop = dut.signal.any()
-        order = Order(m, self, push=ends, i=mask[:1], pop=pop, o=dut.signal[:1], most=2)
+        order = Order(m, self, i=(ends, mask[:1]), o=(pop, dut.signal[:1]), most=2)
         need, begins = Signal(range(2 * BURSTS), name="need"), ends & ~order.watched
         m.d.sync += need.eq(Mux(begins, owed + 1 - bus.confirmed, need - (bus.confirmed & (need != 0))))
         first = order.watched & (order.ahead == 0)

@@ -124,7 +124,7 @@ class ReaderBench(Bench, unit=VecReader):
         slots = [(request.valid, request.as_value()), *skid_slots(self)]
         words = [layout(word) for _, word in slots]
         self.order = Order(
-            m, self, push=walk.step, i=_without_ask(defined), pop=self.pop, o=_without_ask(request), most=3
+            m, self, i=(walk.step, _without_ask(defined)), o=(self.pop, _without_ask(request)), most=3
         )
         every = [(valid, _without_ask(word)) for (valid, _), word in zip(slots, words, strict=True)]
         for (valid, _), word in zip(slots[1:], words[1:], strict=True):

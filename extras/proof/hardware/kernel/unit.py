@@ -141,7 +141,7 @@ class EngineBench(CutBench, unit=KernelEngine):
         granted = valid & ~refused
         comes = self.peek("sequence.valid") & self.peek("sequence.ready")
         slot = self.peek("sequence.slot")
-        order = Order(m, self, push=comes, i=slot, pop=granted, o=word, most=_MOST)
+        order = Order(m, self, i=(comes, slot), o=(granted, word), most=_MOST)
         claim_slots(self, order, [(valid, word), *skid_slots(self)], "slot")
         for name, port in (("scratchpad", dut.scratchpad), ("accumulator", dut.accumulator)):
             asks = valid & request[f"ask_{name}"]
