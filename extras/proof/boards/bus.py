@@ -138,14 +138,8 @@ class ArbiterBench(Bench, unit=Arbiter):
     def _reports(self, m: Module, write: Value, port: Value) -> Value:
         """Claim that reports go to the ports that wrote, in order; return how many are due."""
         reported, written = self.dut.memory.written, [port.written for port in self.dut.port]
-        reports = Order(
-            m,
-            self,
-            i=(write, port + 1),
-            o=(reported, number_of(written) + 1),
-            most=self.commands,
-            name="report",
-        )
+        goes, comes = (write, port + 1), (reported, number_of(written) + 1)
+        reports = Order(m, self, i=goes, o=comes, most=self.commands, name="report")
         self.assume(~reported | (reports.inside != 0))
         self.claim("a report to one port", (Cat(*written).any() == reported) & at_most_one(written))
         return reports.inside

@@ -11,7 +11,7 @@ from amaranth.utils import exact_log2
 
 from weft.extras.proof.hardware.pipelines import flag, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
-from weft.extras.proof.hardware.streams import Order, stable, within
+from weft.extras.proof.hardware.streams import Order, stable, transfer, within
 from weft.hdl.control.semaphores import Dispatcher, Semaphores
 from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, WORD_BITS, Load, Queue, Store, kinds_of
 from weft.hdl.isa.config import Config
@@ -119,14 +119,8 @@ class OrderBench(DispatcherBench):
             leaving = Value.cast(dut.values)
             shown = Cat(shown, leaving.bit_select(self.which, 1))
             coming = Cat(coming, values.bit_select(self.which, 1))
-        order = Order(
-            m,
-            self,
-            i=(written & last, coming),
-            o=(dut.instruction.valid & dut.instruction.ready, shown),
-            most=self.most,
-            drops=self.drops(),
-        )
+        comes, goes = (written & last, coming), (transfer(dut.instruction), shown)
+        order = Order(m, self, i=comes, o=goes, most=self.most, drops=self.drops())
         self.claim("takes while there is room", dut.fetched.ready | (order.inside >= self.config.queue_depth))
         self.claim("empty", dut.empty == (order.inside == 0))
         dropped = flag(m, self.drops() & (order.inside == self.config.queue_depth), 0, "dropped")

@@ -16,6 +16,7 @@ from weft.extras.proof.engine.mutants import mutants
 from weft.extras.proof.hardware import queues, transfers
 from weft.extras.proof.hardware.instructions import load
 from weft.extras.proof.hardware.property import Bench, Property
+from weft.extras.proof.hardware.registry import of_module
 from weft.extras.proof.hardware.softmax import rows
 from weft.hdl.lib.queues import SkidBuffer
 
@@ -152,7 +153,7 @@ def test_other_units_are_not_shown_the_mutants() -> None:
 )
 def test_observed_signals_do_not_change_the_unit(titles: tuple[str, str]) -> None:
     """Amaranth then reorders connections and renumbers unnamed signals."""
-    every = {item.title: item for module in (rows, transfers, load) for item in module.properties()}
+    every = {item.title: item for module in (rows, transfers, load) for item in of_module(module)}
     first, second = (netlist.logic(netlist.source(every[title].bench())) for title in titles)
     assert first == second
 
