@@ -61,8 +61,8 @@ class AlongBench(Bench, unit=Array):
         self._claim_flags(m, r)
         first = self.peek(f"row{r}.psum{_COLUMNS[0]}")
         along = self._flag(m, "depthwise", here - 1, r)
-        made = ago(m, products[0], 1, f"first{r}").as_signed()
-        self.claim(f"the first tap begins anew {r}", implies(along, first == made))
+        product = ago(m, products[0], 1, f"first{r}").as_signed()
+        self.claim(f"the first tap begins anew {r}", implies(along, first == product))
 
         valid, start = (self._flag(m, name, here, r) for name in ("valid", "start"))
         before = Signal(signed(psum), name=f"before{r}", reset_less=True)

@@ -175,18 +175,18 @@ class SplitterBench(Bench, unit=BurstSplitter):
     def _stages(self) -> Iterator[_Stage]:
         """Yield the places inside the unit, from the oldest."""
         align, tag = (self.dut.config.bus_bytes - 1).bit_length(), len(self.dut.tag)
-        for place, (valid, held) in enumerate(self._slots("bursts", 42 + tag)):
-            address, beats, last = held[:32], held[32:41], held[41]
+        for place, (valid, content) in enumerate(self._slots("bursts", 42 + tag)):
+            address, beats, last = content[:32], content[32:41], content[41]
             self.claim(f"stage {place} holds whole words", ~valid | (address % (1 << align) == 0))
-            yield _Stage(valid, address >> align, beats, last, held[42:])
+            yield _Stage(valid, address >> align, beats, last, content[42:])
         last = self.peek("last#1")
         cut = _Stage(self.peek("active"), self.peek("word"), self.peek("rest") + 1, last, self.peek("tag#1"))
         room = self.dut.block - cut.word % self.dut.block
         self.claim("a run ends in its block if it is short", ~cut.valid | (last == (cut.words <= room)))
         yield cut
-        for valid, held in self._slots("skid", 64 - align + tag):
-            word, rest = held[: 32 - align], held[32 - align : 64 - align]
-            yield _Stage(valid, word, rest + 1, Const(1), held[64 - align :])
+        for valid, content in self._slots("skid", 64 - align + tag):
+            word, rest = content[: 32 - align], content[32 - align : 64 - align]
+            yield _Stage(valid, word, rest + 1, Const(1), content[64 - align :])
 
     def _slots(self, name: str, width: int) -> Iterator[tuple[Value, Value]]:
         """Yield valid and word of a skid buffer's two places, from the oldest."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import implies
+from weft.extras.proof.hardware.pipelines import implies, wire
 from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.streams import stable, within
+from weft.extras.proof.hardware.streams import stable, transfer, within
 from weft.extras.proof.hardware.walks import skid_slots
 from weft.hdl.bus.axi import PAGE, block_beats
 from weft.hdl.store import Packer
@@ -64,12 +64,10 @@ class PackerBench(Bench, unit=Packer):
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.bus, vector = dut.config.bus_bytes, dut.vector.payload
-        self.offset = Signal(range(self.bus))
-        m.d.comb += self.offset.eq(vector.pointer % self.bus)
-        self.end = Signal(range(self.bus + dut.config.n + 1))
-        m.d.comb += self.end.eq(self._end(vector))
+        self.offset = wire(m, vector.pointer % self.bus, range(self.bus))
+        self.end = wire(m, self._end(vector), range(self.bus + dut.config.n + 1))
         stable(m, self, dut.beat, "beat")
-        self.push, self.pop = dut.vector.valid & dut.vector.ready, dut.beat.valid & dut.beat.ready
+        self.push, self.pop = transfer(dut.vector), transfer(dut.beat)
         self._assume_vectors(m)
         self._claim_beats(m)
         self._claim_byte(m)
@@ -88,8 +86,7 @@ class PackerBench(Bench, unit=Packer):
         """Count and claim the beats that are due: beats that vectors fill, and the last beat of a run."""
         beat = self.dut.beat
         self.due = Signal(range(8))
-        more = Signal(2)
-        m.d.comb += more.eq(self._beats_of(self.dut.vector.payload))
+        more = wire(m, self._beats_of(self.dut.vector.payload), 2)
         m.d.sync += self.due.eq(self.due + Mux(self.push, more, 0) - self.pop)
         self.claim("no beat out of nothing", ~beat.valid | (self.due != 0))
         self.claim("no more beats than there is room for", self.due <= 5)
@@ -134,8 +131,7 @@ class PackerBench(Bench, unit=Packer):
                 end.eq(stop),
                 run_on.eq(~vector.last & (stop < bus)),
             ]
-        block_end = Signal()
-        m.d.comb += block_end.eq((word + 1) % block == 0)
+        block_end = (word + 1) % block == 0
         lanes = Cat(*(~(begins & (j < start)) & ~(ends & (j >= end)) for j in range(bus)))
         self.claim("the byte comes out", ~out | (beat.data.word_select(at, 8) == byte))
         self.claim("a strobe for it", ~out | beat.strobe.bit_select(at, 1))
@@ -163,7 +159,8 @@ class PackerBench(Bench, unit=Packer):
             m.d.sync += slots[0].eq(new)
         with m.If(self.push & self.comes & ~self.take):
             m.d.sync += slots[1].eq(new)
-        for k, (there, register) in enumerate(((self.comes, first), (self.full, second))):
+        places = (self.comes, self.full)
+        for k, (there, register) in enumerate(zip(places, (first, second), strict=True)):
             self.claim(f"vector {k}", implies(there, register == self._rotated(slots[k])))
             count = slots[k].count
             self.claim(f"bytes of vector {k}", implies(there, (count != 0) & (count <= dut.config.n)))
@@ -174,14 +171,10 @@ class PackerBench(Bench, unit=Packer):
         next_pointer = (newest.pointer + newest.count)[: len(new.pointer)]
         begins = Mux(self.comes, newest.last, self.first_left)
         self.claim("whether a run begins", self.first == begins)
-        self.claim(
-            "where it goes on", self.first | (self.following == Mux(self.comes, next_pointer, self.next_left))
-        )
-        beats = [
-            Mux(there, self._beats_of(slot), 0)
-            for there, slot in zip((self.comes, self.full), slots, strict=True)
-        ]
-        self.claim("beats that are due", self.due == self.flush + beats[0] + beats[1])
+        following = Mux(self.comes, next_pointer, self.next_left)
+        self.claim("where it goes on", self.first | (self.following == following))
+        beats = (Mux(there, self._beats_of(slot), 0) for there, slot in zip(places, slots, strict=True))
+        self.claim("beats that are due", self.due == sum(beats, start=Value.cast(self.flush)))
         self._claim_place(m, byte)
 
     def _end(self, vector: Any) -> Value:

@@ -49,12 +49,12 @@ class PageBench(Bench, unit=PageReader, drives=("bases",)):
         dut, instruction = self.dut, self.dut.instruction
         if dut.config.loops:
             table: Value = dut.values[register_fields(Load.OPCODE).index("table")]
-            kept = Cat(instruction.payload.as_value(), dut.values.as_value())
+            word = Cat(instruction.payload.as_value(), dut.values.as_value())
         else:
             m.d.comb += dut.bases.as_value().eq(self.constant(m, len(dut.bases.as_value()), "bases"))
-            table, kept = dut.bases[instruction.payload.table[:3]], instruction.payload.as_value()
+            table, word = dut.bases[instruction.payload.table[:3]], instruction.payload.as_value()
             self.assume(instruction.payload.table < 8)
-        assume_stable(m, self, Channel(instruction.valid, instruction.ready, kept), "instruction")
+        assume_stable(m, self, Channel(instruction.valid, instruction.ready, word), "instruction")
         self.assume(~instruction.payload.paged | (table % 4 == 0))
         return table
 

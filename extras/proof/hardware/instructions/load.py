@@ -169,11 +169,11 @@ class PlacesBench(Bench, unit=Unpacker):
         trackers = {"dst": (width, dict.fromkeys(_LOOPS, width))}
         walk = WalkModel(m, self, "nest", load=load, **walk_fields(op, _LOOPS, trackers))
         fields = latch_all(m, load, {"signal": op.signal, "fill": op.fill})
-        kept = unpack_layout(config)(self.peek("op"))
+        stored = unpack_layout(config)(self.peek("op"))
         active, running, draining = (self.peek(name) for name in ("active", "running", "draining"))
         waits = self.peek("wait").any()
         with self.during(walk.on):
-            self.claim("what is kept", Cat(kept[name] == field for name, field in fields.items()).all())
+            self.claim("what is kept", Cat(stored[name] == field for name, field in fields.items()).all())
             self.claim("taken when all before is cut", ~load)
             self.claim("at work", active)
         self.claim("a pass runs for a vector", implies(running, walk.on))
@@ -197,13 +197,13 @@ class PlacesBench(Bench, unit=Unpacker):
         self.cover("the last one", cut & (vector.signal != 0) & ~walk.on)
 
     def _claim_transposition(self, m: Module, walk: WalkModel, vector: Any, cut: Value, fill: Value) -> None:
-        op, kept = self.dut.unpack.payload, unpack_layout(self.config)(self.peek("op"))
+        op, stored = self.dut.unpack.payload, unpack_layout(self.config)(self.peek("op"))
         names = {"transpose": "transpose", "dst_group": "dst_rows"}
         names |= {"dst_pixel": "dst_outer", "dst_vector": "dst_inner"}
         fields = latch_all(m, walk.load, {name: Value.cast(op[of]) for name, of in names.items()})
         with self.during(walk.on):
             for name, field in fields.items():
-                self.claim(f"{name} is kept", Value.cast(kept[names[name]]) == field)
+                self.claim(f"{name} is kept", Value.cast(stored[names[name]]) == field)
         with self.during(cut):
             for name, field in (fields | {"fill": fill}).items():
                 self.claim(f"{name} of a vector", Value.cast(vector[name]) == ago(m, field, 2, f"{name}_due"))

@@ -90,8 +90,8 @@ class RowsBench(Bench, unit=RowIssuer):
         ]
         with self.during(walk.on):
             self.claim("the row that comes", self.peek("skid.i__payload") == row.as_value())
-            kept = {name: field for name, field in fields.items() if name != "alignment"}
-            self.claim_registers(kept, "{} is kept")
+            registers = {name: field for name, field in fields.items() if name != "alignment"}
+            self.claim_registers(registers, "{} is kept")
             self.claim("sizes are limited", (fields["h"] <= 1 << 15) & (fields["w"] <= 1 << 15))
         if config.wide_activations:
             m.d.comb += row.zero.eq(fields["zero"])

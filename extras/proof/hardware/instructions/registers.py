@@ -184,8 +184,8 @@ class RegistersBench(Bench, unit=Sequencer, drives=("bases", "parts")):
         inside = waits & self.slotted & (self.word != 0)
         self.claim("a word of SET or NEXT", (self.word == 0) | (inside & ~dut.reads))
         for word in range(1, FIRST_VALUE_WORD + SLOTS):
-            kept = first >> (max(word - FIRST_VALUE_WORD, 0) * SLOT_BITS)
-            self.claim(f"its slots {word}", ~(inside & (self.word == word)) | (self.head == kept))
+            rest = first >> (max(word - FIRST_VALUE_WORD, 0) * SLOT_BITS)
+            self.claim(f"its slots {word}", ~(inside & (self.word == word)) | (self.head == rest))
         settled = waits & ~self.slotted & ~dut.reads & (self.head == first) & ~dut.jump
         whole = self.word == WORD_BITS // WORD - 1
         self.claim("settled", ~self.peek("settled") | settled)

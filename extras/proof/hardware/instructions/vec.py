@@ -103,8 +103,8 @@ class OperandsBench(Bench, unit=VecOperands, drives=("group",)):
             self.claim(f"second {lane}", dut.operands.second[lane].as_unsigned() == other)
             row, vector = dut.accumulator.word_select(place, 32), dut.scratchpad.word_select(place, 8)
             for name, width, value in (("row_lanes", 32, row), ("vector_lanes", 8, vector)):
-                kept = self.peek(name).word_select(lane, width)
-                self.claim(f"{name} {lane}", kept == ago(m, value, 1, f"{name}{lane}"))
+                register = self.peek(name).word_select(lane, width)
+                self.claim(f"{name} {lane}", register == ago(m, value, 1, f"{name}{lane}"))
             row = ago(m, row, _OPERANDS, f"row{lane}").as_signed()
             vector = self._element(m, ago(m, vector, _OPERANDS, f"vector_of{lane}").as_signed())
             missing = Mux(current.settings.reduce == Reduce.MAX, -(1 << 31), current.pad)
@@ -217,8 +217,8 @@ class WayBench(Bench, unit=VecUnit):
 
         fields = instruction_layout(config)
         for register in ("current", "instruction"):
-            kept = fields(self.peek(f"reader.{register}"))
-            self.claim(f"{register}: results are written", ~kept.bytewise)
+            instruction = fields(self.peek(f"reader.{register}"))
+            self.claim(f"{register}: results are written", ~instruction.bytewise)
 
         def same(name: str, one: str, other: str, width: int) -> None:
             self.claim(name, self.peek(one) == self.peek(other))

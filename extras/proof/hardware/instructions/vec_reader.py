@@ -264,8 +264,8 @@ class ReaderBench(Bench, unit=VecReader):
         place, grant, tag = sequence.place, sequence.grant, self.request.element.tag
         self.claim("instruction of the sequence", sequence.load == self.load)
         self.claim("step of the sequence", sequence.step == walk.step)
-        held = sequence.may_step & ~sequence.hold
-        self.claim("it steps if it may and is not held", sequence.step == held)
+        steps = sequence.may_step & ~sequence.hold
+        self.claim("it steps if it may and is not held", sequence.step == steps)
         self.claim("no step after the end", ~sequence.may_step | walk.on)
         with self.during(walk.on):
             for loop in ("ob", "ox", "g"):

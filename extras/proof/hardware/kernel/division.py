@@ -97,8 +97,8 @@ class DivideBench(Bench, unit=KernelDivide):
 
     def _claim_normalisation(self, m: Module) -> None:
         """Claim the element's size and its bits from the top."""
-        kept = self.peek("remaining")
-        self.claim("element", implies(self.works, kept == self.numbers >> (self.index << 5)))
+        remaining = self.peek("remaining")
+        self.claim("element", implies(self.works, remaining == self.numbers >> (self.index << 5)))
         negative = self.number[-1]
         self.size = Signal(32, name="size_of_number")
         m.d.comb += self.size.eq(Mux(negative, -self.number.as_signed(), self.number)[:32])
@@ -193,15 +193,14 @@ class DivideBench(Bench, unit=KernelDivide):
                 m.d.sync += [result.eq(packed), known.eq(1)]
             words = dut.results.word_select(lane, 32)
             self.claim(f"all lanes {lane}", implies(dut.write, known))
-            self.claim(
-                f"lane {lane} is known", implies(self.works & ~self.uniform, known == (self.index > lane))
-            )
+            right = known == (self.index > lane)
+            self.claim(f"lane {lane} is known", implies(self.works & ~self.uniform, right))
             self.claim(f"lanes of one {lane}", implies(self.works & self.uniform, ~known))
             place = self.peek("packed")
             for index in range(lane + 1, config.lanes):
-                kept = place.word_select(config.lanes - index + lane, MULTIPLIER_BITS + 6)
+                stored = place.word_select(config.lanes - index + lane, MULTIPLIER_BITS + 6)
                 here = self.works & ~self.uniform & (self.index == index)
-                self.claim(f"lane {lane} is kept at {index}", implies(here, kept == result))
+                self.claim(f"lane {lane} is kept at {index}", implies(here, stored == result))
             self.claim(f"result {lane}", implies(dut.write, words == result))
             self.cover(f"a root {lane}", dut.write & self.root & (words[:16] == 0xB504) & ~self.uniform)
         place = Signal(range(STRIP_ROWS * REGISTERS), name="place")

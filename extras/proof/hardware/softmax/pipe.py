@@ -33,8 +33,8 @@ class PipeBench(Bench, unit=SoftmaxPipe, drives=("begin", "push", "valid", "last
         self.entry = entry
         groups, stages = config.groups, tree_stages(config)
         assert groups <= 2
-        self.found = entry + 3 + stages
-        self.ends = self.found + groups - 1
+        self.peak_cycle = entry + 3 + stages
+        self.ends = self.peak_cycle + groups - 1
         self.event = self.ends + sum_latency(config) - TOTAL
 
     def watch(self, m: Module) -> None:
@@ -169,13 +169,12 @@ class MeetBench(PipeBench):
         self.claim("the limit of each group's vector", implies(there, used == due))
         self.cover("the limit of a second vector", there & (due == 1) & ago(m, used == 2, 1, "two"))
 
-        wait = self.event + TOTAL - 1 - self.found
+        wait = self.event + TOTAL - 1 - self.peak_cycle
         peak_words = (groups + sum_latency(config)) // groups + 2
-        self._claim_level("peaks", peak_words, self.found + 1, self.event + TOTAL - 1)
-        found = self.peek("probabilities.peak").as_unsigned()
-        peak = ago(m, found, wait, "peak")
+        self._claim_level("peaks", peak_words, self.peak_cycle + 1, self.event + TOTAL - 1)
+        peak = ago(m, self.peek("probabilities.peak"), wait, "peak")
         here = since[self.event + TOTAL - 1]
-        self.claim("the exponent of each", implies(here, self.peek("states.peak").as_unsigned() == peak))
+        self.claim("the exponent of each", implies(here, self.peek("states.peak") == peak))
         self.cover("the exponent of a vector", here & (peak == 5) & since[self.event + TOTAL - 1 - groups])
 
 

@@ -122,16 +122,16 @@ class ProbabilitiesBench(Bench, unit=Probabilities, drives=("index", "last")):
         """
         dut, groups, stages = self.dut, self.config.groups, self.stages
         self.since = since = self._delay(m, complete)
-        self.found = 2 + stages  # cycles after a complete vector
+        self.peak_cycle = 2 + stages  # cycles after a complete vector
         self.exponent = Signal(signed(PEAK_BITS), name="exponent")
         m.d.comb += self.exponent.eq(_largest([_exponent(column) for column in whole]))
-        self.claim("found in its cycle", dut.found == since[self.found])
+        self.claim("found in its cycle", dut.found == since[self.peak_cycle])
         for group in range(groups):
-            due = ago(m, self.exponent, self.found + group, f"exponent{group}").as_signed()
-            self.claim(f"exponent, group {group}", implies(since[self.found + group], dut.peak == due))
+            due = ago(m, self.exponent, self.peak_cycle + group, f"exponent{group}").as_signed()
+            self.claim(f"exponent, group {group}", implies(since[self.peak_cycle + group], dut.peak == due))
         self.cover("an exponent", dut.found & (dut.peak == -3))
         self.cover("a vector without valid columns", dut.found & (dut.peak == PEAK))
-        self.claim("it ends with the last group", dut.ends == since[self.found + groups - 1])
+        self.claim("it ends with the last group", dut.ends == since[self.peak_cycle + groups - 1])
         self._claim_waiting(m)
         if groups == 1:
             return
@@ -169,7 +169,7 @@ class ProbabilitiesBench(Bench, unit=Probabilities, drives=("index", "last")):
         bits = (config.table_depth - 1).bit_length()
         index = self.peek("table.index")
         shift = (_REACH // config.table_depth).bit_length() - 1
-        looks, comes = self.found + _LOOKS, self.found + PROBABILITY
+        looks, comes = self.peak_cycle + _LOOKS, self.peak_cycle + PROBABILITY
         for group in range(config.groups):
             for lane in range(lanes):
                 column, name = whole[group * lanes + lane], f"{group * lanes + lane}"
