@@ -85,14 +85,14 @@ class KindsBench(Bench, unit=Kinds):
             "Normalise has none", implies(dut.payload.opcode == Opcode.NORMALISE, dut.without_parameters)
         )
 
-    def _claim_accesses(self, m: Module, kind: type[Instruction], given: dict[str, Any]) -> None:
+    def _claim_accesses(self, m: Module, kind: type[Instruction], expected: dict[str, Any]) -> None:
         """Claim the fields of the VEC: accesses are the instruction's, and alignments replace the second operand."""
         dut = self.dut
         fields, is_kind, name = view(kind, dut.payload), dut.payload.opcode == int(kind.OPCODE), kind.__name__
-        given = given | {"ry": 1, "rx": 1, "reduce": int(Reduce.NONE), "add": 0, "multiply": 0}
-        given |= {field: fields[field] for field in _ACCESSES}
-        given |= {"b": fields.alignment} | {f"b_{loop}": fields[f"alignment_{loop}"] for loop in _LOOPS}
-        for field, value in given.items():
+        expected = expected | {"ry": 1, "rx": 1, "reduce": int(Reduce.NONE), "add": 0, "multiply": 0}
+        expected |= {field: fields[field] for field in _ACCESSES}
+        expected |= {"b": fields.alignment} | {f"b_{loop}": fields[f"alignment_{loop}"] for loop in _LOOPS}
+        for field, value in expected.items():
             self.claim(f"{field} of {name}", implies(is_kind, Value.cast(dut.vec[field] == value)))
         self.claim(f"{name} reads all elements", implies(is_kind, dut.unbounded))
         far = Cat(fields.alignment == 7, fields.alignment_ob == -3, fields.src_ox == 5).all()
