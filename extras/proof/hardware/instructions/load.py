@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, flag, implies, latch, latch_all
+from weft.extras.proof.hardware.pipelines import ago, flag, implies, latch, latch_all, was
 from weft.extras.proof.hardware.property import Bench, Bounded, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_stable, transfer, within
@@ -212,13 +212,13 @@ class PlacesBench(Bench, unit=Unpacker):
             self.claim("the last vector of a pixel", vector.pixel_end == pixel_ends)
 
 
-@proves("load/unpack", "bytes of vectors", Bounded(_DEPTH), SMALLEST.replace(int4=0), cover=_DEPTH)
+@proves("load/unpack", "bytes of vectors", Bounded(_DEPTH), SMALLEST.replace(int4=0), cover=_DEPTH + 3)
 @proves(
     "load/unpack",
     "bytes of vectors, values of 4 bits",
     Bounded(_DEPTH),
     SMALLEST.replace(int4=1),
-    cover=_DEPTH,
+    cover=_DEPTH + 3,
     part=True,
     claim="As without values of 4 bits, where words of the bus hold such values, and the widener makes two "
     "words of each.",
@@ -333,7 +333,8 @@ class BytesBench(Bench, unit=Unpacker, drives=("unpack",)):
         word = latch(m, written & (came == watched), vector, len(vector), "word")
         m.d.sync += [came.eq(came + written), gone.eq(gone + transfer(out))]
         self.claim("none leaves that did not come", ~out.valid | (came != gone))
-        self.claim("one that came stands", out.valid | (came == gone))
+        # A vector passes a register behind the queue.
+        self.claim("one that came stands a cycle later", out.valid | (was(m, came, "came_before") == gone))
         leaves = out.valid & (gone == watched)
         self.claim("it leaves as it came", ~leaves | (out.payload.as_value() == word))
         self.cover("the second one leaves", leaves & (watched == 1) & out.ready)
