@@ -241,9 +241,9 @@ class Bench(Elaboratable):
         self._guard = None
 
     def claim_equal(self, name: str, actual: Any, expected: Any) -> None:
-        """Claim that `actual` equals `expected`, which is cut to its width."""
+        """Claim that the bits of `actual` are those of `expected`, which is cut to its width if it is wider."""
         actual, expected = Value.cast(actual), Value.cast(expected)
-        if len(expected) > len(actual):
+        if len(expected) >= len(actual):
             actual, expected = actual.as_unsigned(), expected[: len(actual)]
         self.claim(name, actual == expected)
 
