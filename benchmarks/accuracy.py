@@ -42,7 +42,7 @@ DEEP = 64
 
 
 def configuration(name: str) -> Config:
-    """A board's own configuration, a preset, or that of a file."""
+    """Return a board's own configuration, a preset, or the configuration in a file."""
     return BOARDS[name].config if name in BOARDS else Config.load(name)
 
 
@@ -54,7 +54,7 @@ def score_multiplier(nats: float, bits: int = 24) -> tuple[np.ndarray, np.ndarra
 
 
 def output_multiplier(multiplier: float) -> tuple[int, int]:
-    """scale and exponent of `weft.hdl.isa.Normalise`."""
+    """Return scale and exponent of `weft.hdl.isa.Normalise`."""
     exponent = 7 - math.frexp(multiplier)[1]
     return min(round(multiplier * 2.0 ** (exponent + 9)), 65535), exponent
 
@@ -74,10 +74,10 @@ class Block:
         else:
             y = numerics.octave_logits(scores[..., None], none, mantissa, shift)[..., 0].astype(np.int32)
         self.n = group or config.n
-        self.width, rest = scores.shape[1], -scores.shape[1] % self.n
-        y = np.pad(y, ((0, 0), (0, rest))).reshape(len(scores), -1, self.n)
+        self.width, padding = scores.shape[1], -scores.shape[1] % self.n
+        y = np.pad(y, ((0, 0), (0, padding))).reshape(len(scores), -1, self.n)
         table = np.frombuffer(config.exp2_table, np.uint8)
-        valid = (np.arange(self.width + rest) < self.width).reshape(-1, self.n)
+        valid = (np.arange(self.width + padding) < self.width).reshape(-1, self.n)
         e = numerics.group_exponents(y, valid)
         self.p = numerics.probabilities(y, valid, e, table)
         totals = self.p.sum(axis=-1, dtype=np.int64)
@@ -104,7 +104,7 @@ class Block:
         return result.reshape(len(self.p), -1)[:, : self.width]
 
     def attend(self, v: np.ndarray, multiplier: float) -> np.ndarray:
-        """Fused attention's int8 result (rows, elements)."""
+        """Return fused attention's int8 result (rows, elements)."""
         total = np.zeros((len(self.p), v.shape[1]), np.int64)
         v = np.pad(v.astype(np.float64), ((0, -len(v) % self.n), (0, 0)))  # sums of N products are exact
         for group in range(self.p.shape[1]):
@@ -119,12 +119,12 @@ class Block:
 
 
 def plain(below: np.ndarray) -> np.ndarray:
-    """8-bit powers of scores `below` nats under their maximum."""
+    """Return 8-bit powers of scores `below` nats under their maximum."""
     return np.rint(255 * np.exp(-below))
 
 
 def i_exp(below: np.ndarray) -> np.ndarray:
-    """Algorithms 1 and 2 of the paper with its coefficients; integers, in an arbitrary unit."""
+    """Return powers by algorithms 1 and 2 of the paper with its coefficients; integers, in an arbitrary unit."""
     scale, ln2 = 1 / 1024, math.log(2)
     a, b, c = 0.3585, 1.353, 0.344
     q = -np.rint(below / scale).astype(np.int64)
@@ -138,7 +138,7 @@ POWERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"plain": plain, "i-exp"
 
 
 def from_powers(scores: np.ndarray, nats: float, power: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Probabilities of int8 scores (rows, columns) from a function of the distance below the maximum."""
+    """Return probabilities of int8 scores (rows, columns) from a function of the distance below the maximum."""
     below = scores.max(axis=1, keepdims=True).astype(np.intp) - scores
     values = power(np.arange(256) * nats)[below]
     return values / values.sum(axis=1, keepdims=True)
@@ -156,12 +156,12 @@ class Errors:
     squares: float = 0
     elements: int = 0
 
-    def add(self, found: np.ndarray, exact: np.ndarray, output: np.ndarray) -> None:
-        difference = np.abs(found - exact)
+    def add(self, approximated: np.ndarray, exact: np.ndarray, output: np.ndarray) -> None:
+        difference = np.abs(approximated - exact)
         worst = 255 * difference.max(axis=1)
         self.largest = max(self.largest, float(worst.max()))
         self.above += int((worst > 3).sum())
-        self.row_sum = max(self.row_sum, float(np.abs(found.sum(axis=1) - 1).max()))
+        self.row_sum = max(self.row_sum, float(np.abs(approximated.sum(axis=1) - 1).max()))
         self.variation = max(self.variation, float(difference.sum(axis=1).max()) / 2)
         error = output - 255 * exact
         self.output = max(self.output, float(np.abs(error).max()))
@@ -181,7 +181,7 @@ def probabilities(
     rng: np.random.Generator,
     methods: tuple[str, ...] = METHODS,
 ) -> dict[str, Errors]:
-    """Errors of each method over `rows` rows of `length` Gaussian scores."""
+    """Return the errors of each method over `rows` rows of `length` Gaussian scores."""
     nats = sigma / STEPS
     errors = {method: Errors() for method in methods}
     for low in range(0, rows, max(1, CHUNK // length)):
@@ -194,8 +194,8 @@ def probabilities(
                 unit = Block(scores, nats, config)
                 error.add(unit.probabilities(), exact, unit.output())
             else:
-                found = from_powers(scores, nats, POWERS[method])
-                error.add(found, exact, np.rint(255 * found))
+                approximated = from_powers(scores, nats, POWERS[method])
+                error.add(approximated, exact, np.rint(255 * approximated))
     return errors
 
 
@@ -227,22 +227,22 @@ class Head:
         return (self.q.astype(np.float64) @ self.k.T.astype(np.float64)).astype(np.int64)
 
     def attend(self, power: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """float64 attention from a function of the distance below the maximum, in nats."""
+        """Return float64 attention from a function of the distance below the maximum, in nats."""
         scores = self.scores
         values = power((scores.max(axis=1, keepdims=True) - scores) * self.nats)
         return values @ self.v.astype(np.float64) / values.sum(axis=1, keepdims=True)
 
 
-def fused(head: Head, config: Config, *, full: bool) -> dict[str, float]:
+def fused_errors(head: Head, config: Config, *, full: bool) -> dict[str, float]:
     """Return RMS errors of attention's int8 results by each method, in steps of the output."""
     exact = head.attend(lambda below: np.exp(-below))
     multiplier = 127 / float(np.abs(exact).max()) if full else 1.0
-    found = {"block": Block(head.scores, head.nats, config).attend(head.v, multiplier).astype(np.float64)}
+    results = {"block": Block(head.scores, head.nats, config).attend(head.v, multiplier).astype(np.float64)}
     for method, power in POWERS.items():
-        found[method] = np.clip(np.rint(multiplier * head.attend(power)), -128, 127)
+        results[method] = np.clip(np.rint(multiplier * head.attend(power)), -128, 127)
     return {
         method: math.sqrt(float(np.mean((value - multiplier * exact) ** 2)))
-        for method, value in found.items()
+        for method, value in results.items()
     }
 
 
@@ -289,7 +289,7 @@ def print_fused(config: Config, rng: np.random.Generator) -> None:
         for sigma, sink in ((0.5, False), (1.0, False), (2.0, False), (4.0, False), (1.0, True), (2.0, True)):
             head = Head.random(keys, sigma, sink, rng)
             for full in (False, True):
-                result = fused(head, config, full=full)
+                result = fused_errors(head, config, full=full)
                 print(
                     f"| {keys} | {sigma} | {'sink' if sink else 'alike'} | {'full' if full else '1'} |"
                     f" {' | '.join(f'{result[method]:.2f}' for method in METHODS)} |",

@@ -47,9 +47,9 @@ def fuzz(options: argparse.Namespace) -> Section:
     rows = [
         [
             f"random inputs, {kind}",
-            ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(found.items())),
+            ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(outcomes.items())),
         ]
-        for kind, found in sorted(counts.items())
+        for kind, outcomes in sorted(counts.items())
     ]
     return {"with": f"make fuzz MINUTES={options.minutes:g} SEED={options.seed}", "rows": rows}
 
@@ -88,11 +88,11 @@ def read_results() -> dict[str, Section]:
 
 
 def table(sections: dict[str, Section]) -> str:
-    """The table, with the parts in the order of their names."""
+    """Return the table, with the parts in the order of their names."""
     lines = [
-        f"| {what} | {count} | `{(command or [section['with']])[0]}` |\n"
+        f"| {title} | {count} | `{(command or [section['with']])[0]}` |\n"
         for _, section in sorted(sections.items())
-        for what, count, *command in section["rows"]
+        for title, count, *command in section["rows"]
     ]
     return HEADER + "".join(lines)
 

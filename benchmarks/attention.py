@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from utilisation import HEADER, format_row, measure
 
-from weft.compiler.ir.graph import Attention, Buffer, DeviceSegment, View
+from weft.compiler.ir.graph import Attention, DeviceSegment
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.attention_plan import plan
 from weft.hdl.isa.config import Config
@@ -79,7 +80,7 @@ CASES = (
 
 
 def inputs(op: Attention, seed: int = 0) -> dict[str, np.ndarray]:
-    """Gaussian int8 operands."""
+    """Return Gaussian int8 operands."""
     rng = np.random.default_rng(seed)
     operands = {"q": op.q, "k": op.k, "v": op.v}
     return {

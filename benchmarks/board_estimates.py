@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from zoo import NETWORKS, quantised
+from zoo import NETWORKS, quantise_network
 
 import weft
 from weft.boards.registry import find
@@ -29,11 +29,11 @@ HEADER = "| network | cycles | estimate | apart | ms | outputs that differ |"
 
 def source(name: str) -> str | bytes:
     """Return the source for `weft.compile`."""
-    return quantised(name).SerializeToString() if name in NETWORKS else name
+    return quantise_network(name).SerializeToString() if name in NETWORKS else name
 
 
 def inputs(program: weft.Program, seed: int) -> dict[str, np.ndarray]:
-    """Random ones."""
+    """Return random inputs."""
     rng, drawn = np.random.default_rng(seed), {}
     for name, (dtype, shape) in program.inputs.items():
         kind = np.dtype(dtype)
@@ -61,17 +61,17 @@ def main() -> int:
     with preloaded_board(board, board.config) as device:
         for name in options.models:
             model = source(name)
-            (told,) = estimate(model, [board.name])
+            (predicted,) = estimate(model, [board.name])
             program = weft.compile(model, board.config, memory=board.name)
-            given = inputs(program, options.seed)
-            expected = program.run(given).outputs
+            feeds = inputs(program, options.seed)
+            expected = program.run(feeds).outputs
             program.reset()
-            found = program.run(given, on=device, memory=False)
-            cycles = found.report["cycles"]
-            differ = sum(int((found.outputs[key] != value).sum()) for key, value in expected.items())
+            measured = program.run(feeds, on=device, memory=False)
+            cycles = measured.report["cycles"]
+            differ = sum(int((measured.outputs[key] != value).sum()) for key, value in expected.items())
             wrong += differ > 0
             print(
-                f"| {Path(name).stem} | {cycles:,} | {told.cycles:,} | {told.cycles / cycles - 1:+.2%} "
+                f"| {Path(name).stem} | {cycles:,} | {predicted.cycles:,} | {predicted.cycles / cycles - 1:+.2%} "
                 f"| {cycles / board.clock * 1e3:.2f} | {differ} |",
                 flush=True,
             )

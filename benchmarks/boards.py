@@ -102,10 +102,10 @@ def fit(names: list[str] | None) -> int:
         cores = {}
         for board in (board for (of, _), board in chosen.items() if of is family):
             samples = []
-            for where, what, config in fitted_to(board):
+            for place, title, config in fitted_to(board):
                 began = time.monotonic()
-                samples.append((where, config, synthesised_resources(where, config)))
-                print(f"{where.name} {what}: {samples[-1][2]}, {time.monotonic() - began:.0f} s", flush=True)
+                samples.append((place, config, synthesised_resources(place, config)))
+                print(f"{place.name} {title}: {samples[-1][2]}, {time.monotonic() - began:.0f} s", flush=True)
             cores[board.core.value] = fits = estimate.fit(samples)
             print(family.name, board.core, {kind: f"within {fit.error:.0%}" for kind, fit in fits.items()})
         estimate.weights_file(family).write_text(estimate.text(cores), encoding="utf-8")
@@ -134,6 +134,7 @@ def build_seeds(boards: list[Board], most: int, met: int) -> None:
     resources = dict(known.resources) if known else {}
     for seed in range(1, most + 1):
         reached = sum(run.fmax_hz is not None and run.fmax_hz >= board.clock for run in runs)
+        # Stop early once the clock is reached often enough, or cannot be any more.
         if reached >= met or len(runs) - reached > most - met:
             break
         if seed in (run.seed for run in runs):
@@ -157,7 +158,7 @@ def build_seeds(boards: list[Board], most: int, met: int) -> None:
 
 
 def row(record: Record) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     boards = [find(name) for name in record.boards]
     board = boards[-1]
     used = [

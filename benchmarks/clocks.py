@@ -22,25 +22,25 @@ REACHED = 9
 
 
 def builds(page: str) -> list[clock.Sample]:
-    """The builds of the table in a page that reached a clock."""
+    """Return the builds in the table of a page that reached a clock."""
     titled = {titles(boards): boards[-1] for boards in group_equal_boards(BOARDS.values())}
-    found = []
+    samples = []
     for line in page.partition(BEGIN)[2].partition(END)[0].splitlines()[2:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[REACHED]:
             board, named = titled[cells[0]], re.search(r"`(.*)`", cells[1])
             config = PRESETS[named[1]] if named else board.config
-            found.append(clock.Sample(board, config, float(cells[REACHED]) * 1e6))
-    return found
+            samples.append(clock.Sample(board, config, float(cells[REACHED]) * 1e6))
+    return samples
 
 
 def main() -> int:
     samples = builds(PAGE.read_text())
     fit, others = clock.fit_clocks(samples)
-    for sample, told in zip(samples, others, strict=True):
+    for sample, predicted in zip(samples, others, strict=True):
         print(
             f"{sample.board.name}, {sample.config.n} x {sample.config.n}: {sample.hz / 1e6:.1f} MHz, predicted from "
-            f"the others {told / 1e6:.1f} ({told / sample.hz - 1:+.0%})"
+            f"the others {predicted / 1e6:.1f} ({predicted / sample.hz - 1:+.0%})"
         )
     clock.FILE.write_text(clock.text(fit))
     print(f"{fit.samples} builds, an error of {fit.error:.1%} at most: {clock.FILE}")

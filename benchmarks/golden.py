@@ -36,18 +36,18 @@ HEADER = (
 
 
 def least(function: Callable[[], Any], runs: int) -> tuple[float, Any]:
-    """The least processor time of some runs in seconds, and what the last one gave."""
-    found, result = float("inf"), None
+    """Return the least processor time of some runs in seconds, and the result of the last run."""
+    shortest, result = float("inf"), None
     for _ in range(runs):
         begin = time.process_time()
         result = function()
-        found = min(found, time.process_time() - begin)
-    return found, result
+        shortest = min(shortest, time.process_time() - begin)
+    return shortest, result
 
 
 def row(name: str, config: Config) -> str:
-    """A line of the table."""
-    model = zoo.quantised(name)
+    """Return a line of the table."""
+    model = zoo.quantise_network(name)
     program = weft.compile(model, config)
     feeds = image(program)
     size = max(part.areas.memory_bytes for part in program.segments if hasattr(part, "areas"))

@@ -16,7 +16,8 @@ import numpy as np
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View
+from weft.compiler.ir.graph import Conv, DeviceSegment
+from weft.compiler.ir.views import Buffer, View
 from weft.configurations import configuration, memory_of
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
@@ -31,12 +32,12 @@ NETWORKS = {
     "BERT-base FFN, 1 row": (1, (768, 3072, 768)),
     "BERT-base FFN, 128 rows": (128, (768, 3072, 768)),
 }
-"""Rows, and the features of the input and behind each layer."""
+"""Rows, and the features of the input and of each result."""
 BANDWIDTH, LATENCY = 2.0, 30
 
 
 def network(rows: int, features: tuple[int, ...]) -> DeviceSegment:
-    """Layers with random weights of 4 bits."""
+    """Return layers with random weights of 4 bits."""
     rng, ops = np.random.default_rng(rows), []
     kinds = ["input", *["temp"] * (len(features) - 2), "output"]
     views = [

@@ -10,7 +10,8 @@ import sys
 import numpy as np
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Buffer, DeviceSegment, View
+from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.operators import GroupNorm, LayerNorm
 from weft.hdl.isa.config import PRESETS
@@ -22,12 +23,12 @@ KERNEL = 64
 
 
 def cases() -> dict[str, LayerNorm]:
-    """Operators by what they are."""
+    """Return operators by title."""
 
     def views(*shape: int) -> tuple[View, View]:
         size = (shape[0], shape[1], shape[2], shape[3])
-        made = [View(Buffer(name, size, kind), size) for name, kind in (("x", "input"), ("y", "output"))]
-        return made[0], made[1]
+        pair = [View(Buffer(name, size, kind), size) for name, kind in (("x", "input"), ("y", "output"))]
+        return pair[0], pair[1]
 
     def constants(channels: int) -> tuple[np.ndarray, np.ndarray, float, float]:
         return np.ones(channels), np.zeros(channels), 1e-2, 30.0
@@ -43,7 +44,7 @@ def cases() -> dict[str, LayerNorm]:
 
 
 def rows(name: str) -> list[str]:
-    """A row of a table for each case."""
+    """Return a row of a table for each case."""
     config = PRESETS[name].replace(kernel=KERNEL)
     lines = []
     for title, op in cases().items():

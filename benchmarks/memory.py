@@ -31,9 +31,9 @@ BANDWIDTHS = (1.0, 2.0, 4.0, 8.0, 16.0)
 def measure(network: str, config: Config, planned: float | None, bandwidth: float) -> tuple[int, float]:
     """Return cycles, and megabytes moved."""
     if network != "resnet18":
-        program = weft.compile(zoo.quantised(network), config, memory=planned or config.bus_bytes)
-        given = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
-        report = program.run(given, on="timing", latency=30, bandwidth=bandwidth).report
+        program = weft.compile(zoo.quantise_network(network), config, memory=planned or config.bus_bytes)
+        inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
+        report = program.run(inputs, on="timing", latency=30, bandwidth=bandwidth).report
         return report["cycles"], report["dram_bytes"] / 1e6
     image = Image(compile_segment(resnet18(), config, bandwidth=planned))
     device = TimingDevice(config, image.memory_bytes, latency=30, bandwidth=bandwidth)

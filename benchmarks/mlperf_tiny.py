@@ -64,12 +64,12 @@ class Agreement:
 
 
 def measure(program: weft.Program, on: str) -> tuple[dict[str, Any], bool]:
-    """The report of a run, and whether the RTL's memory is the golden interpreter's."""
+    """Return the report of a run, and whether the RTL's memory equals the golden interpreter's."""
     rng = np.random.default_rng(1)
     inputs = {name: noise(rng, dtype, shape) for name, (dtype, shape) in program.inputs.items()}
-    found = program.run(inputs, on=on)
+    result = program.run(inputs, on=on)
     program.reset()
-    return found.report, on == "timing" or found.memory == program.run(inputs).memory
+    return result.report, on == "timing" or result.memory == program.run(inputs).memory
 
 
 def noise(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -78,7 +78,7 @@ def noise(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.nd
 
 
 def smooth(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Waves along the axes, as images and spectrograms have."""
+    """Return waves along the axes, as images and spectrograms have."""
     info = np.iinfo(dtype)
     total = np.zeros(shape)
     for axis, size in enumerate(shape):
@@ -105,7 +105,7 @@ def agreement(model: Path, program: weft.Program, samples: int) -> Agreement:
 
 
 def row(name: str, program: weft.Program, report: dict[str, Any], clock: float) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     on_device = sum(place == "device" for _, _, place, _ in program.assignment)
     cycles = report["cycles"]
     return (
@@ -137,12 +137,12 @@ def boards_table(folder: Path) -> None:
     print(f"| network | {' | '.join(titles(group) for group in groups)} |")
     print("|---" * (len(groups) + 1) + "|")
     for name, model in {"handwritten digits": digits.model(), **models(folder)}.items():
-        made = estimate(model, [group[0].name for group in groups])
-        print(f"| {name} | {' | '.join(map(cell_text, made))} |", flush=True)
+        estimates = estimate(model, [group[0].name for group in groups])
+        print(f"| {name} | {' | '.join(map(cell_text, estimates))} |", flush=True)
 
 
 def models(folder: Path) -> dict[str, Path]:
-    """The files by what they are for."""
+    """Return the files of a folder by title."""
     paths = {name: folder / file for name, file in NETWORKS.items()}
     return {name: path for name, path in paths.items() if path.exists() or name != OPTIONAL}
 
@@ -169,9 +169,9 @@ def main() -> int:
         program = weft.compile(path, config)
         report, same = measure(program, options.on)
         wrong += not same
-        found = str(agreement(path, program, options.samples)) if options.samples else ""
+        agreed = str(agreement(path, program, options.samples)) if options.samples else ""
         print(
-            row(name, program, report, options.clock) + found + ("" if same else " **differs**"), flush=True
+            row(name, program, report, options.clock) + agreed + ("" if same else " **differs**"), flush=True
         )
     if options.on == "rtl":
         print(f"networks whose memory differs from the golden interpreter's: {wrong}")

@@ -58,11 +58,11 @@ def differences(
     chosen = set(np.random.default_rng(0).choice(len(parts), min(rtl, len(parts)), replace=False).tolist())
     total = wrong = most = 0
     for index, layer in enumerate(compare_layers(model, parts, [feeds], config)):
-        ((name, given),) = layer.result.outputs.items()
+        ((name, computed),) = layer.result.outputs.items()
         if index in chosen and any(isinstance(part, DeviceProgram) for part in layer.program.segments):
             simulated = layer.program.run(layer.inputs, on="rtl")
             assert simulated.memory == layer.result.memory, f"RTL and golden interpreter differ in {name}"
-        off = steps(layer.wanted, given)
+        off = steps(layer.wanted, computed)
         most = max(most, int(off.max(initial=0)))
         if not any(node.op_type in LOOSE for node in layer.model.graph.node):
             total, wrong = total + off.size, wrong + int(np.count_nonzero(off))
@@ -76,7 +76,7 @@ def image(program: weft.Program) -> dict[str, np.ndarray]:
 
 def row(name: str, config: Config, rtl: int) -> tuple[str, bool]:
     """A line of the table, and whether no value is off by more than a step."""
-    model = zoo.quantised(name)
+    model = zoo.quantise_network(name)
     begin = time.perf_counter()
     program = weft.compile(model, config)
     compiled = time.perf_counter() - begin
@@ -112,7 +112,7 @@ PARTS = {
 
 def parts(name: str, config: Config) -> list[float]:
     """Return the share of each of `PARTS` in a network's cycles."""
-    program = weft.compile(zoo.quantised(name), config)
+    program = weft.compile(zoo.quantise_network(name), config)
     report = program.run(image(program), on="timing", bandwidth=config.bus_bytes).report
     shares = dict.fromkeys(PARTS, 0.0)
     for layer in report["layers"]:

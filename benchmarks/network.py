@@ -12,7 +12,9 @@ import time
 import numpy as np
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.run.runtime import Image
@@ -53,7 +55,7 @@ class _Builder:
 
 
 def resnet18() -> DeviceSegment:
-    """The network from its quantised input to its logits, as the front end gives it."""
+    """Return the network from its quantised input to its logits, as the front end gives it."""
     builder = _Builder()
     shape = (1, 224, 224, 3)
     x = builder.conv(View(Buffer("image", shape, "input"), shape), 64, 7, 2)

@@ -27,7 +27,7 @@ def fits(side: int, config: Config) -> bool:
 
 
 def program(side: int, config: Config) -> tuple[list[Instruction], int]:
-    """Instructions for C = A B^T with side x side operands, and the DRAM address of C (int8)."""
+    """Return instructions for C = A B^T with side x side operands, and the DRAM address of C (int8)."""
     n, depth = config.n, config.scratchpad_depth
     blocks, size = side // n, side * side
     banks = -(-side * blocks // depth)
@@ -71,7 +71,7 @@ def execute(device: Device, code: bytes, start: int) -> None:
 
 
 def utilisation(side: int, config: Config) -> tuple[dict[Counter, int], bool]:
-    """Run on the RTL; its counters, and whether its memory equals the golden interpreter's."""
+    """Run on the RTL; return its counters, and whether its memory equals the golden interpreter's."""
     rng = np.random.default_rng(side)
     code, start = image(side, config)
     operands = rng.integers(-127, 128, 2 * side * side).astype(np.int8).tobytes()

@@ -53,7 +53,7 @@ def layers(model: onnx.ModelProto, inside: Collection[str] = ()) -> Iterator[onn
 
 
 def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """ONNX Runtime without its optimisations."""
+    """Return a session of ONNX Runtime without its optimisations."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
@@ -98,6 +98,6 @@ def compare_layers(
             yield Layer(layer, program, inputs, values[output], program.run(inputs))
 
 
-def steps(wanted: np.ndarray, given: np.ndarray) -> np.ndarray:
+def steps(wanted: np.ndarray, computed: np.ndarray) -> np.ndarray:
     """Return the differences of quantised values."""
-    return np.abs(wanted.astype(np.int32) - given.astype(np.int32))
+    return np.abs(wanted.astype(np.int32) - computed.astype(np.int32))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 def rewrite(path: Path, begin: str, end: str, table: str) -> None:
     """Put `table` between the lines `begin` and `end` in a file. Raises `SystemExit` if they are not there."""
-    before, found, rest = path.read_text().partition(begin)
-    _, ended, after = rest.partition(end)
-    if not (found and ended):
+    before, begins, remainder = path.read_text().partition(begin)
+    _, ends, after = remainder.partition(end)
+    if not (begins and ends):
         raise SystemExit(
             f"error: {path} has no lines {begin.strip()} and {end.strip()} for the table to go between"
         )

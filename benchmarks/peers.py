@@ -50,7 +50,7 @@ from weft.sim.verilate import BuildError
 
 
 def product(m: int, n: int, k: int, name: str = "", count: int = 1) -> Shape:
-    """m rows of k elements times k x n."""
+    """Return a product of m rows of k elements and k x n elements."""
     return Shape(name or f"GEMM {m}x{n}x{k}", 1, m, k, n, count=count)
 
 
@@ -87,19 +87,20 @@ GROUPS: dict[str, tuple[Shape, ...]] = {
 
 
 def mnk(shape: Shape) -> tuple[int, int, int]:
-    """The matrix product that a shape is: output pixels, output channels, elements of a window."""
+    """Return the matrix product of a shape: output pixels, output channels, elements of a window."""
     oh, ow = shape.window.output(shape.h, shape.w)
     return oh * ow, shape.cout, shape.kernel**2 * shape.cin
 
 
 def topology(shape: Shape) -> str:
-    """A file for SCALE-Sim's convolutions with this shape alone.
+    """Return a file for SCALE-Sim's convolutions with this shape alone.
 
     A matrix product is what SCALE-Sim's own reader of such makes of it: windows of 1 x k on an image of m x k.
     SCALE-Sim knows no padding and rounds outputs up: the image is as large as what the windows cover, edges included.
     """
     m, n, k = mnk(shape)
     if shape.h == shape.kernel == 1:
+        # The window covers a row of the image, so that each of its m positions is a row of the product.
         numbers = (m, k, 1, k, 1, n, 1)
     else:
         height, width = (
@@ -196,26 +197,26 @@ class Result:
 
 
 def closed_form(dataflow: str, m: int, n: int, k: int) -> int:
-    """Cycles of SCALE-Sim's Total Cycles, which is the number of the last one, counted from 0."""
+    """Return SCALE-Sim's Total Cycles, which is the number of the last cycle, counted from 0."""
     if dataflow == "ws":
         return -(-k // N) * -(-n // N) * (3 * N + m - 2) - 1
     return -(-m // N) * -(-n // N) * (2 * N + k - 2) - 1
 
 
-def _call(command: Sequence[str | Path], what: str) -> None:
-    """Run a program. Raises `PeerError`: `what`, and the last line that the program wrote."""
+def _call(command: Sequence[str | Path], label: str) -> None:
+    """Run a program. Raises `PeerError` with `label`, and the last line that the program wrote."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise PeerError(f"{what}: {error}") from error
+        raise PeerError(f"{label}: {error}") from error
     if process.returncode:
         lines = (process.stderr + process.stdout).strip().splitlines()
         errors = [line[7:] for line in lines if line.startswith("ERROR: ")] or lines[-1:]
-        raise PeerError(f"{what}: {errors[-1] if errors else f'exit code {process.returncode}'}")
+        raise PeerError(f"{label}: {errors[-1] if errors else f'exit code {process.returncode}'}")
 
 
 def environment() -> Path:
-    """The Python that has SCALE-Sim, installed if it is not yet. Raises `PeerError`."""
+    """Return the Python that has SCALE-Sim, and install it if necessary. Raises `PeerError`."""
     folder = cache_root() / "-".join(["scalesim", sys.implementation.cache_tag, *PINS.values()])
     if not folder.exists():
         print(f"installing SCALE-Sim {PINS['scalesim']} into {folder} (once)...", file=sys.stderr)
@@ -241,15 +242,15 @@ def scale_sim(python: Path, shape: Shape, dataflow: str) -> int:
         settings = {"config": _SETTINGS % dataflow, "topology": topology(shape), "layout": ""}
         for name, text in settings.items():
             (Path(folder) / name).write_text(text)
-        what = f"SCALE-Sim failed for {shape.name}, {dataflow}"
-        _call([python, "-I", "-c", _DRIVER, folder], what)
+        label = f"SCALE-Sim failed for {shape.name}, {dataflow}"
+        _call([python, "-I", "-c", _DRIVER, folder], label)
         lines = (Path(folder) / "run" / "COMPUTE_REPORT.csv").read_text().splitlines()
     (report,) = csv.DictReader(lines, skipinitialspace=True)
     cycles = int(report["Total Cycles"])
     macs = float(report["Overall Util %"]) / 100 * cycles * N * N
     if round(macs) != shape.macs or int(report["Stall Cycles"]):
         raise PeerError(
-            f"{what}: {macs:,.0f} MACs of {shape.macs:,}, {report['Stall Cycles']} cycles' stalls"
+            f"{label}: {macs:,.0f} MACs of {shape.macs:,}, {report['Stall Cycles']} cycles' stalls"
         )
     return cycles
 
@@ -277,7 +278,7 @@ def weft_on_chip(side: int) -> tuple[int, int]:
 
 
 def measure(only: str, jobs: int) -> Iterator[Result]:
-    """Results of the shapes whose group or name contains `only`, in their order, each when it is there."""
+    """Yield results of the shapes whose group or name contains `only`, in their order, each as soon as it is there."""
     chosen = [
         (group, shape)
         for group, shapes in GROUPS.items()
@@ -294,24 +295,24 @@ def measure(only: str, jobs: int) -> Iterator[Result]:
         try:
             for (group, shape), run in zip(chosen, runs, strict=True):
                 ws, os = (future.result() for future in run)
-                made = (shape.count, *mnk(shape), ws, os)
-                yield Result(group, shape.name, *made, *weft_cycles(shape))
+                columns = (shape.count, *mnk(shape), ws, os)
+                yield Result(group, shape.name, *columns, *weft_cycles(shape))
                 if shape in map(gemm, ON_CHIP) and on_chip.fits(shape.w, CONFIG):
-                    yield Result(group, f"{shape.name}, on chip", *made, *weft_on_chip(shape.w))
+                    yield Result(group, f"{shape.name}, on chip", *columns, *weft_on_chip(shape.w))
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def again(results: Sequence[Result]) -> Iterator[Result]:
-    """Return the rows with weft's figures measured anew."""
-    shapes = {(group, shape.name): shape for group, found in GROUPS.items() for shape in found}
+    """Yield the rows with weft's figures measured anew."""
+    shapes = {(group, shape.name): shape for group, members in GROUPS.items() for shape in members}
     for result in results:
         name = result.name.removesuffix(", on chip")
         if (result.group, name) not in shapes:
             raise PeerError(f"there is no shape {name!r} in {result.group} any more; run all of it again")
         shape = shapes[result.group, name]
-        whole, window = weft_cycles(shape) if name == result.name else weft_on_chip(shape.w)
-        yield dataclasses.replace(result, whole=whole, window=window)
+        total, window = weft_cycles(shape) if name == result.name else weft_on_chip(shape.w)
+        yield dataclasses.replace(result, whole=total, window=window)
 
 
 HEADER = (
@@ -335,27 +336,27 @@ def row(result: Result) -> str:
 
 
 def totals(results: Sequence[Result]) -> list[str]:
-    """A row for every network of which all shapes were measured, each as often as the network has it."""
+    """Return a row for every network of which all shapes were measured, each as often as the network has it."""
     lines = []
     for group, shapes in GROUPS.items():
-        found = [result for result in results if result.group == group]
-        if group == "GEMM" or [result.name for result in found] != [shape.name for shape in shapes]:
+        members = [result for result in results if result.group == group]
+        if group == "GEMM" or [result.name for result in members] != [shape.name for shape in shapes]:
             continue
-        macs = sum(result.count * result.macs for result in found)
+        macs = sum(result.count * result.macs for result in members)
         sums = [
-            sum(result.count * getattr(result, name) for result in found)
+            sum(result.count * getattr(result, name) for result in members)
             for name in ("ws", "os", "whole", "window")
         ]
         pairs = _pairs(sums, macs)
-        ahead = sum(result.ahead == "yes" for result in found)
+        ahead = sum(result.ahead == "yes" for result in members)
         lines.append(
-            f"| **{group}**, one after the other | {macs:,} | {pairs} | {ahead} of {len(found)} shapes |"
+            f"| **{group}**, one after the other | {macs:,} | {pairs} | {ahead} of {len(members)} shapes |"
         )
     return lines
 
 
 def check(results: Sequence[Result]) -> tuple[list[str], list[str]]:
-    """The table of closed forms, and a sentence for every figure that differs from its own."""
+    """Return the table of closed forms, and a sentence for every figure that differs from its closed form."""
     rows, wrong = [CHECK], []
     for result in results:
         if result.name.endswith("on chip"):
@@ -363,18 +364,18 @@ def check(results: Sequence[Result]) -> tuple[list[str], list[str]]:
         numbers = (result.m, result.n, result.k)
         cells = [f"{result.name}", ", ".join(map(str, numbers))]
         for dataflow in DATAFLOWS:
-            expected, found = closed_form(dataflow, *numbers), getattr(result, dataflow)
-            cells += [f"{expected:,}", f"{found:,}"]
-            if expected != found:
+            expected, simulated = closed_form(dataflow, *numbers), getattr(result, dataflow)
+            cells += [f"{expected:,}", f"{simulated:,}"]
+            if expected != simulated:
                 wrong.append(
-                    f"{result.name}, {dataflow}: SCALE-Sim says {found:,}, its closed form {expected:,}"
+                    f"{result.name}, {dataflow}: SCALE-Sim says {simulated:,}, its closed form {expected:,}"
                 )
         rows.append(f"| {' | '.join(cells)} |")
     return rows, wrong
 
 
 def drawing(results: Sequence[Result]) -> str:
-    """Utilisations as an SVG."""
+    """Return utilisations as an SVG."""
     sections: dict[str, list[Row]] = {}
     for result in results:
         ideal = result.macs / N**2
@@ -390,7 +391,7 @@ def drawing(results: Sequence[Result]) -> str:
 
 
 def save(path: Path, results: Sequence[Result]) -> None:
-    """A line a result, so that a difference shows which."""
+    """Write a line per result, so that a diff shows which changed."""
     lines = ",\n".join(json.dumps(dataclasses.asdict(result)) for result in results)
     memory = {"latency": LATENCY, "bandwidth": CONFIG.bus_bytes}
     about = {"array": N, "versions": PINS, "memory": memory}
@@ -405,10 +406,10 @@ def load(path: Path) -> list[Result]:
         raise PeerError(f"{path} is not what --json writes: {error}") from error
 
 
-def report(found: Iterator[Result]) -> tuple[list[Result], list[str]]:
-    """Print what comes, and the check; the results, and sentences on what is wrong."""
+def report(measured: Iterator[Result]) -> tuple[list[Result], list[str]]:
+    """Print results as they come, and the check; return the results, and sentences on differences."""
     results: list[Result] = []
-    for result in found:
+    for result in measured:
         print(row(result) if results else f"{HEADER}\n{row(result)}", flush=True)
         results.append(result)
     print("\n".join(totals(results)) + "\n")
@@ -436,10 +437,12 @@ def main() -> int:
     begin = time.monotonic()
     try:
         if options.again:
-            found = again(load(options.again))
+            measured = again(load(options.again))
         else:
-            found = iter(load(options.read)) if options.read else measure(options.only, max(1, options.jobs))
-        results, wrong = report(found)
+            measured = (
+                iter(load(options.read)) if options.read else measure(options.only, max(1, options.jobs))
+            )
+        results, wrong = report(measured)
     except (PeerError, BuildError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 _LEFT, _WIDTH, _RIGHT = 200, 560, 116  # of labels, of the bars' 100 %, of figures; everything in pixels
 _BAR, _GAP, _HEAD, _LINE = 7, 8, 30, 18
 _COLOURS = ("#98a1ab", "#4f86c6", "#d9642c")
-_BEHIND = "#edb08f"
+_BEYOND = "#edb08f"
 _THICK = 15
 _PARTS = ("#d9642c", "#edb08f", "#4f86c6", "#8db3de", "#7a9e7e", "#98a1ab")
 # The drawing has a background of its own: a page whose scheme is not the browser's does not make it unreadable.
@@ -21,11 +21,11 @@ _STYLE = """<style>
 
 @dataclass(frozen=True)
 class Row:
-    """Bars below each other, in parts of 1; `behind` follows the last one, in a lighter colour."""
+    """Bars below each other, in parts of 1; `beyond` follows the last bar, in a lighter colour."""
 
     label: str
     bars: tuple[float, ...]
-    behind: float
+    beyond: float
 
 
 def chart(title: str, legend: Sequence[str], figures: str, sections: Mapping[str, Sequence[Row]]) -> str:
@@ -42,7 +42,7 @@ def chart(title: str, legend: Sequence[str], figures: str, sections: Mapping[str
         for item in rows:
             parts += _row(item, y)
             y += len(item.bars) * _BAR + _GAP
-    return _page(title, _legend(legend, (*_COLOURS, _BEHIND)), figures, top, y + 4, parts)
+    return _page(title, _legend(legend, (*_COLOURS, _BEYOND)), figures, top, y + 4, parts)
 
 
 def stacked_chart(
@@ -97,7 +97,7 @@ def _rectangle(y: float, share: float, fill: str, title: str = "") -> str:
 def _row(item: Row, y: float) -> Iterator[str]:
     middle = y + len(item.bars) * _BAR / 2 + 3.5
     yield _text(_LEFT - 8, middle, item.label, ' text-anchor="end"')
-    yield _rectangle(y + (len(item.bars) - 1) * _BAR, item.behind, _BEHIND, f"{item.behind:.1%}")
+    yield _rectangle(y + (len(item.bars) - 1) * _BAR, item.beyond, _BEYOND, f"{item.beyond:.1%}")
     for index, (share, fill) in enumerate(zip(item.bars, _COLOURS, strict=True)):
         yield _rectangle(y + index * _BAR, share, fill, f"{share:.1%}")
     yield _text(_LEFT + _WIDTH + 8, middle, f"{max(item.bars[:-1]):.1%} : {item.bars[-1]:.1%}")

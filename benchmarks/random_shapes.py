@@ -40,7 +40,7 @@ class Measured:
 
 
 def draw(count: int, seed: int) -> list[tuple[int, int, int]]:
-    """Rows, contraction and columns of random products."""
+    """Return rows, contraction and columns of random products."""
     sizes = np.random.default_rng(seed).integers(1, MOST // STEP + 1, (count, 3)) * STEP
     return [(int(m), int(k), int(n)) for m, k, n in sizes]
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Conv, DeviceSegment
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Shape:
         return Window((self.kernel,) * 2, (self.stride,) * 2, (1, 1), (side,) * 4)
 
     def segment(self, seed: int = 0) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
-        """The shape with random int8 operands."""
+        """Return the shape with random int8 operands."""
         rng = np.random.default_rng(seed)
         source = (1, self.h, self.w, self.cin)
         oh, ow = self.window.output(self.h, self.w)
@@ -55,7 +57,7 @@ class Shape:
 
     @property
     def least_bytes(self) -> int:
-        """Input, weights and output, each moved once."""
+        """Bytes of input, weights and output, each moved once."""
         oh, ow = self.window.output(self.h, self.w)
         return self.h * self.w * self.cin + self.cin * self.cout * self.kernel**2 + oh * ow * self.cout
 

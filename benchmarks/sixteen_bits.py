@@ -10,7 +10,9 @@ import sys
 import numpy as np
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Conv, DeviceSegment
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.kernel.wide import WideConv
 from weft.compiler.onnx.wide import upper_plane
 from weft.hdl.isa.config import PRESETS
@@ -29,13 +31,13 @@ CASES = {
 
 
 def conv(case: str, x_wide: bool, wide: bool) -> Conv | WideConv:
-    """A convolution of 8 bits if neither is wide."""
+    """Return a convolution with results of 16 bits if `wide`, and inputs if `x_wide`; of 8 bits if neither."""
     height, width, inputs, outputs, side = CASES[case]
 
     def view(name: str, channels: int, wide: bool) -> View:
         shape = (1, height, width, channels)
-        made = View(Buffer(name, shape, "input" if name == "x" else "output"), shape)
-        return upper_plane(made) if wide else made
+        plain = View(Buffer(name, shape, "input" if name == "x" else "output"), shape)
+        return upper_plane(plain) if wide else plain
 
     weight = np.random.default_rng(0).integers(-127, 128, (outputs, side, side, inputs)).astype(np.int16)
     views, scale = (view("x", inputs, x_wide), view("y", outputs, wide)), np.full(outputs, 1e-4)
@@ -49,18 +51,18 @@ def conv(case: str, x_wide: bool, wide: bool) -> Conv | WideConv:
 
 
 def rows(name: str) -> list[str]:
-    """A row of a table for each case: cycles, by the bits of inputs and of results."""
+    """Return a row of a table for each case: cycles, by the bits of inputs and of results."""
     config = PRESETS[name].replace(kernel=KERNEL)
     lines = []
     for case in CASES:
-        found = []
+        cells = []
         for x_wide, wide in ((False, False), (False, True), (True, False), (True, True)):
             op = conv(case, x_wide, wide)
             image = Image(compile_segment(DeviceSegment("conv", (op,)), config))
             device = TimingDevice(config, image.memory_bytes)
             image.run(device, {"x": np.zeros(op.src.buffer.shape, np.int8)})
-            found.append(f"{device.counters()[Counter.CYCLES]:,}")
-        lines.append(f"| {case} | {' | '.join(found)} |")
+            cells.append(f"{device.counters()[Counter.CYCLES]:,}")
+        lines.append(f"| {case} | {' | '.join(cells)} |")
     return lines
 
 

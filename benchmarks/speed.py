@@ -21,7 +21,8 @@ from weft.hdl.verilog import generate
 from weft.run.runtime import Image
 from weft.sim.compiled.device import CompiledDevice
 from weft.sim.golden.interpreter import GoldenDevice
-from weft.sim.rtl.device import RtlDevice, build_model
+from weft.sim.rtl.device import RtlDevice
+from weft.sim.rtl.library import build_model
 
 
 def main() -> int:
@@ -50,7 +51,7 @@ def main() -> int:
         seconds = time.perf_counter() - begin
         cycles = rtl.counters()[Counter.CYCLES]
     print(f"| RTL simulation, whole program {shape.name} | {cycles / seconds:,.0f} cycles/s |", flush=True)
-    for what, kind in (
+    for title, kind in (
         ("golden interpreter", GoldenDevice),
         ("golden interpreter, compiled", CompiledDevice),
     ):
@@ -58,7 +59,7 @@ def main() -> int:
         begin = time.perf_counter()
         image.run(golden, inputs)
         seconds = time.perf_counter() - begin
-        print(f"| {what}, the same program | {shape.macs / seconds / 1e9:.2f} GMAC/s |")
+        print(f"| {title}, the same program | {shape.macs / seconds / 1e9:.2f} GMAC/s |")
     return 0
 
 

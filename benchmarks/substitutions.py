@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from pages import rewrite
-from zoo import quantised
+from zoo import quantise_network
 
 import weft
 
@@ -47,9 +47,9 @@ BUDGET_BEGIN = "<!-- benchmarks/substitutions.py --budget -->\n"
 
 
 def row(case: str, most: int) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     name, config, bandwidth = case.split(":")
-    model = quantised(name).SerializeToString()
+    model = quantise_network(name).SerializeToString()
     plain = weft.compile(model, config, memory=float(bandwidth))
     begin = time.monotonic()
     program = weft.compile(model, config, memory=float(bandwidth), substitute=most)
@@ -62,8 +62,8 @@ def row(case: str, most: int) -> str:
         value: np.random.default_rng(1).normal(0, 1, shape).astype(np.float32)
         for value, (_, shape) in program.inputs.items()
     }
-    wanted, given = plain.run(inputs).outputs, program.run(inputs).outputs
-    same = all(np.array_equal(given[value], values) for value, values in wanted.items())
+    wanted, computed = plain.run(inputs).outputs, program.run(inputs).outputs
+    same = all(np.array_equal(computed[value], values) for value, values in wanted.items())
     fewer, end = 1 - done.after / done.before, "" if done.complete else ", not to its end"
     cells = (
         name, f"{config}, {bandwidth}", f"{done.before:,}", f"{done.after:,}", f"{fewer:.1%}",
@@ -73,9 +73,9 @@ def row(case: str, most: int) -> str:
 
 
 def budget_row(case: str, budget: str, count: int) -> str:
-    """A line of the table of rewrites that round otherwise."""
+    """Return a line of the table of rewrites that round otherwise."""
     name, config, bandwidth = case.split(":")
-    model = quantised(name).SerializeToString()
+    model = quantise_network(name).SerializeToString()
     rng = np.random.default_rng(1)
     samples = {
         value: rng.normal(0, 1, (count, *shape)).astype(np.float32)
@@ -105,12 +105,12 @@ def main() -> int:
     options = parser.parse_args()
     rows = []
     for case in options.cases or (CASES if options.budget is None else BUDGETS):
-        given = case.split(":")
-        whole = ":".join([*given, *("default", "16")[len(given) - 1 :]])
+        parts = case.split(":")
+        full_case = ":".join([*parts, *("default", "16")[len(parts) - 1 :]])
         if options.budget is None:
-            rows.append(row(whole, options.most))
+            rows.append(row(full_case, options.most))
         else:
-            rows.append(budget_row(whole, options.budget, options.samples))
+            rows.append(budget_row(full_case, options.budget, options.samples))
         print(rows[-1], end="", flush=True)
     if options.write is not None:
         begin, header = (BEGIN, HEADER) if options.budget is None else (BUDGET_BEGIN, BUDGET_HEADER)

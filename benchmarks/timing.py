@@ -32,19 +32,10 @@ from shapes import RESNET18, Shape, gemm
 
 import weft
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import (
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Pool,
-    Rescale,
-    Softmax,
-    View,
-    Window,
-)
-from weft.compiler.machine.memory import LENGTH
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, Rescale, Softmax
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
+from weft.compiler.machine.areas import LENGTH
 from weft.examples import attention as attention_example
 from weft.examples import digits
 from weft.hdl.isa.config import PRESETS, Config
@@ -117,7 +108,7 @@ def _inputs(*ops: DeviceOp) -> Contents:
 
 
 def _one(*ops: DeviceOp) -> Callable[[Config], Run]:
-    """An operator, or a convolution and what the compiler may fuse with it."""
+    """Return an operator, or a convolution and operators that the compiler may fuse with it."""
     return lambda config: Run(compile_segment(DeviceSegment(ops[0].name, ops), config), _inputs(*ops))
 
 
@@ -138,7 +129,7 @@ def conv(
     pool: Window | None = None,
     residual: bool = False,
 ) -> Callable[[Config], Run]:
-    """A convolution of an image of `size`, and perhaps an addition to its result."""
+    """Return a convolution of an image of `size`, and perhaps an addition to its result."""
     rng = np.random.default_rng(3)
     middle = _view("m", (1, *window.output(*size), cout), "temp")
     weight = rng.integers(-127, 128, (cout, *window.kernel, cin // groups)).astype(np.int16)
@@ -226,7 +217,7 @@ def resnet(config: Config) -> Run:
 
 
 def _layers() -> dict[str, Callable[[Config], Run]]:
-    """Layers for all configurations."""
+    """Yield layers for all configurations."""
     same = (1, 1, 1, 1)
     return {
         "GEMM 64x64x64": shape(gemm(64)),
@@ -309,7 +300,7 @@ class Measured:
         return self.model["cycles"] / self.rtl["cycles"] - 1
 
     def counter(self) -> tuple[float, str]:
-        """The largest difference in a counter, in parts of the cycles, and which."""
+        """Return the largest difference in a counter, in parts of the cycles, and the counter."""
         differences = {
             name: abs(self.model[name] - value) / self.rtl["cycles"]
             for name, value in self.rtl.items()
@@ -329,6 +320,7 @@ class _Timed:
         return getattr(self.device, name)
 
     def start(self, program: int) -> None:
+        # A program is loaded before this call, so loading does not count.
         self.seconds -= time.process_time()
         self.device.start(program)
 
@@ -337,22 +329,22 @@ class _Timed:
         self.seconds += time.process_time()
 
 
-def run(device: Device, made: Run) -> tuple[Counters, float]:
-    """Counters, and processor time in seconds of the program."""
+def run(device: Device, prepared: Run) -> tuple[Counters, float]:
+    """Return counters, and the processor time of the program in seconds."""
     timed = _Timed(device)
-    Image(made.program).run(timed, made.contents, registers=made.registers)
+    Image(prepared.program).run(timed, prepared.contents, registers=prepared.registers)
     return {counter.name.lower(): value for counter, value in device.counters().items()}, timed.seconds
 
 
 def measure(case: Case, stored: Counters | None) -> Measured:
     """Run `case`; `stored` stands for the RTL's counters if it is given."""
-    made = case.make(case.config)
-    size = Image(made.program).memory_bytes
-    model, model_time = run(TimingDevice(case.config, size, **case.settings()), made)
+    prepared = case.make(case.config)
+    size = Image(prepared.program).memory_bytes
+    model, model_time = run(TimingDevice(case.config, size, **case.settings()), prepared)
     if stored is not None:
         return Measured(stored, model, 0.0, model_time)
     with RtlDevice(case.config, size, **case.settings()) as device:
-        rtl, rtl_time = run(device, made)
+        rtl, rtl_time = run(device, prepared)
     return Measured(rtl, model, rtl_time, model_time)
 
 
@@ -367,13 +359,13 @@ def row(case: Case, measured: Measured) -> str:
 
 def off(case: Case, measured: Measured) -> list[str]:
     """Return a sentence for each excessive difference of model and RTL."""
-    found = []
+    sentences = []
     if abs(measured.error) > ERROR:
-        found.append(f"{case.name}: the model is {measured.error:+.2%} off")
+        sentences.append(f"{case.name}: the model is {measured.error:+.2%} off")
     counter, name = measured.counter()
     if counter > COUNTER:
-        found.append(f"{case.name}: counter {name} is off by {counter:.2%} of the cycles")
-    return found
+        sentences.append(f"{case.name}: counter {name} is off by {counter:.2%} of the cycles")
+    return sentences
 
 
 def slower(case: Case, measured: Measured, stored: dict[str, Any]) -> list[str]:
@@ -387,7 +379,7 @@ def slower(case: Case, measured: Measured, stored: dict[str, Any]) -> list[str]:
 
 
 def write_baseline(stored: dict[str, Any]) -> None:
-    """A line a case, so that a difference shows which."""
+    """Write a line per case, so that a diff shows which changed."""
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in sorted(stored.items())]
     BASELINE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
@@ -426,16 +418,16 @@ def main() -> int:
 
 
 def summary(results: list[Measured]) -> list[str]:
-    """Print totals; returns what is out of bounds in them."""
+    """Print totals, and return those that exceed their bounds."""
     if not results:
         return ["no case has that name"]
     exact = sum(measured.rtl["cycles"] == measured.model["cycles"] for measured in results)
-    whole = sum(measured.rtl == measured.model for measured in results)
+    equal = sum(measured.rtl == measured.model for measured in results)
     worst = max(abs(measured.error) for measured in results)
     rtl, model = (sum(getattr(measured, f"{name}_time") for measured in results) for name in ("rtl", "model"))
     cycles = sum(measured.rtl["cycles"] for measured in results)
     print(
-        f"\n{len(results)} cases: {exact} exact in cycles, {whole} in all counters; largest error {worst:.2%}; "
+        f"\n{len(results)} cases: {exact} exact in cycles, {equal} in all counters; largest error {worst:.2%}; "
         f"{cycles:,} cycles in {model:.2f} s on the model"
         + (f", {rtl:.1f} s on the RTL: {rtl / model:.0f} times" if rtl else "")
     )

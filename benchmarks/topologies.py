@@ -31,7 +31,9 @@ import numpy as np
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Conv, DeviceSegment
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
 from weft.run.runtime import Image
@@ -80,7 +82,7 @@ class Layer:
         return -(-(self.h * self.w * self.cin + n * k + m * n) // CONFIG.bus_bytes)
 
     def segment(self) -> DeviceSegment:
-        """The layer with random weights."""
+        """Return the layer with random weights."""
         source, (oh, ow) = (1, self.h, self.w, self.cin), self.window.output(self.h, self.w)
         target = (1, oh, ow, self.cout)
         rng = np.random.default_rng(0)
@@ -91,7 +93,7 @@ class Layer:
         return DeviceSegment("layer", (Conv("layer", src, dst, weight, bias, scale, self.window),))
 
     def weft(self) -> int:
-        """Cycles from start to done."""
+        """Return the cycles from start to done."""
         program = compile_segment(self.segment(), CONFIG)
         image = Image(program)
         device = TimingDevice(CONFIG, image.memory_bytes, latency=30, bandwidth=float(CONFIG.bus_bytes))
@@ -147,7 +149,7 @@ HEADER = "| topology | m x n x k | times | SCALE-Sim | behind the memory | weft 
 
 
 def rows(only: str) -> Iterator[str]:
-    """Lines of the table: layers, and each topology's layers together."""
+    """Yield lines of the table: layers, and each topology's layers together."""
     for name, layers in TOPOLOGIES.items():
         if only.lower() not in name.lower():
             continue
@@ -155,18 +157,18 @@ def rows(only: str) -> Iterator[str]:
         for layer in layers:
             title = f"{name} | {' x '.join(f'{size:,}' for size in layer.mnk)} | {layer.count}"
             try:
-                found = layer.scale_sim, max(layer.scale_sim, layer.memory), layer.weft()
+                triple = layer.scale_sim, max(layer.scale_sim, layer.memory), layer.weft()
             except CompileError as error:
                 yield f"| {title} | {layer.scale_sim:,} | | {error} | | |"
                 continue
-            total = [sum_ + layer.count * cycles for sum_, cycles in zip(total, found, strict=True)]
-            yield line(title, found)
+            total = [sum_ + layer.count * cycles for sum_, cycles in zip(total, triple, strict=True)]
+            yield line(title, triple)
         yield line(f"**{name}** | all | {sum(layer.count for layer in layers)}", total)
 
 
 def line(title: str, cycles: list[int] | tuple[int, ...]) -> str:
-    ideal, behind, ours = cycles
-    return f"| {title} | {ideal:,} | {behind:,} | {ours:,} | {ours / ideal:.2f} | {ours / behind:.2f} |"
+    ideal, with_memory, ours = cycles
+    return f"| {title} | {ideal:,} | {with_memory:,} | {ours:,} | {ours / ideal:.2f} | {ours / with_memory:.2f} |"
 
 
 def main() -> int:

@@ -57,9 +57,9 @@ class Row:
     apart: str = ""
 
     def __str__(self) -> str:
-        whole = "yes" if not self.host else f"no: {self.host} nodes, {self.reason}"
+        on_device = "yes" if not self.host else f"no: {self.host} nodes, {self.reason}"
         return (
-            f"| {self.name} | {self.exporter} | {self.quantiser} | {whole} | {self.programs} "
+            f"| {self.name} | {self.exporter} | {self.quantiser} | {on_device} | {self.programs} "
             f"| {self.report['macs']:,} | {self.report['cycles']:,} | {self.report['utilisation']:.1%} |{self.apart}"
         )
 
@@ -98,16 +98,16 @@ def _export(name: str, exporter: str, target: Path) -> None:
 
 
 def _quantise_for_weft(folder: Path) -> None:
-    given = np.concatenate(samples(_shape(onnx.load(folder / "float.onnx")), 4))
-    weft.quantise(folder / "float.onnx", given).save(folder / "quantised.onnx")
+    calibration = np.concatenate(samples(_shape(onnx.load(folder / "float.onnx")), 4))
+    weft.quantise(folder / "float.onnx", calibration).save(folder / "quantised.onnx")
 
 
 def _quantise(folder: Path) -> None:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    whole, plain = folder / "float.onnx", folder / "plain.onnx"
-    quant_pre_process(whole, plain, skip_symbolic_shape=True)
+    original, plain = folder / "float.onnx", folder / "plain.onnx"
+    quant_pre_process(original, plain, skip_symbolic_shape=True)
     shape = _shape(onnx.load(plain))
 
     class Reader(CalibrationDataReader):
@@ -124,7 +124,7 @@ def _quantise(folder: Path) -> None:
 
 
 def _shape(model: onnx.ModelProto) -> list[int]:
-    """The shape of a model's input."""
+    """Return the shape of a model's input."""
     return [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
 
 
@@ -137,22 +137,22 @@ def between(model: onnx.ModelProto) -> set[str]:
     """Return the names of nodes between the first and the last quantised activation."""
     graph = model.graph
     known = {tensor.name for tensor in graph.initializer}
-    behind: set[str] = set()
-    ahead: set[str] = set()
+    after: set[str] = set()
+    before: set[str] = set()
     for node in graph.node:
         if known.issuperset(filter(None, node.input)):
             known.update(node.output)
-        elif node.op_type == "QuantizeLinear" or behind.intersection(node.input):
-            behind.update(node.output)
+        elif node.op_type == "QuantizeLinear" or after.intersection(node.input):
+            after.update(node.output)
     for node in reversed(graph.node):
-        if (node.op_type == "DequantizeLinear" and node.input[0] not in known) or ahead.intersection(
+        if (node.op_type == "DequantizeLinear" and node.input[0] not in known) or before.intersection(
             node.output
         ):
-            ahead.update(node.input)
+            before.update(node.input)
     return {
         node.name
         for node in graph.node
-        if behind.intersection(node.input) and ahead.intersection(node.output)
+        if after.intersection(node.input) and before.intersection(node.output)
     }
 
 
@@ -186,8 +186,8 @@ def _apart(model: onnx.ModelProto, config: Config) -> str:
     feeds = [{model.graph.input[0].name: sample} for sample in samples(_shape(model), 1)]
     differ = total = most = 0
     for layer in oracle.compare_layers(model, oracle.layers(model), feeds, config):
-        (found,) = layer.result.outputs.values()
-        steps = oracle.steps(layer.wanted, found)
+        (computed,) = layer.result.outputs.values()
+        steps = oracle.steps(layer.wanted, computed)
         differ, total, most = differ + int((steps > 0).sum()), total + steps.size, max(most, int(steps.max()))
     return f" {differ / max(total, 1):.2%}, {most} |"
 
@@ -224,8 +224,8 @@ def main() -> int:
         print(row, flush=True)
     if options.write:
         text = options.write.read_text()
-        before, behind = text.split(MARKS[0])[0], text.split(MARKS[1])[1]
-        options.write.write_text(before + MARKS[0] + "\n".join(lines) + "\n" + MARKS[1] + behind)
+        before, after = text.split(MARKS[0])[0], text.split(MARKS[1])[1]
+        options.write.write_text(before + MARKS[0] + "\n".join(lines) + "\n" + MARKS[1] + after)
     return 0
 
 

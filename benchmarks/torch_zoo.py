@@ -61,8 +61,8 @@ class DeepLab(nn.Module):
         self.head = torchvision.models.segmentation.deeplabv3.DeepLabHead(64, 8, (2, 4, 6))
 
     def forward(self, x: Tensor) -> Tensor:
-        found = self.head(self.backbone(x))
-        return nn.functional.interpolate(found, size=x.shape[-2:], mode="bilinear", align_corners=False)
+        classes = self.head(self.backbone(x))
+        return nn.functional.interpolate(classes, size=x.shape[-2:], mode="bilinear", align_corners=False)
 
 
 class Detector(nn.Module):

@@ -37,7 +37,7 @@ HEADER = (
 def measure(
     segment: DeviceSegment, inputs: dict[str, np.ndarray], config: Config
 ) -> tuple[dict[Counter, int], bool]:
-    """Run a segment on the RTL: its counters, and whether all memory equals the golden interpreter's."""
+    """Run a segment on the RTL; return its counters, and whether all memory equals the golden interpreter's."""
     image = Image(compile_segment(segment, config))
     with RtlDevice(config, image.memory_bytes, latency=30, bandwidth=config.bus_bytes) as rtl:
         image.run(rtl, inputs)
@@ -49,7 +49,7 @@ def measure(
 
 
 def run(shape: Shape, config: Config) -> tuple[str, bool]:
-    """A row of the table, and whether RTL and golden agree."""
+    """Return a row of the table, and whether RTL and golden interpreter agree."""
     segment, inputs = shape.segment()
     counters, same = measure(segment, inputs, config)
     roofline = f"{shape.roofline(config.n, config.bus_bytes):.0%}"

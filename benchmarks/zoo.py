@@ -72,7 +72,7 @@ class _Net:
         )  # fmt: skip
 
     def halves(self, value: str) -> tuple[str, str]:
-        """The first and the second half of the channels."""
+        """Return the first and the second half of the channels."""
         index = len(self.nodes)
         names = f"left{index}", f"right{index}"
         self.nodes.append(helper.make_node("Split", [value], names, name=f"node_split{index}", axis=1))
@@ -168,7 +168,7 @@ def shufflenet_v2() -> onnx.ModelProto:
         value = net.conv(value, half, half, 3, stride, groups=half, gain=1)
         return net.node("Relu", net.conv(value, half, half))
 
-    def joined(left: str, right: str, channels: int, side: int) -> str:
+    def join(left: str, right: str, channels: int, side: int) -> str:
         apart = net.constant(np.array([1, 2, channels // 2, side, side], np.int64))
         together = net.constant(np.array([1, channels, side, side], np.int64))
         value = net.node("Reshape", net.node("Concat", left, right, axis=1), apart)
@@ -180,10 +180,10 @@ def shufflenet_v2() -> onnx.ModelProto:
         half = channels // 2
         left = net.conv(value, have, have, 3, 2, groups=have, gain=1)
         left = net.node("Relu", net.conv(left, have, half))
-        value = joined(left, branch(value, have, half, 2), channels, side)
+        value = join(left, branch(value, have, half, 2), channels, side)
         for _ in range(count - 1):
             left, right = net.halves(value)
-            value = joined(left, branch(right, half, half, 1), channels, side)
+            value = join(left, branch(right, half, half, 1), channels, side)
         have, side = channels, side // 2
     value = net.node("Relu", net.conv(value, have, 1024))
     value = net.node("Flatten", net.node("GlobalAveragePool", value))
@@ -195,7 +195,7 @@ def vit_layer(tokens: int = 197, width: int = 768, heads: int = 12) -> onnx.Mode
     net = _Net("vit_layer", (1, tokens, width))
     size = width // heads
 
-    def normalised(value: str) -> str:
+    def normalise(value: str) -> str:
         scale, shift = (net.constant(np.full(width, fill, np.float32)) for fill in (1, 0))
         return net.node("LayerNormalization", value, scale, shift, axis=-1)
 
@@ -205,7 +205,7 @@ def vit_layer(tokens: int = 197, width: int = 768, heads: int = 12) -> onnx.Mode
             "Transpose", net.node("Reshape", net.linear(value, width, width), shape), perm=[0, 2, 1, 3]
         )
 
-    inner = normalised("input")
+    inner = normalise("input")
     query, key, content = (split(inner) for _ in range(3))
     scores = net.node("MatMul", query, net.node("Transpose", key, perm=[0, 1, 3, 2]))
     scaled = net.node("Mul", scores, net.constant(np.array(1 / np.sqrt(size), np.float32)))
@@ -213,7 +213,7 @@ def vit_layer(tokens: int = 197, width: int = 768, heads: int = 12) -> onnx.Mode
     joined = net.node("Transpose", mixed, perm=[0, 2, 1, 3])
     joined = net.node("Reshape", joined, net.constant(np.array([1, tokens, width], np.int64)))
     value = net.node("Add", "input", net.linear(joined, width, width))
-    inner = net.linear(normalised(value), width, 4 * width)
+    inner = net.linear(normalise(value), width, 4 * width)
     error = net.node("Erf", net.node("Mul", inner, net.constant(np.array(np.sqrt(0.5), np.float32))))
     gate = net.node("Add", error, net.constant(np.array(1, np.float32)))
     gelu = net.node("Mul", net.node("Mul", inner, gate), net.constant(np.array(0.5, np.float32)))
@@ -273,7 +273,7 @@ def light(name: str) -> onnx.ModelProto:
     """Build one of `LIGHT`, with random weights in place of its constant ones."""
     model = onnx.load(Path(onnx.__file__).parent / f"backend/test/data/light/light_{name}.onnx")
     graph = model.graph
-    given = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    initial = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     users = {value: (node, index) for node in graph.node for index, value in enumerate(node.input)}
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     nodes, weights = [], []
@@ -283,25 +283,25 @@ def light(name: str) -> onnx.ModelProto:
             node.op_type = "Add" if node.op_type == "Sum" and len(node.input) == 2 else node.op_type
             nodes.append(node)
             continue
-        (made,) = node.output
-        if made not in users:
+        (output,) = node.output
+        if output not in users:
             continue
-        user, index = users[made]
+        user, index = users[output]
         user, index = users[user.output[0]] if user.op_type == "Unsqueeze" else (user, index)
-        values = _draw_weights(rng, tuple(given[node.input[0]].tolist()), user.op_type, index)
-        weights.append(numpy_helper.from_array(values.astype(np.float32), made))
+        values = _draw_weights(rng, tuple(initial[node.input[0]].tolist()), user.op_type, index)
+        weights.append(numpy_helper.from_array(values.astype(np.float32), output))
     used = {value for node in nodes for value in node.input}
     weights += [tensor for tensor in graph.initializer if tensor.name in used]
     named = {tensor.name for tensor in weights}
     inputs = [value for value in graph.input if value.name in used - named]
     # The converter wants constants among the inputs.
     declared = [helper.make_tensor_value_info(item.name, item.data_type, item.dims) for item in weights]
-    whole = helper.make_graph(nodes, name, [*inputs, *declared], list(graph.output), weights)
-    old = helper.make_model(whole, opset_imports=model.opset_import, ir_version=model.ir_version)
+    with_weights = helper.make_graph(nodes, name, [*inputs, *declared], list(graph.output), weights)
+    old = helper.make_model(with_weights, opset_imports=model.opset_import, ir_version=model.ir_version)
     new: onnx.ModelProto = version_converter.convert_version(old, _OPSET)
-    kept = [value for value in new.graph.input if value.name not in named]
+    free_inputs = [value for value in new.graph.input if value.name not in named]
     del new.graph.input[:]
-    new.graph.input.extend(kept)
+    new.graph.input.extend(free_inputs)
     new.ir_version = _IR_VERSION
     return new
 
@@ -327,7 +327,7 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
 }
 
 
-def quantised(name: str) -> onnx.ModelProto:
+def quantise_network(name: str) -> onnx.ModelProto:
     """Return a network with int8 weights, one scale a channel, and int8 activations, calibrated on two random images.
 
     It is cached, because ONNX Runtime takes up to two minutes.

@@ -6,18 +6,21 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from weft.boards.bus.axi import PIECE_BYTES
+from weft.boards.bus.port import PAGE
 from weft.boards.errors import BoardError
-from weft.boards.families.family import Family, Resources
-from weft.boards.flash.chip import SpiFlash
+from weft.boards.families.family import Family, Pll, Resources
+from weft.boards.flash.chip import HEADER_CLOCKS, WINDOW, SpiFlash
+from weft.boards.flash.controller import PAD_CYCLES
 from weft.boards.link.uart import MIN_DIVISOR, Led
+from weft.boards.sdram.chip import COLUMN_BITS, ROW_BITS, SdramTiming
+from weft.boards.sdram.controller import READ_WORDS, read_latency
+from weft.boards.sdram.eye import CAS_LATENCY, best_eye
+from weft.boards.sdram.schedule import UNIT
 from weft.hdl.isa.config import Config
-
-if TYPE_CHECKING:
-    from weft.boards.families.family import Pll
-    from weft.sim.memories import Sdram, TimedFlash
-
+from weft.sim.memories import Sdram, TimedFlash
 
 RATES = (3_000_000, 2_000_000, 1_500_000, 1_000_000, 500_000, 250_000, 115_200)
 """Baud rates that the boards' USB bridges and host systems support, highest first."""
@@ -159,18 +162,45 @@ class Board:
     def sdram(self, clock: float) -> Sdram | None:
         """Return the SDRAM's parameters for `weft.sim.timing.TimingDevice` at a clock in Hz; None without SDRAM.
 
-        Raises `BoardError` if the SDRAM cannot run at that clock.
+        They describe chip, controller and bridge as in `weft.boards.top.Top`. Raises `BoardError` if the SDRAM cannot
+        run at that clock.
         """
-        from weft.boards.timed_memories import timed_sdram
-
-        return timed_sdram(clock, self.family.fabric) if self.memory.kind is MemoryKind.SDRAM else None
+        if self.memory.kind is not MemoryKind.SDRAM:
+            return None
+        cycles = SdramTiming().cycles(clock)
+        pieces, commands = self.family.fabric.queue_depths
+        return Sdram(
+            rcd=cycles.rcd,
+            rp=cycles.rp,
+            ras=cycles.ras,
+            rc=cycles.rc,
+            rrd=cycles.rrd,
+            rfc=cycles.rfc,
+            wr=cycles.wr,
+            refresh=cycles.refresh,
+            cas_latency=CAS_LATENCY,
+            read_latency=read_latency(CAS_LATENCY, best_eye(clock).capture),
+            row_bits=ROW_BITS,
+            column_bits=COLUMN_BITS,
+            unit_bytes=UNIT,
+            read_words=READ_WORDS,
+            piece_bytes=PIECE_BYTES,
+            page_bytes=PAGE,
+            pieces=pieces,
+            commands=commands,
+        )
 
     def timed_flash(self, config: Config, clock: float) -> TimedFlash | None:
         """Return the flash chip's parameters for `weft.sim.timing.TimingDevice` at a clock in Hz; None without a flash
         window."""
-        from weft.boards.timed_memories import timed_spi_flash
-
-        return timed_spi_flash(self.flash_window, config.bus_bytes, clock) if self.flash_window else None
+        chip = self.flash_window
+        if chip is None:
+            return None
+        # Two bits per cycle, the way through the pads, and one cycle in which the word is taken.
+        word = 4 * config.bus_bytes + PAD_CYCLES + 1
+        # A jump to another address deselects the chip, sends the header and reads the first word.
+        jump = chip.cycles(chip.deselect, clock) + HEADER_CLOCKS - 1 + word
+        return TimedFlash(window=WINDOW, first=chip.offset, end=chip.size, jump=jump, word=word, page=PAGE)
 
     def line(self, clock: float) -> Line:
         """Return the link settings at a clock in Hz: the highest rate up to `baud` that the clock makes within

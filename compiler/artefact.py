@@ -14,10 +14,10 @@ import msgspec
 
 from weft.compiler.backend import DeviceProgram, Layer
 from weft.compiler.errors import ProgramFileError
-from weft.compiler.ir.graph import Buffer
 from weft.compiler.ir.layout import Rows
 from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import Network, State, decode, encode
+from weft.compiler.ir.views import Buffer
 from weft.hdl import schema
 from weft.hdl.errors import ConfigError, IsaError, SchemaError
 from weft.hdl.isa.code import Code

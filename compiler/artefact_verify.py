@@ -41,9 +41,9 @@ def verify(compiled: Compiled) -> None:
     CompileError
         With one sentence on the first inconsistency.
     """
-    for what, signature in (("input", compiled.inputs), ("output", compiled.outputs)):
+    for kind, signature in (("input", compiled.inputs), ("output", compiled.outputs)):
         for name, (dtype, shape) in signature.items():
-            _check_type(f"{what} {short_repr(name)}", dtype, shape)
+            _check_type(f"{kind} {short_repr(name)}", dtype, shape)
     _check_states(compiled)
     programs = [segment for segment in compiled.segments if isinstance(segment, DeviceProgram)]
     for program in programs:
@@ -62,11 +62,11 @@ def verify(compiled: Compiled) -> None:
 def _check_states(compiled: Compiled) -> None:
     taken = set(compiled.inputs)
     for state in compiled.states:
-        what = f"state {short_repr(state.source)}"
+        label = f"state {short_repr(state.source)}"
         if state.source in taken:
-            raise CompileError(f"{what} is also an input, or is listed twice")
+            raise CompileError(f"{label} is also an input, or is listed twice")
         taken.add(state.source)
-        _check_type(what, *_state_type(state))
+        _check_type(label, *_state_type(state))
 
 
 def _state_type(state: State) -> Type:
@@ -75,19 +75,19 @@ def _state_type(state: State) -> Type:
     return dtype, tuple(size for size in shape if size is not None)
 
 
-def _check_type(what: str, dtype: str, shape: Sequence[int]) -> None:
+def _check_type(label: str, dtype: str, shape: Sequence[int]) -> None:
     if dtype not in DTYPES:
-        raise CompileError(f"{what} has dtype {short_repr(dtype)}, which numpy does not know")
-    _check_shape(what, shape)
+        raise CompileError(f"{label} has dtype {short_repr(dtype)}, which numpy does not know")
+    _check_shape(label, shape)
     if math.prod(shape) * dtype_of(dtype).itemsize > _LARGEST:
         raise CompileError(
-            f"{what} is {dtype} of shape {short_repr(shape)}, which is more than {_LARGEST} bytes"
+            f"{label} is {dtype} of shape {short_repr(shape)}, which is more than {_LARGEST} bytes"
         )
 
 
-def _check_shape(what: str, shape: Sequence[int]) -> None:
+def _check_shape(label: str, shape: Sequence[int]) -> None:
     if any(not 0 <= size <= _LARGEST for size in shape):
-        raise CompileError(f"{what} has shape {short_repr(tuple(shape))}")
+        raise CompileError(f"{label} has shape {short_repr(tuple(shape))}")
 
 
 def _check_program(program: DeviceProgram) -> None:
@@ -97,24 +97,24 @@ def _check_program(program: DeviceProgram) -> None:
             f"{short_repr(program.name)}: buffer {short_repr(odd)} is missing from buffers or from offsets"
         )
     for name, buffer in program.buffers.items():
-        what = f"{short_repr(program.name)}: buffer {short_repr(name)}"
+        label = f"{short_repr(program.name)}: buffer {short_repr(name)}"
         if buffer.name != name:
-            raise CompileError(f"{what} is named {short_repr(buffer.name)}")
+            raise CompileError(f"{label} is named {short_repr(buffer.name)}")
         if buffer.kind not in _KINDS:
-            raise CompileError(f"{what} is of kind {short_repr(buffer.kind)}, not {', '.join(_KINDS)}")
-        _check_shape(what, buffer.shape)
+            raise CompileError(f"{label} is of kind {short_repr(buffer.kind)}, not {', '.join(_KINDS)}")
+        _check_shape(label, buffer.shape)
         if not 0 <= program.offsets[name] <= _LARGEST:
-            raise CompileError(f"{what} is at offset {short_repr(program.offsets[name])}")
+            raise CompileError(f"{label} is at offset {short_repr(program.offsets[name])}")
     for name, rows in program.rows.items():
         _check_rows(program, name, rows)
     _check_layers(program)
 
 
 def _check_rows(program: DeviceProgram, name: str, rows: Rows) -> None:
-    what = f"{short_repr(program.name)}: rows of {short_repr(name)}"
+    label = f"{short_repr(program.name)}: rows of {short_repr(name)}"
     buffer = program.buffers.get(name)
     if buffer is None or buffer.kind != "input":
-        raise CompileError(f"{what}: only input buffers have interleaved rows")
+        raise CompileError(f"{label}: only input buffers have interleaved rows")
     numbers = (rows.height, rows.kernel, rows.stride, rows.dilation, rows.count)
     fits = (
         all(1 <= number <= _LARGEST for number in numbers)
@@ -124,7 +124,7 @@ def _check_rows(program: DeviceProgram, name: str, rows: Rows) -> None:
         and buffer.shape[3] % rows.kernel == 0
     )
     if not fits:
-        raise CompileError(f"{what} do not fit its shape {short_repr(buffer.shape)}: {short_repr(rows)}")
+        raise CompileError(f"{label} do not fit its shape {short_repr(buffer.shape)}: {short_repr(rows)}")
 
 
 def _check_layers(program: DeviceProgram) -> None:
@@ -139,17 +139,18 @@ def _check_layers(program: DeviceProgram) -> None:
     stored = np.cumsum([0, *(rows * pixels * length)])
     at = dict.fromkeys(own, 0)
     for layer in program.layers:
-        what = f"{short_repr(program.name)}: layer {short_repr(layer.name)}"
+        label = f"{short_repr(program.name)}: layer {short_repr(layer.name)}"
         numbers = (layer.macs, layer.read_bytes, *layer.cycles.values(), *layer.queued.values())
         if layer.cycles.keys() != own.keys() or layer.queued.keys() != own.keys():
-            raise CompileError(f"{what} must have the queues {', '.join(own)}")
+            raise CompileError(f"{label} must have the queues {', '.join(own)}")
         if any(not 0 <= number < 1 << 63 for number in numbers):
-            raise CompileError(f"{what} has a number that is negative or too large: {short_repr(numbers)}")
+            raise CompileError(f"{label} has a number that is negative or too large: {short_repr(numbers)}")
         start = at[Queue.STORE.name]
         at = {name: count + layer.queued[name] for name, count in at.items()}
+        # A hostile file may count more STOREs than there are; the check after the loop reports it.
         written = int(np.subtract(*stored[[min(at[Queue.STORE.name], stores.size), min(start, stores.size)]]))
         if written != layer.written_bytes:
-            raise CompileError(f"{what} writes {written} bytes, not {short_repr(layer.written_bytes)}")
+            raise CompileError(f"{label} writes {written} bytes, not {short_repr(layer.written_bytes)}")
     for name, count in at.items():
         if count != own[name]:
             raise CompileError(
@@ -181,11 +182,11 @@ def _check_flow(compiled: Compiled) -> None:
         )
 
 
-def _check_known(what: str, name: str, wanted: Type, values: dict[str, Type]) -> None:
+def _check_known(label: str, name: str, wanted: Type, values: dict[str, Type]) -> None:
     if name not in values:
-        raise CompileError(f"{what} is never computed")
+        raise CompileError(f"{label} is never computed")
     if values[name] != wanted:
-        raise CompileError(f"{what} is {_describe(values[name])}, but {_describe(wanted)} is expected")
+        raise CompileError(f"{label} is {_describe(values[name])}, but {_describe(wanted)} is expected")
 
 
 def _describe(kind: Type) -> str:
@@ -268,20 +269,20 @@ def _check_indices(item: Transfer, rows: RowIndices, program: DeviceProgram) -> 
 
 def _check_host(segment: HostSegment, values: dict[str, Type]) -> dict[str, Type]:
     """Check a host segment, and return the types of its outputs."""
-    what, network = f"host segment {short_repr(segment.name)}", segment.network
+    label, network = f"host segment {short_repr(segment.name)}", segment.network
     types: dict[str, Type] = {}
     for name in (*network.inputs, *network.outputs):
         kind = _known_type(network, name)
         if kind is None:
-            raise CompileError(f"{short_repr(name)} of {what} has no type, or no shape")
-        _check_type(f"{short_repr(name)} of {what}", *kind)
+            raise CompileError(f"{short_repr(name)} of {label} has no type, or no shape")
+        _check_type(f"{short_repr(name)} of {label}", *kind)
         types[name] = kind
     for name in network.inputs:
-        _check_known(f"{short_repr(name)} of {what}", name, types[name], values)
+        _check_known(f"{short_repr(name)} of {label}", name, types[name], values)
     try:
         check(network)
     except NetworkError as error:
-        raise CompileError(f"{what} is not valid ({error})") from None
+        raise CompileError(f"{label} is not valid ({error})") from None
     return {name: types[name] for name in network.outputs}
 
 

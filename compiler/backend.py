@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, Region
+from weft.compiler.errors import CompileError
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Region
 from weft.compiler.ir.layout import Rows
+from weft.compiler.ir.views import Buffer
 from weft.compiler.lower.rows import early_table_tasks
 from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.emit import Emitter
@@ -24,12 +26,11 @@ from weft.compiler.machine.memory import Allocation, Constants, Ends, Kernels, R
 from weft.compiler.machine.schedule import merge_overlapped, schedule
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task, Tasks
-from weft.compiler.onnx.limits import check_memory
 from weft.compiler.operators.record import operator_of
 from weft.compiler.passes.depth_first import depth_first
 from weft.compiler.passes.drop_channels import drop_channels
+from weft.compiler.passes.gather_rows import gather_rows
 from weft.compiler.passes.keep_resident import keep_resident
-from weft.compiler.passes.rows import gather_rows
 from weft.compiler.pipeline import PIPELINE, Pass, Watch, run_passes
 from weft.compiler.plan.conv_plan import SLOW, Chooser, plan, plan_apart
 from weft.compiler.plan.site import Site, resident_positions
@@ -121,6 +122,7 @@ class Lowering:
         for name, state in known.after.items():
             self._parts[name].now = state
         offsets = self.allocation.offsets
+        # Operand numbers begin with 1 (see `_relocatable`); resident buffers have no offset.
         starts = [0, *(offsets.get(view.buffer.name, 0) + view.offset for view in views)]
         return _relocate(known.tasks, layer, starts)
 
@@ -158,6 +160,8 @@ def _relocatable(site: Site) -> Site:
     return dataclasses.replace(site, sources=tuple(tensors[:-1]), dst=tensors[-1])
 
 
+_MAX_MEMORY = 1 << 32
+"""Most bytes of one device program with its constants and buffers: addresses have 32 bits."""
 _MAX_INSTRUCTIONS_TO_PLAN_TWICE = 4096
 """Most instructions of a program to plan twice for slow memories: with parameters beside weights, and apart."""
 _TASKS_PER_BATCH = 1 << 14
@@ -326,8 +330,17 @@ def compile_segment(
     if room is not None and compact and program.areas.values_bytes > room:
         tight, _ = compile_with(Planner(target, choose, tight=True), watch)
         program = min(program, tight, key=lambda item: item.areas.values_bytes)
-    check_memory(segment.name, program.areas.memory_bytes)
+    _check_memory(segment.name, program.areas.memory_bytes)
     return program
+
+
+def _check_memory(name: str, total: int) -> None:
+    """Raise `CompileError` for a device program of `total` bytes if 32-bit addresses do not reach all of them."""
+    if total > _MAX_MEMORY:
+        raise CompileError(
+            f"{name} needs {total:,} bytes of the device's memory for constants, instructions and buffers; "
+            f"addresses reach {_MAX_MEMORY:,}: split the model, or take fewer images at once"
+        )
 
 
 def _lower(
@@ -394,6 +407,7 @@ def _layers(segment: DeviceSegment, tasks: Tasks) -> tuple[Layer, ...]:
     for index, layer in enumerate(_operator_layers(segment.ops, tasks)):
         first = next(reversed(groups)) if index in continued else index
         groups.setdefault(first, []).append(layer)
+    # Strips compute some rows twice, so the chain's own number of multiplications replaces the sum.
     joined = {first: _merge_layers(layers) for first, layers in groups.items()}
     return tuple(
         dataclasses.replace(layer, macs=macs.get(first, layer.macs)) for first, layer in joined.items()
@@ -402,10 +416,10 @@ def _layers(segment: DeviceSegment, tasks: Tasks) -> tuple[Layer, ...]:
 
 def _operator_layers(ops: Sequence[DeviceOp], tasks: Tasks) -> Iterator[Layer]:
     cycles, moved, queued = (np.zeros((len(ops), len(Queue)), np.int64) for _ in range(3))
-    where = tasks.layer, tasks.queue
-    np.add.at(cycles, where, tasks.cycles)
-    np.add.at(moved, where, tasks.dram_bytes)
-    np.add.at(queued, where, 1)
+    cells = tasks.layer, tasks.queue
+    np.add.at(cycles, cells, tasks.cycles)
+    np.add.at(moved, cells, tasks.dram_bytes)
+    np.add.at(queued, cells, 1)
 
     def by_queue(row: np.ndarray) -> dict[str, int]:
         return {queue.name: int(row[queue]) for queue in Queue}

@@ -78,14 +78,14 @@ _KINDS = (
 )
 
 
-def check_kind(head: bytes, what: str) -> None:
+def check_kind(head: bytes, name: str) -> None:
     """Reject a file that holds a model in another tool's format.
 
     Parameters
     ----------
     head : bytes
         The first bytes of the file.
-    what : str
+    name : str
         Path of the file, or its name in messages.
 
     Raises
@@ -94,10 +94,10 @@ def check_kind(head: bytes, what: str) -> None:
         The message names the format, and the command that takes the file.
     """
     # An ONNX file may have any name.
-    suffix = "" if head.startswith(_ONNX) else PurePath(what).suffix.lower()
+    suffix = "" if head.startswith(_ONNX) else PurePath(name).suffix.lower()
     for kind in _KINDS:
         if kind.begins(head) or suffix in kind.suffixes:
-            raise CompileError(f"{what} is {kind.description}: {kind.remedy}")
+            raise CompileError(f"{name} is {kind.description}: {kind.remedy}")
 
 
 def import_model(
@@ -198,10 +198,10 @@ def _foreign_file(source: Source) -> _ForeignFile | None:
     Raises `CompileError` for another tool's model file.
     """
     if isinstance(source, bytes):
-        what = f"the model of {len(source):,} bytes"
+        name = f"the model of {len(source):,} bytes"
         head = source[:_HEAD]
-        check_kind(head, what)
-        return next((_ForeignFile(kind, source, what) for kind in formats() if kind.recognises(head)), None)
+        check_kind(head, name)
+        return next((_ForeignFile(kind, source, name) for kind in formats() if kind.recognises(head)), None)
     if not isinstance(source, str | os.PathLike):
         return None
     path = Path(source)

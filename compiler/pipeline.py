@@ -10,9 +10,10 @@ from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.passes.depth_first import depth_first
 from weft.compiler.passes.drop_channels import drop_channels
 from weft.compiler.passes.fuse import fuse_epilogue, fuse_lookup, fuse_pad, fuse_pool
+from weft.compiler.passes.gather_rows import gather_rows
+from weft.compiler.passes.groups import overlap_rows
 from weft.compiler.passes.keep_resident import keep_resident
 from weft.compiler.passes.order import choose_plans, order_beside, order_branches
-from weft.compiler.passes.rows import gather_rows, overlap_rows
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.passes.views import read_views, store_states, write_views
 from weft.compiler.planner import Planner

@@ -7,7 +7,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Region, View, readers
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Region, readers
+from weft.compiler.ir.views import View
 from weft.compiler.machine.memory import Allocation
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost, operator_of

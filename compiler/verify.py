@@ -8,8 +8,9 @@ import numpy as np
 
 from weft.compiler.errors import IrError
 from weft.compiler.host.segments import from_buffer, run_host, to_buffer
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment
 from weft.compiler.ir.model import Graph
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.operators.record import operator_of
 
 _BY_THE_HOST = ("input", "state", "pages", "table")
@@ -87,12 +88,12 @@ def _verify_state(state: str, output: str, buffers: dict[str, Buffer], written: 
         raise IrError(f"state {state!r} is {old.shape} {old.kind}, but becomes {new.shape}")
 
 
-def _verify_alias(buffer: Buffer, buffers: dict[str, Buffer], where: str) -> None:
+def _verify_alias(buffer: Buffer, buffers: dict[str, Buffer], label: str) -> None:
     """Check that buffers with one name agree in size and kind."""
     first = buffers.setdefault(buffer.name, buffer)
     if (first.size, first.kind) != (buffer.size, buffer.kind):
         raise IrError(
-            f"{where}: buffer {buffer.name!r} is {buffer.shape} {buffer.kind}, not {first.shape} {first.kind}"
+            f"{label}: buffer {buffer.name!r} is {buffer.shape} {buffer.kind}, not {first.shape} {first.kind}"
         )
 
 

@@ -6,6 +6,7 @@ With --check, nothing is written, and the exit code is 1 if a page differs from 
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import enum
 import inspect
@@ -162,12 +163,26 @@ def tflite() -> str:
     return "".join(lines)
 
 
+def support_index() -> str:
+    """Return the index of modules that tests share, with the first paragraph of each docstring."""
+    lines = [
+        NOTE.format("tests/support"),
+        "# What tests share\n\nModels, benches, oracles and random draws. Look here before you write another.\n\n",
+        "| module | contents |\n| --- | --- |\n",
+    ]
+    for path in sorted((ROOT / "tests" / "support").glob("[!_]*.py")):
+        contents = inspect.cleandoc(ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
+        lines.append(f"| [`{path.stem}`]({path.name}) | {' '.join(contents.split())} |\n")
+    return "".join(lines)
+
+
 PAGES = {
     "docs/reference/instructions.md": instruction_set,
     "docs/reference/registers.md": registers,
     "docs/reference/operators.md": operators,
     "docs/reference/configuration.md": configuration,
     "docs/reference/tflite.md": tflite,
+    "tests/support/README.md": support_index,
 }
 """Each generated page, by its path from the root, with the function that returns its text. Extras add theirs."""
 for _extra in contributions("reference_pages"):

@@ -7,5 +7,5 @@ from typing import Any
 
 
 def load(name: str) -> Any:
-    """The example ``digits`` or ``attention``: a module with `model` and `held_out`."""
+    """Return the example ``digits`` or ``attention``: a module with `model` and `held_out`."""
     return importlib.import_module(f"weft.examples.{name}")

@@ -37,11 +37,11 @@ def cache_root() -> Path:
     Empty variables count as unset, and so does a relative ``$XDG_CACHE_HOME`` (XDG Base Directory Specification).
     Raises `CacheError` if the user's home folder is unknown.
     """
-    if own := os.environ.get("WEFT_CACHE"):
-        return Path(own).absolute()
-    users = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if folder := os.environ.get("WEFT_CACHE"):
+        return Path(folder).absolute()
+    parent = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        return (users if users.is_absolute() else Path.home() / ".cache") / "weft"
+        return (parent if parent.is_absolute() else Path.home() / ".cache") / "weft"
     except RuntimeError:
         raise CacheError(f"there is no home folder for the cache: {_REMEDY}") from None
 
@@ -115,9 +115,9 @@ def _convert_os_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = error.filename or root
+        path = error.filename or root
         raise CacheError(
-            f"cannot write to the cache folder {where}: {error.strerror or error}; {_REMEDY}"
+            f"cannot write to the cache folder {path}: {error.strerror or error}; {_REMEDY}"
         ) from error
 
 

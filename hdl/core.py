@@ -83,6 +83,7 @@ class Core(wiring.Component):
             self._softmax(m, control, axi, load, mm, vec)
 
         units: dict[Queue, Any] = {Queue.LOAD: load, Queue.MM: mm, Queue.VEC: vec, Queue.STORE: store}
+        # A run of a list starts several programs.
         launch = Signal() if config.descriptors else control.start
         waiting, idle = self._queues(m, control, fetch, units, launch)
         finished: Value = idle

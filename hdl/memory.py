@@ -88,6 +88,7 @@ class Scratchpad(wiring.Component):
             vector, changed = coding.decode(output)
             outputs.append(vector)
             if coding.checked:
+                # The output holds the vector whose read was enabled two cycles ago.
                 wrong.append(changed & _delay(m, reading.en, 2, f"valid{bank}"))
         if coding.checked:
             m.d.sync += self.wrong.eq(Cat(wrong).any())
@@ -249,13 +250,13 @@ class Accumulator(wiring.Component):
             m.d.sync += [following_valid.eq(valid), payload.eq(row)]
             valid, row = following_valid, payload
         overwrite, address = payload[0], payload[1 : 1 + len(self.write.address)]
-        rest = payload[1 + len(self.write.address) :]
+        data_bits = payload[1 + len(self.write.address) :]  # psums and, with softmax, the alignment
         old = Signal(config.widths.row)
         with m.If(~overwrite):
             m.d.comb += old.eq(outputs[address[inner:]])
-        psums = [rest.word_select(j, config.widths.psum).as_signed() for j in range(config.n)]
+        psums = [data_bits.word_select(j, config.widths.psum).as_signed() for j in range(config.n)]
         if config.softmax:
-            small, amount = rest[-ALIGNMENT_BITS], rest[1 - ALIGNMENT_BITS :]
+            small, amount = data_bits[-ALIGNMENT_BITS], data_bits[1 - ALIGNMENT_BITS :]
             sums = self._align(m, old, psums, small, amount)
             for stage in range(alignment_latency(config)):
                 following_valid = Signal(name=f"aligned{stage}")

@@ -121,6 +121,7 @@ def _parse(name: str, lines: list[str]) -> _Module:
         words = line.split()
         if not words:
             continue
+        # Attributes come before the wire that they belong to.
         if words[0] == "attribute":
             first = number if first is None else first
             continue
@@ -150,6 +151,7 @@ def _find_users(module: _Module, modules: Mapping[str, _Module]) -> None:
         words = line.split()
         if line.startswith("  cell "):
             kind, cell = words[1:3]
+        # A port of a memory: the memory's name is a parameter of the cell.
         elif line.startswith("    parameter \\MEMID"):
             cell = words[2].strip('"').replace("\\\\", "\\")
         elif line.startswith("    connect ") and kind.startswith(("\\", "$mem")):
@@ -203,15 +205,16 @@ def _name_members(module: _Module) -> None:
             aliases[tuple(value)].append(name)
     names: dict[str, list[str]] = {}
     for port in [name for name, wire in module.wires.items() if wire.port]:
-        own = [port] if _base(port) in module.members else []
-        names[port] = own + aliases[tuple(_value(module, port, contents))]
+        member = [port] if _base(port) in module.members else []
+        names[port] = member + aliases[tuple(_value(module, port, contents))]
     chosen: dict[str, str] = {}
-    taken: set[str] = set()
+    used: set[str] = set()
+    # Ports with few candidates choose first.
     for port in sorted(names, key=lambda port: len(names[port])):
-        alias = next((name for name in names[port] if _base(name) not in taken), None)
+        alias = next((name for name in names[port] if _base(name) not in used), None)
         if alias is not None:
             chosen[port] = alias
-            taken.add(_base(alias))
+            used.add(_base(alias))
     # A port that has a member's name may have to leave it to another port.
     for port in sorted(chosen, key=lambda port: _base(port) not in module.members):
         if chosen[port] in module.aliases and chosen[port] != port:
@@ -269,8 +272,8 @@ def _name_of(parts: list[_Part], contents: dict[str, list[_Part]]) -> str | None
     return "_".join(names)
 
 
-def _contains(whole: _Part, part: _Part) -> bool:
-    return whole.wire == part.wire and whole.low <= part.low and part.high <= whole.high
+def _contains(outer: _Part, inner: _Part) -> bool:
+    return outer.wire == inner.wire and outer.low <= inner.low and inner.high <= outer.high
 
 
 def _name_duplicates(module: _Module) -> None:
@@ -299,8 +302,8 @@ def _candidates(module: _Module, name: str) -> list[str]:
     # A signal of a submodule has the port's name, unless that is another signal's.
     users = sorted(module.users.get(name, ()), key=lambda user: (_base(user.port) != base, not user.drives))
     owned = [f"{user.cell}_{base}" for user in users]
-    own = module.wires[name].port and (base in module.members or not module.members)
-    return [base, *owned] if own else [*owned, base]
+    is_member = module.wires[name].port and (base in module.members or not module.members)
+    return [base, *owned] if is_member else [*owned, base]
 
 
 def _family(module: _Module, name: str) -> list[str]:
@@ -322,13 +325,13 @@ def _drop(module: _Module, name: str) -> None:
 
 def _rename(module: _Module, name: str, candidates: list[str]) -> None:
     """Give a signal and its fields the first of the candidate names that is free."""
-    wanted = next((new for new in candidates if new == name or _is_free(module, new)), name)
-    if wanted == name:
+    new_name = next((new for new in candidates if new == name or _is_free(module, new)), name)
+    if new_name == name:
         return
-    if wanted in module.wires:
-        _drop(module, wanted)
+    if new_name in module.wires:
+        _drop(module, new_name)
     for wire in _family(module, name):
-        new = wanted + wire.removeprefix(name)
+        new = new_name + wire.removeprefix(name)
         module.renamed[module.wires[wire].name] = new
         module.wires[new] = module.wires.pop(wire)
         del module.families[_signal(wire)][wire]

@@ -70,6 +70,7 @@ def read_bytes(path: Path, limit: int = MAX_FILE_BYTES, size: int | None = None)
         If it cannot be read.
     """
     try:
+        # O_NONBLOCK because opening a pipe would wait for a writer, before it can be refused.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except ValueError as error:  # a NUL in the name
         raise SchemaError(f"no file has such a name ({error})") from None

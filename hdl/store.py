@@ -119,6 +119,7 @@ class Packer(wiring.Component):
         ]
         with m.If(taken):
             m.d.sync += [
+                # The bytes that wrapped past the end of a full beat begin the next beat.
                 residue.eq(Mux(full, rotated, joined)),
                 strobe.eq(Mux(full, lanes & ~here, Mux(last, 0, strobe | (lanes & here)))),
                 flush.eq(last & spill),
@@ -430,10 +431,11 @@ class StoreUnit(wiring.Component):
 
     def _bus(self, m: Module, splitter: BurstSplitter, packer: Packer) -> Signal:
         """Connect requests, beats and confirmations. Returns a flag: an instruction waits for confirmations."""
+        # At most `BURSTS` bursts are unconfirmed, so counters may wrap at twice as many.
         counter = range(2 * BURSTS)
         unconfirmed = min(UNCONFIRMED, 2 * self.config.queue_depth)
-        done = data.StructLayout({"burst": counter, "signal": SEMAPHORES})
-        m.submodules.done = queue = SyncFIFO(width=done.size, depth=unconfirmed)
+        layout = data.StructLayout({"burst": counter, "signal": SEMAPHORES})
+        m.submodules.done = queue = SyncFIFO(width=layout.size, depth=unconfirmed)
         request, beat = self.bus.request, self.bus.beat
         asked = Signal(counter)
         confirmed = Signal(counter)
@@ -470,7 +472,7 @@ class StoreUnit(wiring.Component):
         with m.If(send ^ sent):
             m.d.sync += some.eq(send | (ahead != 1))
         # The oldest instruction is done when as many bursts are confirmed as were requested up to its end.
-        head = Signal(done)
+        head = Signal(layout)
         m.d.comb += [
             head.eq(queue.r_data),
             queue.r_en.eq(queue.r_rdy & ~(confirmed - head.burst)[len(asked) - 1]),  # confirmed >= burst

@@ -48,13 +48,15 @@ def compiler() -> list[str]:
 
     Raises `BuildError` if no compiler is installed, or ``$CXX`` does not name one.
     """
-    if own := os.environ.get("CXX"):
+    if setting := os.environ.get("CXX"):
         try:
-            command = shlex.split(own)
+            command = shlex.split(setting)
         except ValueError:
             command = []
         if not command or not shutil.which(command[0]):
-            raise BuildError(f"CXX is {own!r}, which is no program: set it to a C++ compiler, or unset it")
+            raise BuildError(
+                f"CXX is {setting!r}, which is no program: set it to a C++ compiler, or unset it"
+            )
         return command
     for name in ("g++", "clang++", "c++"):
         if shutil.which(name):
@@ -206,13 +208,13 @@ def _units(folder: Path, sources: Sequence[Path], optimise: str) -> list[tuple[P
     """
     # Verilator puts code that runs once at the start into files that end in Slow.
     slow = [source for source in sources if source.stem.endswith("Slow")]
-    rest = [source for source in sources if source not in slow]
+    regular = [source for source in sources if source not in slow]
     if sum(source.stat().st_size for source in sources) < _LARGE_SOURCE:
         return [(_join(folder, "Vtop_all.cpp", sources), optimise)]
-    rest.sort(key=lambda source: -source.stat().st_size)
-    large = [source for source in rest if source.stat().st_size >= _LARGE_SOURCE]
+    regular.sort(key=lambda source: -source.stat().st_size)
+    large = [source for source in regular if source.stat().st_size >= _LARGE_SOURCE]
     jobs = [(source, optimise) for source in large]
-    if small := rest[len(large) :]:
+    if small := regular[len(large) :]:
         jobs.append((_join(folder, "Vtop_small.cpp", small), optimise))
     return [*jobs, (_join(folder, "Vtop_slow.cpp", slow), "-O0")]
 
@@ -277,12 +279,12 @@ class Model:
         # Headers next to the driver count only if it may include them; sources that it includes always count.
         headers = sorted(self.driver.parent.glob("*.h")) if self.visible else []
         headers += [self.driver.with_name(name) for name in _SOURCE.findall(self.driver.read_text())]
-        seen = [str(self.visible)] if self.visible else []
-        seen += [header.read_text() for header in headers]
+        observed = [str(self.visible)] if self.visible else []
+        observed += [header.read_text() for header in headers]
         return _digest([
             version("verilator"), shlex.join(compiler()), self._source(), self.top, self.driver.read_text(),
             self.output, str(self.vpi_ports), str(self.defines), str(self.link), str(self.trace), self.optimise,
-            *_base_flags(), f"split 500 {_LARGE_SOURCE}", *seen, *(COVERAGE if self.coverage else []),
+            *_base_flags(), f"split 500 {_LARGE_SOURCE}", *observed, *(COVERAGE if self.coverage else []),
         ])  # fmt: skip
 
     def _make(self, folder: Path) -> None:
@@ -338,15 +340,15 @@ def _models(libraries: Libraries, verilog: str) -> str:
     share = Path(pyosys.__file__).with_name("share")
     texts = [(share / name).read_text() for name in libraries]
     models = {match[1]: match[0] for text in texts for match in _MODULE.finditer(text)}
-    wanted: set[str] = set()
+    needed: set[str] = set()
     # Models may instantiate cells that have models: follow the names until no new ones appear.
     new = set(re.findall(r"\w+", verilog)) & models.keys()
     while new:
-        wanted |= new
-        new = {name for model in new for name in re.findall(r"\w+", models[model])} & models.keys() - wanted
+        needed |= new
+        new = {name for model in new for name in re.findall(r"\w+", models[model])} & models.keys() - needed
     # The text before the first module defines macros.
     heads = [text[: re.search(r"^(module|\(\*)", text, re.MULTILINE).start()] for text in texts]  # type: ignore[union-attr]
-    return "\n".join([*heads, *(models[name] for name in sorted(wanted))])
+    return "\n".join([*heads, *(models[name] for name in sorted(needed))])
 
 
 def replace_cells(verilog: str, *, top: str, models: Libraries) -> str:

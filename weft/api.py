@@ -17,7 +17,7 @@ from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.model import Graph, Shares, clamp_warnings, shares
-from weft.compiler.onnx.limits import ELEMENTS
+from weft.compiler.ir.network import MAX_ELEMENTS
 from weft.compiler.onnx.reader import Source
 from weft.compiler.pipeline import Watch
 from weft.compiler.plan.conv_plan import Chooser, plan
@@ -222,7 +222,9 @@ def graph_of(
         raise InputError(f"a model is a path, bytes or an onnx.ModelProto, not {type(model).__name__}")
     if not isinstance(shapes, Mapping | None):
         raise InputError(f"'shapes' must be a mapping of names to sizes, not {type(shapes).__name__}")
-    sizes = {name: integer(f"shapes[{name!r}]", size, 1, ELEMENTS) for name, size in (shapes or {}).items()}
+    sizes = {
+        name: integer(f"shapes[{name!r}]", size, 1, MAX_ELEMENTS) for name, size in (shapes or {}).items()
+    }
     if not isinstance(states, Mapping | None):
         raise InputError(f"'states' must be a mapping of inputs to outputs, not {type(states).__name__}")
     return import_model(model, config=config, shapes=sizes, states=states)

@@ -179,9 +179,8 @@ class AxiBridge(wiring.Component):
         m.submodules.read_words = words = BlockFifo(config.widths.bus, 2 * longest)
         layout = piece_layout(config)
         m.submodules.read_order = order = SyncFIFO(width=layout["address"].offset, depth=self.pieces)
-        room = Signal(
-            range(2 * longest + 1), init=2 * longest
-        )  # buffer words not reserved by outstanding pieces
+        # Words of the buffer that no outstanding piece has reserved.
+        room = Signal(range(2 * longest + 1), init=2 * longest)
         fits = Signal()
         leaves = axi.rvalid & axi.rready
         ends = Signal()
@@ -223,7 +222,7 @@ class AxiBridge(wiring.Component):
         layout = piece_layout(config)
         m.submodules.write_order = order = SyncFIFO(width=layout["more"].offset, depth=self.pieces)
         here = Signal(range(2 * longest + 1))  # words that belong to no granted piece yet
-        there = Signal()
+        there = Signal()  # all words of the piece have arrived; one cycle late, as `fits` of reads
         comes = axi.wvalid & axi.wready
         m.d.sync += [
             here.eq(here + comes - Mux(granted, piece.payload.more + 1, 0)),

@@ -73,9 +73,8 @@ class SpiFlashReader(wiring.Component):
         selected = Signal()
         in_data = Signal()
         awake = Signal()
-        want = Signal(
-            MAX_BEATS.bit_length(), init=turns
-        )  # words left; before the chip is awake, turns of `count`
+        # Words left; before the chip is awake, turns of `count`.
+        want = Signal(MAX_BEATS.bit_length(), init=turns)
         align = (self.bus_bytes - 1).bit_length()
         here = Signal(ADDRESS_BITS - align)  # word address of the next word
         in_page = (PAGE // self.bus_bytes - 1).bit_length()

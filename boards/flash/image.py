@@ -131,9 +131,8 @@ MAX_PROGRAMS = (DIRECTORY - _HEAD.size - _HASH) // _ENTRY.size
 """Largest number of programs per image."""
 
 
-def build_image(blobs: Sequence[bytes], room: int, where: str) -> bytes:
-    """Return an image of the blobs, without duplicates, of at most `room` bytes; `where` names the storage for
-    messages.
+def build_image(blobs: Sequence[bytes], room: int, storage: str) -> bytes:
+    """Return an image of the blobs, without duplicates, of at most `room` bytes of `storage`, its name in messages.
 
     Raises
     ------
@@ -151,7 +150,7 @@ def build_image(blobs: Sequence[bytes], room: int, where: str) -> bytes:
     image = head + bytes(DIRECTORY - len(head)) + body
     if len(image) > room:
         raise FlashImageError(
-            f"the program's code and constants take {len(image):,} bytes, and {where} has room for {room:,}"
+            f"the program's code and constants take {len(image):,} bytes, and {storage} has room for {room:,}"
         )
     return image
 

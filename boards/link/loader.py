@@ -32,14 +32,14 @@ def copy_image_bytes(size: int) -> int:
     return len(MAGIC) + -(-size // CHECK_BLOCK) * (1 + CHECK_BLOCK + CHECK_BYTES) + 1
 
 
-def build_copy_image(content: bytes, room: int, where: str) -> bytes:
+def build_copy_image(content: bytes, room: int, storage: str) -> bytes:
     """Return the image for `content`, which is to be copied to address 0 of memory.
 
-    Raises `FlashImageError` if the image exceeds `room` bytes of the storage that `where` names.
+    Raises `FlashImageError` if the image exceeds `room` bytes of `storage`, its name in messages.
     """
     if (size := copy_image_bytes(len(content))) > room:
         raise FlashImageError(
-            f"the program's code and constants take {size:,} bytes, and {where} has room for {room:,}"
+            f"the program's code and constants take {size:,} bytes, and {storage} has room for {room:,}"
         )
     pages = np.frombuffer(content + bytes(-len(content) % CHECK_BLOCK), np.uint8).reshape(-1, CHECK_BLOCK)
     records = (

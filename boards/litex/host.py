@@ -130,9 +130,9 @@ class LitexDevice(PolledDevice):
         # The first and last word may be shared with neighbouring data.
         before = self.read(first, address - first)
         after = self.read(address + len(payload), end - address - len(payload))
-        whole = before + bytes(payload) + after
-        for at in range(0, len(whole), 4 * WORDS):
-            part = whole[at : at + 4 * WORDS]
+        contents = before + bytes(payload) + after
+        for at in range(0, len(contents), 4 * WORDS):
+            part = contents[at : at + 4 * WORDS]
             words = [int.from_bytes(part[byte : byte + 4], "little") for byte in range(0, len(part), 4)]
             self._write_verified(self.origin + first + at, words)
 

@@ -193,8 +193,8 @@ def add_weft(
     soc.add_module(name=name, module=core)
     # Without a CPU, a region that LiteX allocates before the CSRs are placed may overlap them.
     default = ORIGIN if isinstance(soc.cpu, CPUNone) else None
-    where = soc.mem_map.get(name, default) if origin is None else origin
-    soc.bus.add_slave(name, core.control, SoCRegion(origin=where, size=SIZE, cached=False))
+    address = soc.mem_map.get(name, default) if origin is None else origin
+    soc.bus.add_slave(name, core.control, SoCRegion(origin=address, size=SIZE, cached=False))
     if dram is not None:
         _to_dram(soc, core, getattr(soc, dram), buffer)
     else:

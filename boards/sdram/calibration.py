@@ -105,8 +105,8 @@ class Calibration:
     @classmethod
     def decode(cls, payload: bytes) -> Calibration:
         """Return the calibration in `payload`. Raises `ValueError` for an invalid state."""
-        state, *rest = _PACKED.unpack(payload)
-        return cls(CalibrationState(state), *rest)
+        state, *fields = _PACKED.unpack(payload)
+        return cls(CalibrationState(state), *fields)
 
     def degrees(self, phase: int) -> int:
         """Return the clock's delay in degrees, 0 to 359, at a phase number."""

@@ -182,7 +182,7 @@ class SdramModel(ChipModel):
         is_, pads, cycles = self._is, self.pads, self.cycles
         activate, precharge = is_[Operation.ACTIVATE], is_[Operation.PRECHARGE]
         column = is_[Operation.READ] | is_[Operation.WRITE]
-        whole = is_[Operation.REFRESH] | is_[Operation.MODE]
+        all_banks = is_[Operation.REFRESH] | is_[Operation.MODE]
         self._row = [Signal(self.row_bits, name=f"row{bank}") for bank in range(BANKS)]
         self._written = Signal(BANKS)  # one bit per bank: a word is written in this cycle
         opens = [Signal(name=f"open{bank}") for bank in range(BANKS)]
@@ -204,13 +204,13 @@ class SdramModel(ChipModel):
             with m.If(closing | self.upset):
                 m.d.sync += opened.eq(0)
             self._report_violation(m, Rule.RCD, column & mine & (age < cycles.rcd))
-            self._report_violation(m, Rule.RP, (activating | whole) & (closed < cycles.rp))
+            self._report_violation(m, Rule.RP, (activating | all_banks) & (closed < cycles.rp))
             self._report_violation(m, Rule.RAS, closing & opened & (age < cycles.ras))
             self._report_violation(m, Rule.RC, activating & (age < cycles.rc))
             # A word written in the same cycle belongs to a burst that is cut short.
             self._report_violation(m, Rule.WR, closing & opened & (written < cycles.wr))
             self._report_violation(m, Rule.CLOSED, column & mine & ~opened)
-            self._report_violation(m, Rule.OPEN, (activating | whole) & opened)
+            self._report_violation(m, Rule.OPEN, (activating | all_banks) & opened)
 
     def _burst(self, m: Module) -> None:
         """Track the current burst, and move its words to and from the array."""

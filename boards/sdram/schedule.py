@@ -271,9 +271,8 @@ class Scheduler(wiring.Component):
         with m.If(self._activate):
             m.d.sync += opened.eq(1)
         with m.If(self._precharge):
-            m.d.sync += looked.eq(
-                0
-            )  # compare again, because the comparison in progress predates the precharge
+            # Compare again, because the comparison in progress predates the precharge.
+            m.d.sync += looked.eq(0)
         with m.If(go):
             m.d.sync += [
                 self._now.eq(next_),

@@ -126,11 +126,13 @@ class _Rewriter:
                 node.input.append("")
             name = node.input[place]
             if not name:
+                # An omitted zero point is 0, which also moves by 128.
                 node.input[place] = self._constant(np.array(128, np.uint8), "zero point")
             elif name in self.converted:
                 node.input[place] = self.converted[name]
             elif name in self.constants:
                 values = numpy_helper.to_array(self.constants[name])
+                # Flipping the sign bit adds 128.
                 node.input[place] = self._constant(values.view(np.uint8) ^ np.uint8(0x80), name)
                 self.converted[name] = node.input[place]
             else:
@@ -298,8 +300,8 @@ def _part(network: Network, run: tuple[Node, ...]) -> Network:
     if len(run) == len(network.nodes):
         return network
     inside = {id(node) for node in run}
-    rest = (name for node in network.nodes if id(node) not in inside for name in node.reads)
-    needed = {*network.outputs, *rest}
+    outside_reads = (name for node in network.nodes if id(node) not in inside for name in node.reads)
+    needed = {*network.outputs, *outside_reads}
     return network.part(run, [name for node in run for name in node.outputs if name in needed])
 
 
@@ -356,9 +358,9 @@ def foreign_types(network: Network) -> dict[str, Type]:
     ]
     if not foreign:
         return {}
-    what = f"node {foreign[0].name!r} uses operator {foreign[0].operator!r} of domain {foreign[0].domain!r}"
+    label = f"node {foreign[0].name!r} uses operator {foreign[0].operator!r} of domain {foreign[0].domain!r}"
     if runtime() is None:
-        raise EvaluationError(f"{what}, which is not part of ONNX: {HOW_TO_INSTALL}, which may have it")
+        raise EvaluationError(f"{label}, which is not part of ONNX: {HOW_TO_INSTALL}, which may have it")
     model = _model(network)
     del model.graph.output[:]
     names = [name for node in foreign for name in node.outputs if name]
@@ -367,7 +369,7 @@ def foreign_types(network: Network) -> dict[str, Type]:
         outputs = _open(model).get_outputs()
     except Exception as error:
         raise EvaluationError(
-            f"{what}, which is not part of ONNX, and ONNX Runtime rejects it: {first_line(error)}"
+            f"{label}, which is not part of ONNX, and ONNX Runtime rejects it: {first_line(error)}"
         ) from None
     return {item.name: _type(item) for item in outputs if item.type in _NAMES}
 

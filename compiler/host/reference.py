@@ -75,13 +75,13 @@ class MaxPool(OpRun):
         order: Literal["C", "F"] = "F" if storage_order else "C"
         inner = np.arange(np.prod(x.shape[2:], dtype=np.int64)).reshape(x.shape[2:], order=order)
         images = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * len(along)) * inner.size
-        where, found = np.zeros(result.shape, np.int64), np.zeros(result.shape, bool)
+        indices, is_set = np.zeros(result.shape, np.int64), np.zeros(result.shape, bool)
         for outputs, inputs in _taps(along):
             here = (slice(None), slice(None), *outputs)
-            first = (x[(slice(None), slice(None), *inputs)] == result[here]) & ~found[here]
-            where[here] = np.where(first, images + inner[inputs], where[here])
-            found[here] |= first
-        return result, where
+            first = (x[(slice(None), slice(None), *inputs)] == result[here]) & ~is_set[here]
+            indices[here] = np.where(first, images + inner[inputs], indices[here])
+            is_set[here] |= first
+        return result, indices
 
 
 class AveragePool(OpRun):
@@ -134,10 +134,11 @@ class LRN(OpRun):
         size: int | None = None,
     ) -> tuple[np.ndarray]:
         alpha, beta, bias = (
-            default if given is None else given
-            for given, default in ((alpha, 1e-4), (beta, 0.75), (bias, 1.0))
+            default if value is None else value
+            for value, default in ((alpha, 1e-4), (beta, 0.75), (bias, 1.0))
         )
         assert size is not None
+        # Of an even size, the odd element comes after.
         before, channels = (size - 1) // 2, x.shape[1]
         squares = np.zeros_like(x)
         for channel in range(channels):
@@ -197,6 +198,7 @@ class QuantizeLinear(QuantizeLinear_25):
             steps = np.repeat(steps, block, axis).take(np.arange(x.shape[axis]), axis)
         elif steps.size > 1:
             steps = steps.reshape([-1 if at == axis % x.ndim else 1 for at in range(x.ndim)])
+        # The package converts quotients to int32, which would wrap: clip them while they are floats.
         most = np.minimum(steps * _SATURATED, np.finfo(x.dtype).max) if x.dtype.kind == "f" else np.inf
         return super()._run(np.clip(x, -most, most).astype(x.dtype), scale, *zero, **attributes)
 
@@ -205,6 +207,7 @@ def _flat(name: str) -> type[OpRun]:
     """Return Softmax, LogSoftmax or Hardmax before opset 13: over all axes from `axis` on, by default 1."""
 
     def run(self: OpRun, x: np.ndarray, axis: int | None = None) -> tuple[np.ndarray]:
+        # `axis` has the default of the newest version, so read the node's own attribute.
         first = next((item.i for item in self.onnx_node.attribute if item.name == "axis"), 1) % x.ndim
         rows = x.reshape(int(np.prod(x.shape[:first])), -1)
         if name == "Hardmax":

@@ -27,10 +27,10 @@ def prepare(segment: HostSegment) -> Evaluator:
     try:
         return _evaluator(segment.network)
     except EvaluationError as error:
-        raise CompileError(f"{_what(segment)} cannot be evaluated on the host: {error}") from None
+        raise CompileError(f"{_describe(segment)} cannot be evaluated on the host: {error}") from None
 
 
-def _what(segment: HostSegment) -> str:
+def _describe(segment: HostSegment) -> str:
     operators = sorted({operator for _, operator, _ in segment.nodes})
     return f"{segment.name} ({', '.join(operators)})"
 
@@ -58,7 +58,7 @@ def run_host(segment: HostSegment, values: dict[str, np.ndarray]) -> dict[str, n
     try:
         results = evaluator.run({name: values[name] for name in segment.inputs})
     except EvaluationError as error:
-        raise CompileError(f"{_what(segment)} cannot be evaluated on the host: {error}") from None
+        raise CompileError(f"{_describe(segment)} cannot be evaluated on the host: {error}") from None
     outputs = {name: np.asarray(value) for name, value in zip(segment.outputs, results, strict=True)}
     for name, value in outputs.items():
         known = segment.network.type_of(name)
@@ -68,7 +68,7 @@ def run_host(segment: HostSegment, values: dict[str, np.ndarray]) -> dict[str, n
         textual = value.dtype.kind in "OSU" and dtype.kind in "OSU"
         if value.shape != shape or not (value.dtype == dtype or textual):
             raise CompileError(
-                f"{_what(segment)} returns {name!r} on the host as {value.dtype.name} of shape {value.shape}; "
+                f"{_describe(segment)} returns {name!r} on the host as {value.dtype.name} of shape {value.shape}; "
                 f"the model says {dtype.name} of shape {shape}"
             )
     return outputs

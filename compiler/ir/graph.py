@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -20,138 +19,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from weft.compiler.ir.layout import Rows
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """Packed NHWC int8 array in DRAM.
-
-    `kind` is "input" if the host writes it before a device segment, "output" if the host reads it afterwards, "state"
-    if it keeps its contents between runs, else "temp". Attention has "pages" and "table" as well.
-
-    Buffers with one name share one piece of memory. Operators may give it different shapes of one size (B rows as (B,
-    1, 1, F) or (1, 1, B, F), an image as one long row); kinds must agree.
-    """
-
-    name: str
-    shape: tuple[int, int, int, int]
-    kind: str = "temp"
-
-    @cached_property
-    def size(self) -> int:
-        n, h, w, c = self.shape
-        return n * h * w * c
-
-
-@dataclass(frozen=True)
-class View:
-    """A box of a buffer: all images, rows from `y`, columns from `x`, channels from `c` on; shape (n, h, w, c).
-
-    In a buffer of 16-bit elements a view is one plane: half of the images, from `image` on (see `planes`). `step` is
-    the distance in buffer rows and columns between rows and columns of the view. A step of 0, for reading only,
-    repeats one row or column. Concatenation is several operators that write views of one buffer.
-    """
-
-    buffer: Buffer
-    shape: tuple[int, int, int, int]
-    y: int = 0
-    x: int = 0
-    c: int = 0
-    step: tuple[int, int] = (1, 1)
-    image: int = 0
-
-    @property
-    def pixel_pitch(self) -> int:
-        """Bytes from one pixel to the next in a row."""
-        return self.step[1] * self.buffer.shape[3]
-
-    @property
-    def row_pitch(self) -> int:
-        return self.step[0] * self.buffer.shape[2] * self.buffer.shape[3]
-
-    @property
-    def image_pitch(self) -> int:
-        return math.prod(self.buffer.shape[1:])
-
-    @property
-    def offset(self) -> int:
-        """Byte offset of the first element in the buffer."""
-        pixel = (self.image * self.buffer.shape[1] + self.y) * self.buffer.shape[2] + self.x
-        return pixel * self.buffer.shape[3] + self.c
-
-    @property
-    def ends(self) -> tuple[int, int, int, int]:
-        """Least images, rows, columns and channels of a buffer that holds the view."""
-        n, h, w, c = self.shape
-        y, x = (
-            first + (count - 1) * step + 1
-            for first, count, step in ((self.y, h, self.step[0]), (self.x, w, self.step[1]))
-        )
-        return self.image + n, y, x, self.c + c
-
-    @property
-    def plane_pitch(self) -> int:
-        """Bytes from the plane of upper bytes to the plane of lower bytes."""
-        return self.shape[0] * self.image_pitch
-
-    @cached_property
-    def planes(self) -> tuple[View, View]:
-        """Views of the upper and lower bytes of 16-bit elements; this view is the upper plane.
-
-        16-bit elements are stored as two planes: all upper bytes (signed), then all lower bytes less 128. So the
-        planes are the first and second half of a buffer's images, whatever its shape.
-        """
-        return self, dataclasses.replace(self, image=self.shape[0])
-
-    @property
-    def contiguous(self) -> bool:
-        """True if the view is its whole buffer."""
-        return self.shape == self.buffer.shape and self.step == (1, 1)
-
-
-@dataclass(frozen=True)
-class Window:
-    """Sliding window: kernel (h, w), strides, dilations, and padding (top, left, bottom, right)."""
-
-    kernel: tuple[int, int] = (1, 1)
-    stride: tuple[int, int] = (1, 1)
-    dilation: tuple[int, int] = (1, 1)
-    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
-
-    def reach(self, axis: int, first: int, count: int, size: int) -> tuple[int, int]:
-        """Return the first element, and the number of elements, that a range of outputs reads along an axis.
-
-        Parameters
-        ----------
-        axis : int
-            0 for rows, 1 for columns.
-        first, count : int
-            Outputs ``[first, first + count)``.
-        size : int
-            Elements of the input along the axis.
-
-        Returns
-        -------
-        tuple of int
-            Outputs that lie entirely in the padding count as one element, which no coordinate selects.
-        """
-        start = first * self.stride[axis] - self.pad[axis]
-        stop = start + (count - 1) * self.stride[axis] + (self.kernel[axis] - 1) * self.dilation[axis] + 1
-        # All in the padding: read one element, which no coordinate selects.
-        start = min(max(start, 0), size - 1)
-        return start, max(min(stop, size) - start, 1)
-
-    def output(self, h: int, w: int) -> tuple[int, int]:
-        """Return the output height and width for an input of h x w, rounded down."""
-        sizes = []
-        for axis, size in enumerate((h, w)):
-            span = (self.kernel[axis] - 1) * self.dilation[axis] + 1
-            sizes.append((size + self.pad[axis] + self.pad[axis + 2] - span) // self.stride[axis] + 1)
-        return sizes[0], sizes[1]
-
-
-ONE = Window()
-"""1x1 window: each output is one element of the input."""
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import ONE, Window
 
 
 class _Operator:
@@ -276,8 +145,7 @@ class Weighted(DeviceOp):
 
 @dataclass(frozen=True, eq=False)
 class Conv(Weighted):
-    """Convolution, or matrix product as 1x1 convolution, with requantisation, optional max pooling and optional
-    epilogue.
+    """Convolution, or matrix product as 1x1 convolution, with requantisation, optional pooling and epilogue.
 
     q = sat(round_half_even((sum (x - x_zero) * weight + bias) * scale) + y_zero), then clamped to [low, high];
     padding reads x_zero.
@@ -302,7 +170,7 @@ class Conv(Weighted):
     weight: np.ndarray
     bias: np.ndarray
     scale: np.ndarray
-    window: Window = Window()
+    window: Window = ONE
     groups: int = 1
     x_zero: int = 0
     y_zero: int = 0
@@ -437,8 +305,7 @@ class Pad(_Requantising):
 
 @dataclass(frozen=True)
 class Rounding:
-    """Requantisation of attention scores to 8 bits: r = round_half_even(product * scale) + zero, clamped to [low,
-    high]."""
+    """Requantisation of scores to 8 bits: r = round_half_even(product * scale) + zero, clamped to [low, high]."""
 
     scale: float
     zero: int = 0
@@ -528,10 +395,8 @@ class Attention(DeviceOp):
 
 @dataclass(frozen=True, eq=False)
 class Softmax(DeviceOp):
-    """Softmax over the channels of each pixel.
-
-    q = sat(round(softmax((x - x_zero) * score_scale) * scale) + y_zero), clamped to [low, high].
-    """
+    """Softmax over the channels of each pixel: q = sat(round(softmax((x - x_zero) * score_scale) * scale) + y_zero),
+    clamped to [low, high]."""
 
     name: str
     src: View

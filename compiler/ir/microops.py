@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import DeviceOp, Window
+from weft.compiler.ir.graph import DeviceOp
 from weft.compiler.ir.scales import quantise_scales
+from weft.compiler.ir.windows import Window
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +79,8 @@ def elementwise(function: Callable[..., np.ndarray], *values: Value) -> Value:
 def reduce(kind: str, value: Value, axes: str) -> Value:
     """Return the sum ("add") or maximum ("maximum") over `axes`."""
     function = {"add": np.add, "maximum": np.maximum}[kind]
-    kept = "".join(axis for axis in value.axes if axis not in axes)
-    return Value(function.reduce(value.array, axis=tuple(value.axes.index(axis) for axis in axes)), kept)
+    axes_left = "".join(axis for axis in value.axes if axis not in axes)
+    return Value(function.reduce(value.array, axis=tuple(value.axes.index(axis) for axis in axes)), axes_left)
 
 
 def product_sum(a: Value, b: Value, axes: str) -> Value:
@@ -87,11 +88,14 @@ def product_sum(a: Value, b: Value, axes: str) -> Value:
 
     Products and sums below 2**53 are exact in float64, which is much faster than int64.
     """
-    kept = "".join(dict.fromkeys(axis for axis in a.axes + b.axes if axis not in axes))
+    axes_left = "".join(dict.fromkeys(axis for axis in a.axes + b.axes if axis not in axes))
     result = np.einsum(
-        f"{a.axes},{b.axes}->{kept}", a.array.astype(np.float64), b.array.astype(np.float64), optimize=True
+        f"{a.axes},{b.axes}->{axes_left}",
+        a.array.astype(np.float64),
+        b.array.astype(np.float64),
+        optimize=True,
     )
-    return Value(result.astype(np.int64), kept)
+    return Value(result.astype(np.int64), axes_left)
 
 
 def select(condition: Value, yes: Value, no: Value) -> Value:
@@ -112,10 +116,10 @@ def divide_half_even(value: Value, shift: Value) -> Value:
     """Return ``round_half_even(value / 2**shift)``, exactly."""
     # An arithmetic shift rounds down; then add 1 above one half, and at one half if the floor is odd.
     floor = elementwise(lambda p, s: p >> s, value, shift)
-    rest = elementwise(lambda p, s, q: p - (q << s), value, shift, floor)
+    remainder = elementwise(lambda p, s, q: p - (q << s), value, shift, floor)
     half = elementwise(lambda s: np.where(s > 0, np.int64(1) << np.maximum(s - 1, 0), 1), shift)
     odd = elementwise(lambda q: q & 1, floor)
-    up = elementwise(lambda r, h, o: (r > h) | ((r == h) & (o == 1)), rest, half, odd)
+    up = elementwise(lambda r, h, o: (r > h) | ((r == h) & (o == 1)), remainder, half, odd)
     return select(up, elementwise(lambda q: q + 1, floor), floor)
 
 
@@ -142,8 +146,8 @@ def window_of(x: Value, window: Window, out: tuple[int, int], fill: int) -> Valu
         iota("w", out[1]),
         iota("x", window.kernel[1]),
     )
-    rest = "".join(axis for axis in x.axes if axis not in "nhw")
-    return reindex(x, "nhwyx" + rest, {"h": rows, "w": columns}, fill)
+    other_axes = "".join(axis for axis in x.axes if axis not in "nhw")
+    return reindex(x, "nhwyx" + other_axes, {"h": rows, "w": columns}, fill)
 
 
 def requantise(value: Value, scale: np.ndarray | float, axes: str, op: DeviceOp, bits: int) -> Value:

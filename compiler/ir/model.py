@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from weft.compiler.ir.graph import Attention, Buffer, DeviceSegment, View
+from weft.compiler.ir.graph import Attention, DeviceSegment
 from weft.compiler.ir.network import Network, Node, State
 from weft.compiler.ir.products import RowIndices
+from weft.compiler.ir.views import Buffer, View
 
 READ_ON_HOST = "its result is read on the host"
 COMPUTED_ON_HOST = "its input is computed on the host"

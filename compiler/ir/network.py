@@ -15,6 +15,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
+from weft.compiler.errors import CompileError
 from weft.hdl.errors import SchemaError
 from weft.hdl.schema import printable, short_repr
 
@@ -30,6 +31,16 @@ DTYPES = (
     "object",
 )  # fmt: skip
 """Names of element types, as in numpy or ml_dtypes; "object" is for strings."""
+
+# Limits that are checked before all other work. Devices have 32-bit addresses, so no value of 2**32 bytes fits;
+# elements on the host have up to 8 bytes.
+MAX_ELEMENTS = 1 << 30
+"""Largest number of elements of one value."""
+MAX_NODES = 200_000
+"""Largest number of nodes of a model, with its local functions inlined."""
+MAX_WINDOW = (1 << 16) - 1
+"""Largest kernel, stride, dilation and pad. Coordinates have 16 bits."""
+_WINDOWS = ("kernel_shape", "strides", "dilations", "pads", "output_padding")
 
 
 def dtype_of(name: str) -> np.dtype:
@@ -363,20 +374,46 @@ def _value(name: str, value: _Value, depth: int) -> Any:
 
 
 def _array(name: str, tensor: _Tensor) -> np.ndarray:
-    what = f"tensor {short_repr(name)}"
+    label = f"tensor {short_repr(name)}"
     if tensor.dtype not in DTYPES:
-        raise SchemaError(f"{what} is of the unknown type {short_repr(tensor.dtype)}")
+        raise SchemaError(f"{label} is of the unknown type {short_repr(tensor.dtype)}")
     textual, dtype = tensor.dtype == "object", dtype_of(tensor.dtype)
     count = len(tensor.texts) if textual else len(tensor.data) / dtype.itemsize
     # `math.prod` of two negative sizes would be positive.
     if min(tensor.shape, default=0) < 0 or count != math.prod(tensor.shape):
-        raise SchemaError(f"{what} is not of the shape {short_repr(tensor.shape)} that it is said to have")
+        raise SchemaError(f"{label} is not of the shape {short_repr(tensor.shape)} that it is said to have")
     # numpy takes any byte as a bool, so check that all are 0 or 1.
     if tensor.dtype == "bool" and tensor.data.translate(None, b"\0\1"):
-        raise SchemaError(f"{what} is of bool, and holds other numbers than 0 and 1")
+        raise SchemaError(f"{label} is of bool, and holds other numbers than 0 and 1")
     try:
         if textual:
             return np.array(tensor.texts, object).reshape(tensor.shape)
         return np.frombuffer(tensor.data, dtype).reshape(tensor.shape)
     except ValueError as error:
-        raise SchemaError(f"{what} of shape {short_repr(tensor.shape)}: {error}") from None
+        raise SchemaError(f"{label} of shape {short_repr(tensor.shape)}: {error}") from None
+
+
+def check_values(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise `CompileError` for a value of more than `MAX_ELEMENTS` elements, or of a negative size."""
+    for name, shape in shapes.items():
+        text = f"shape {'x'.join(map(str, shape))}"
+        if min(shape, default=1) < 0:
+            raise CompileError(
+                f"value {name!r} would have {text}: its operator asks for more elements than its input has"
+            )
+        if math.prod(shape) > MAX_ELEMENTS:
+            size = f"{text}, {math.prod(shape):,} elements"
+            raise CompileError(f"value {name!r} has {size}; weft takes values of up to {MAX_ELEMENTS:,}")
+
+
+def check_windows(network: Network) -> None:
+    """Raise `CompileError` for a kernel, stride, dilation or pad above `MAX_WINDOW`."""
+    for node in network.nodes:
+        for name in _WINDOWS:
+            sizes = node.attributes.get(name)
+            if isinstance(sizes, tuple) and max(sizes, default=0) > MAX_WINDOW:
+                raise CompileError(
+                    f"{node.label} has {name} {list(sizes)}; each must be at most {MAX_WINDOW:,}"
+                )
+        for graph in node.bodies:
+            check_windows(graph)

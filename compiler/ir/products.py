@@ -9,8 +9,9 @@ from math import prod
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Attention, DeviceOp, Softmax, View
+from weft.compiler.ir.graph import Attention, DeviceOp, Softmax
 from weft.compiler.ir.scales import causal
+from weft.compiler.ir.views import View
 from weft.hdl.isa import PAGE_ENTRY
 
 Counts = tuple[int, int]

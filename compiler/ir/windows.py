@@ -1,4 +1,4 @@
-"""Sliding windows as ONNX defines them, axis by axis: their number, and the elements they cover."""
+"""Sliding windows: as device operators have them, and as ONNX defines them axis by axis."""
 
 from __future__ import annotations
 
@@ -12,6 +12,51 @@ import numpy as np
 def span(kernel: int, dilation: int) -> int:
     """Return the elements from a window's first to its last along an axis."""
     return (kernel - 1) * dilation + 1
+
+
+@dataclass(frozen=True)
+class Window:
+    """Sliding window: kernel (h, w), strides, dilations, and padding (top, left, bottom, right)."""
+
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    def reach(self, axis: int, first: int, count: int, size: int) -> tuple[int, int]:
+        """Return the first element, and the number of elements, that a range of outputs reads along an axis.
+
+        Parameters
+        ----------
+        axis : int
+            0 for rows, 1 for columns.
+        first, count : int
+            Outputs ``[first, first + count)``.
+        size : int
+            Elements of the input along the axis.
+
+        Returns
+        -------
+        tuple of int
+            Outputs that lie entirely in the padding count as one element, which no coordinate selects.
+        """
+        start = first * self.stride[axis] - self.pad[axis]
+        stop = start + (count - 1) * self.stride[axis] + (self.kernel[axis] - 1) * self.dilation[axis] + 1
+        # All in the padding: read one element, which no coordinate selects.
+        start = min(max(start, 0), size - 1)
+        return start, max(min(stop, size) - start, 1)
+
+    def output(self, h: int, w: int) -> tuple[int, int]:
+        """Return the output height and width for an input of h x w, rounded down."""
+        sizes = []
+        for axis, size in enumerate((h, w)):
+            span = (self.kernel[axis] - 1) * self.dilation[axis] + 1
+            sizes.append((size + self.pad[axis] + self.pad[axis + 2] - span) // self.stride[axis] + 1)
+        return sizes[0], sizes[1]
+
+
+ONE = Window()
+"""1x1 window: each output is one element of the input."""
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,7 @@ class _Generator:
         """Return the place of a reduction's operand, with elements after the row's end made neutral."""
         inner = item.operands[0]
         place = self._place(inner)
+        # After the row's end, memory reads as 0, or with `fill` as the least value.
         if not self.masked or place.kind == "memory":
             return place
         return self._inside(place, 0 if item.kind == "sum" else item.low)

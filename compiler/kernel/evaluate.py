@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import View
+from weft.compiler.ir.views import View
 from weft.compiler.kernel.expressions import EXPONENTS, WORD, Expression, Rows, factor_of
 from weft.compiler.kernel.operators import FRACTION_PLACES, RowOp
 from weft.compiler.kernel.products import steps
@@ -121,9 +121,9 @@ def _product(item: Expression, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         b = ((b & (2 * half - 1)) ^ half) - half
     product, shift = np.broadcast_arrays(a * b, shift)
     floor = product >> shift
-    rest = product - (floor << shift)
+    remainder = product - (floor << shift)
     half_step = np.where(shift > 0, np.int64(1) << np.maximum(shift - 1, 0), 1)
-    rounded = floor + ((rest > half_step) | ((rest == half_step) & (floor & 1 == 1)))
+    rounded = floor + ((remainder > half_step) | ((remainder == half_step) & (floor & 1 == 1)))
     return np.clip(rounded, -WORD, WORD - 1)
 
 
@@ -267,5 +267,5 @@ class WideElements(ClampedRows):
         places = max(0, math.frexp(fine)[1] - MULTIPLIER_BITS + 2)
         mantissa, shift = factor_of(math.ldexp(fine, -places))
         # What the rounded scale leaves out; a second product adds it where it could matter.
-        rest = fine - math.ldexp(mantissa, places - shift)
-        return term + value.scale(rest) if largest * abs(rest) > _ROUNDING_LIMIT else term
+        scale_error = fine - math.ldexp(mantissa, places - shift)
+        return term + value.scale(scale_error) if largest * abs(scale_error) > _ROUNDING_LIMIT else term

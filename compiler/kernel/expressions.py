@@ -183,9 +183,9 @@ class Expression:
         _check_table(table, "int8", "int16")
         _check(0 < places < MULTIPLIER_BITS, f"between entries there are 1 to 17 binary places, not {places}")
         place = self.shift_right(places)
-        rest = (self - (place << places)).assume(0, (1 << places) - 1)
+        fraction = (self - (place << places)).assume(0, (1 << places) - 1)
         here, following = entry(place, table), entry(place + 1, table)
-        between = here + (following - here).times(rest, places)
+        between = here + (following - here).times(fraction, places)
         return between.assume(int(table.min()), int(table.max()))
 
     def assume(self, low: int, high: int) -> Expression:
@@ -204,13 +204,13 @@ class Expression:
 def digits(values: np.ndarray, count: int) -> list[np.ndarray]:
     """Return integers as `count` int8 digits to base 256, from -128 to 127, the highest first."""
     result: list[np.ndarray] = []
-    rest = values.astype(np.int64)
+    remainder = values.astype(np.int64)
     for _ in range(count):
-        # Signed digits: subtract before the shift, so that the rest carries.
-        digit = ((rest + 128) & 0xFF) - 128
+        # Signed digits: subtract before the shift, so that the remainder carries.
+        digit = ((remainder + 128) & 0xFF) - 128
         result.insert(0, digit.astype(np.int8))
-        rest = (rest - digit) >> 8
-    _check(not rest.any(), f"{values.flat[int(np.argmax(rest != 0))]} has more than {count} digits")
+        remainder = (remainder - digit) >> 8
+    _check(not remainder.any(), f"{values.flat[int(np.argmax(remainder != 0))]} has more than {count} digits")
     return result
 
 
@@ -221,8 +221,10 @@ def factor_of(scale: float) -> tuple[int, int]:
     fraction, exponent = math.frexp(scale)
     bits = MULTIPLIER_BITS - 1
     mantissa, shift = round(math.ldexp(fraction, bits)), bits - exponent
+    # Rounded up to one bit more than fits.
     if abs(mantissa) == FACTOR:
         mantissa, shift = mantissa // 2, shift - 1
+    # The engine shifts by 63 places at most: smaller factors have fewer bits.
     if shift > 63:
         return round(math.ldexp(scale, 63)), 63
     _check(shift >= 0, f"a factor is below {FACTOR}, not {scale:g}")
@@ -351,6 +353,7 @@ class Rows:
 
         Beyond the range the upper digit saturates, and the lower one wraps.
         """
+        # The lower digit is signed, so the upper one is rounded to the nearest.
         self.put((value + 128).shift_right(8), target)
         self.put(value.low_byte(), target + 2)
 
@@ -413,9 +416,9 @@ def entry(place: Expression, table: np.ndarray) -> Expression:
 
 def _rounded_shift(value: int, shift: int) -> int:
     """Return `value` / 2**shift, rounded half to even."""
-    low, rest = value >> shift, value & ((1 << shift) - 1)
+    low, remainder = value >> shift, value & ((1 << shift) - 1)
     half = 1 << shift >> 1
-    return low + int(shift > 0 and (rest > half or (rest == half and low & 1 == 1)))
+    return low + int(shift > 0 and (remainder > half or (remainder == half and low & 1 == 1)))
 
 
 def _check(good: bool, message: str) -> None:

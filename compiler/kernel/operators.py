@@ -12,12 +12,13 @@ from typing import ClassVar, Self
 import numpy as np
 
 from weft.compiler.errors import KernelError
-from weft.compiler.ir.graph import DeviceOp, View
+from weft.compiler.ir.graph import DeviceOp
+from weft.compiler.ir.views import View
 from weft.compiler.kernel.expressions import FACTOR, IMMEDIATE, RECIPROCAL_PLACES, Expression, Rows, constant
 
 MEAN_PLACES = 12
 """Binary places of a row's mean."""
-LARGEST_REST = (1 << MEAN_PLACES - 1) + 64
+LARGEST_FRACTION = (1 << MEAN_PLACES - 1) + 64
 """Largest fraction of a mean, with `MEAN_PLACES`: a half, plus an allowance for rounding."""
 FRACTION_PLACES = 6
 """Binary places of results before they are rounded."""
@@ -151,9 +152,9 @@ class GroupNorm(LayerNorm):
 
 def _normalise(rows: Rows, op: LayerNorm) -> Expression:
     form, x = op.form, rows.read(0)
-    middle, rest = mean_of(rows, x) if op.centre else (op.x_zero, 0)
-    distance = (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + rest)
-    total = spread_of(rows, x, (middle, rest), form.places, form.squares)
+    middle, fraction = mean_of(rows, x) if op.centre else (op.x_zero, 0)
+    distance = (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + fraction)
+    total = spread_of(rows, x, (middle, fraction), form.places, form.squares)
     added = whole_number(form.added)
     root = (total.maximum(added) if op.least else total + added).rsqrt()
     normal = distance.over(root, form.normal_places, FACTOR - 1)
@@ -164,17 +165,17 @@ def _normalise(rows: Rows, op: LayerNorm) -> Expression:
 
 
 def mean_of(
-    rows: Rows, x: Expression, most: int = 128, largest_rest: int = LARGEST_REST
+    rows: Rows, x: Expression, most: int = 128, largest_fraction: int = LARGEST_FRACTION
 ) -> tuple[Expression, Expression]:
-    """Return the mean of a row of elements from `-most` to `most - 1`, as (nearest integer, rest).
+    """Return the mean of a row of elements from `-most` to `most - 1`, as (nearest integer, fraction).
 
-    The rest has `MEAN_PLACES` places and is at most `largest_rest`; it is 0 if all elements are equal.
+    The fraction has `MEAN_PLACES` places and is at most `largest_fraction`; it is 0 if all elements are equal.
     """
     total = rows.sum(x)
     # Integer part first: it makes the squares of distances exact (`spread_of`).
     middle = total.scale(1 / rows.columns).assume(-most, most - 1)
-    rest = (total - _times(middle, rows.columns)).scale((1 << MEAN_PLACES) / rows.columns)
-    return middle, rest.assume(-largest_rest, largest_rest)
+    fraction = (total - _times(middle, rows.columns)).scale((1 << MEAN_PLACES) / rows.columns)
+    return middle, fraction.assume(-largest_fraction, largest_fraction)
 
 
 def spread_of(
@@ -182,14 +183,14 @@ def spread_of(
 ) -> Expression:
     """Return the sum of squared distances from a mean, with `places` places; without them it is at most `most`.
 
-    Squares of integer distances are exact; the effect of the mean's rest is subtracted from their sum.
+    Squares of integer distances are exact; the effect of the mean's fraction is subtracted from their sum.
     """
-    middle, rest = mean
-    whole = x - middle
-    total = rows.sum(whole.times(whole, max(0, -places)), high=most) << max(0, places)
-    if isinstance(rest, Expression):
+    middle, fraction = mean
+    distance = x - middle
+    total = rows.sum(distance.times(distance, max(0, -places)), high=most) << max(0, places)
+    if isinstance(fraction, Expression):
         # sum (x - m - r)**2 = sum (x - m)**2 - n * r**2, for the mean m + r.
-        total = total - rest.times(rest).scale(rows.columns * 2.0 ** (places - 2 * MEAN_PLACES))
+        total = total - fraction.times(fraction).scale(rows.columns * 2.0 ** (places - 2 * MEAN_PLACES))
     return total
 
 
@@ -221,7 +222,7 @@ class RowFunction(RowOp):
     def vectors(self) -> tuple[np.ndarray, ...]:
         return self.constants
 
-    def on(self, view: Callable[[View], View]) -> Self:
+    def map_views(self, view: Callable[[View], View]) -> Self:
         return self.replace(inputs=tuple(map(view, self.inputs)), dst=view(self.dst))
 
     def rows(self) -> Rows:

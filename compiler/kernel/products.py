@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from weft.compiler.ir.graph import View
+from weft.compiler.ir.views import View
 from weft.compiler.kernel.expressions import (
     FACTOR,
     IMMEDIATE,
@@ -230,8 +230,8 @@ class RowProduct(RowOp):
         """Return the kernel, and the elements less their mean or zero point, with `MEAN_PLACES`."""
         rows = Rows(self.src.shape[3], len(self.sources) + len(self.vectors))
         x = rows.read(0)
-        middle, rest = mean_of(rows, x) if self.centre else (self.x_zero, 0)
-        return rows, (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + rest)
+        middle, fraction = mean_of(rows, x) if self.centre else (self.x_zero, 0)
+        return rows, (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + fraction)
 
     def end(
         self, rows: Rows, value: Expression, factor: float, by: tuple[Expression, Expression] | None = None

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.compiler.ir.graph import View
+from weft.compiler.ir.views import View
 from weft.compiler.kernel.evaluate import LIMITS
 from weft.compiler.kernel.expressions import (
     DIGITS,
@@ -118,6 +118,7 @@ class RowPlace(RowOp):
         x, index, last = rows.read(0), rows.index(), (1 << _PLACE_BITS) - 1
         # Append digits to each element that break ties.
         tie_break = index if self.final else last - index
+        # -1 - x reverses the order of int8 values, and is an int8 value itself.
         best = rows.largest(((-1 - x if self.smallest else x) << _PLACE_BITS) + tie_break)
         digits = (best - (best.shift_right(_PLACE_BITS) << _PLACE_BITS)).assume(0, last)
         place = digits if self.final else last - digits

@@ -10,8 +10,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import ONE, View, Weighted, Window
+from weft.compiler.ir.graph import Weighted
 from weft.compiler.ir.layout import fill_planes, join_planes, split_planes
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.kernel.evaluate import LIMITS, ClampedRows, evaluate, store_clamped
 from weft.compiler.kernel.expressions import (
     DIGITS,
@@ -171,11 +173,11 @@ class _Form:
         zero = op.y_zero * np.divide(used, op.scale, out=np.ones_like(used), where=op.scale > 0)
         bias = np.ldexp((op.bias + added * weight.sum(axis=1)) * used + zero, places)
         shift = max(0, math.ceil(math.log2(max(float(np.abs(bias).max()), 1.0) + 1)) + 1 - _BIAS_BITS)
-        whole = np.rint(np.ldexp(bias, -shift)).astype(np.int64)
+        rounded_bias = np.rint(np.ldexp(bias, -shift)).astype(np.int64)
         tensors = (
             mantissa.astype(np.uint16).view(np.int16),
-            (more.astype(np.int64) << 8 | whole & 255).astype(np.int16),
-            (whole >> 8).astype(np.int16),
+            (more.astype(np.int64) << 8 | rounded_bias & 255).astype(np.int16),
+            (rounded_bias >> 8).astype(np.int16),
         )
         return cls(int(most.max()), int(bits.min()) - places, places, shift, tensors)
 
@@ -243,9 +245,9 @@ def fit_lines(values: np.ndarray, limits: tuple[int, int]) -> Lines:
     """
     middle, half = (limits[0] + limits[1]) / 2, (limits[1] - limits[0]) / 2 * _ENTRY_RANGE
     wanted = np.clip(values, middle - half, middle + half)
-    whole = np.clip(np.rint(wanted), *limits)
+    rounded = np.clip(np.rint(wanted), *limits)
     # Entries only where results change: constant ends come from the clamped lines.
-    changing = np.flatnonzero(np.diff(whole))
+    changing = np.flatnonzero(np.diff(rounded))
     begin, end = (int(changing[0]), int(changing[-1]) + 1) if changing.size else (0, 1)
     spacing = max(1, -(-(end - begin) // (LOOKUP_ENTRIES - 1)))
     begin = max(0, min(begin, len(wanted) - 1 - spacing))
@@ -259,11 +261,11 @@ def fit_lines(values: np.ndarray, limits: tuple[int, int]) -> Lines:
 def _fit_entries(at: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return the entries whose interpolation at positions `at` comes nearest to `wanted`."""
     place = np.minimum(at.astype(np.int64), LOOKUP_ENTRIES - 2)
-    rest = at - place
+    fraction = at - place
     matrix, right = np.zeros((LOOKUP_ENTRIES, LOOKUP_ENTRIES)), np.zeros(LOOKUP_ENTRIES)
-    for i, a in ((0, 1 - rest), (1, rest)):
+    for i, a in ((0, 1 - fraction), (1, fraction)):
         np.add.at(right, place + i, a * wanted)
-        for j, b in ((0, 1 - rest), (1, rest)):
+        for j, b in ((0, 1 - fraction), (1, fraction)):
             np.add.at(matrix, (place + i, place + j), a * b)
     # Normal equations of the least squares; entries that no x touches stay at the last value.
     used = np.flatnonzero(np.diag(matrix))
@@ -272,7 +274,7 @@ def _fit_entries(at: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return entries
 
 
-_LARGEST_REST = 1 << MEAN_PLACES
+_LARGEST_FRACTION = 1 << MEAN_PLACES
 """Largest fraction of a mean whose nearest integer is known to 17 bits."""
 _UNIT_PLACES = 15
 """Binary places of elements less their mean, divided by the largest magnitude."""
@@ -342,8 +344,8 @@ class WideLayerNorm(LayerNorm):
         rows = Rows(self.elements, 4)
         x = rows.bytes_of(0, 1)
         if self.centre:
-            middle, rest = mean_of(rows, x, 1 << 15, _LARGEST_REST)
-            distance = (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + rest)
+            middle, fraction = mean_of(rows, x, 1 << 15, _LARGEST_FRACTION)
+            distance = (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + fraction)
         else:
             distance = (x - self.x_zero) << MEAN_PLACES
         largest = rows.largest(distance.maximum(0 - distance).assume(0, 1 << 30)).maximum(

@@ -24,9 +24,11 @@ from weft.compiler.ir.scales import (
     score_multiplier,
 )
 from weft.compiler.machine import target
+from weft.compiler.machine.areas import LENGTH
 from weft.compiler.machine.emit import Box, Emitter, ceil_div
-from weft.compiler.machine.memory import LENGTH, Ring, TensorRef
+from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.tasks import Task
+from weft.compiler.machine.tensors import TensorRef
 from weft.compiler.plan.attention_plan import PIECE_ROWS, PIECES, AttentionPlan, Step, Tile, steps, tiles
 from weft.compiler.plan.site import Site
 from weft.hdl import isa
@@ -51,6 +53,7 @@ def table_tasks(emit: Emitter, at: int) -> Iterator[Task]:
 
 
 def _clip(value: int) -> int:
+    # Bounds of the mask have 16 bits. A step has fewer columns, so that a clipped bound hides the same ones.
     return min(max(value, -(1 << 15)), (1 << 15) - 1)
 
 
@@ -168,8 +171,8 @@ class _AttentionLowering:
             yield self.emit.load_constant(payload, self.plan.constants)
 
     def _load_q(self, step: Step, tile: Tile) -> Iterator[Task]:
-        slot, held = self.rings["q"].get(step.tile)
-        if held:
+        slot, is_loaded = self.rings["q"].get(step.tile)
+        if is_loaded:
             return
         wide = self.config.wide_activations
         for index in range(tile.heads):
@@ -183,36 +186,44 @@ class _AttentionLowering:
                 self.op.q_zero if wide else 0,
             )
 
-    def _load_block(self, what: str, step: Step, tile: Tile) -> Iterator[Task]:
+    def _load_block(self, operand: str, step: Step, tile: Tile) -> Iterator[Task]:
         """LOAD the keys or values of a step's block, unless they are on chip."""
         op, block = self.op, step.first // self.plan.block
         kv_head = tile.head // (op.heads // op.kv_heads)
         key = (tile.image, kv_head, block)
-        slot, held = self.rings["kv"].get(key)
-        if not held:
+        slot, is_loaded = self.rings["kv"].get(key)
+        if not is_loaded:
+            # A new block replaces both the keys and the values of its slot.
             self.loaded -= {("k", slot), ("v", slot)}
-        if (what, slot) in self.loaded:
+        if (operand, slot) in self.loaded:
             return
-        self.loaded.add((what, slot))
+        self.loaded.add((operand, slot))
         first = block * self.plan.block
         count = min(self.plan.block, op.keys - first)
-        source = self.k if what == "k" else self.v
+        source = self.k if operand == "k" else self.v
         if not op.page:
             head = self._head(source, tile.image, kv_head, op.kv_heads)
-            yield from self._load_rows(what, head, first, count, slot, None)
+            yield from self._load_rows(operand, head, first, count, slot, None)
             return
         head = self._head(source, 0, kv_head, op.kv_heads)
         for row in range(first, first + count, min(op.page, count)):
             part = min(op.page, count)
-            yield from self._load_rows(what, head, row % op.page, part, slot, row // op.page, row - first)
+            yield from self._load_rows(operand, head, row % op.page, part, slot, row // op.page, row - first)
 
     def _load_rows(
-        self, what: str, source: TensorRef, first: int, count: int, slot: int, page: int | None, at: int = 0
+        self,
+        operand: str,
+        source: TensorRef,
+        first: int,
+        count: int,
+        slot: int,
+        page: int | None,
+        at: int = 0,
     ) -> Iterator[Task]:
         """LOAD rows of one head to a block's rows from `at` on; values are transposed."""
         block = self.plan.block
         table = None if page is None or self.table is None else (self.table, page)
-        if what == "k":
+        if operand == "k":
             yield self.emit.load_rows(
                 source,
                 (first, count),
@@ -272,7 +283,7 @@ class _AttentionLowering:
             # Add minus the zero point times the keys: rows in the padding, in parts that fit a byte.
             for part in (-self.op.q_zero // 2, -self.op.q_zero - -self.op.q_zero // 2):
                 if part:
-                    rest = Mm(
+                    correction = Mm(
                         **common | {"a": 0, "a_oy": 0, "a_ox": 0},
                         kc=self.k_vectors,
                         accumulate=1,
@@ -283,12 +294,12 @@ class _AttentionLowering:
                         b_kc=1,
                         b_row=self.k_vectors,
                     )
-                    yield self._mm(rest, rows)
+                    yield self._mm(correction, rows)
         for index, _ in enumerate(self._k_zero()):
-            rest = Mm(
+            correction = Mm(
                 **common, kc=self.k_vectors, a_kc=1, zero=zero, accumulate=1, b=self.plan.constants + index
             )
-            yield self._mm(rest, rows)
+            yield self._mm(correction, rows)
 
     def _kv(self, step: Step, tile: Tile) -> int:
         kv_head = tile.head // (self.op.heads // self.op.kv_heads)

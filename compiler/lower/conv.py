@@ -9,12 +9,15 @@ from typing import NamedTuple
 
 from weft.compiler.lower.conv_results import Results
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, loop_stride, wrapped_stride
-from weft.compiler.machine.memory import Place, Ring, TensorRef
+from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.target import coordinates
 from weft.compiler.machine.tasks import Task
+from weft.compiler.machine.tensors import Place, TensorRef
 from weft.compiler.plan.conv_parts import Part, first_parts, last_parts, last_rows, row_parts, split_evenly
 from weft.compiler.plan.conv_plan import ConvPlan, boxes
-from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.compiler.plan.conv_weights import Chunk
+from weft.compiler.plan.pieces import Piece
 from weft.hdl.isa import Mm
 
 
@@ -34,14 +37,14 @@ class Inputs:
         if shape.src.resident is not None:
             return box, shape.src.on_chip(image, box.y, box.x, shape.config.n), iter(())
         if not self.plan.chunked:
-            start, held = self.ring.get(("a", image, conv))
+            start, is_loaded = self.ring.get(("a", image, conv))
             place = Place(start, shape.vectors, box.w * shape.vectors)
-            return box, place, iter(()) if held else self._load(image, conv, box, start)
+            return box, place, iter(()) if is_loaded else self._load(image, conv, box, start)
         pieces = [shape.tiles[index].piece for index in (block.start, block.stop - 1)]
         # Tiles with pieces of their own need the chunk of each piece.
         vectors = chunk.kc[1] * (1 if pieces[0] == pieces[1] else len(block))
-        start, held = self.ring.get(("a", image, conv, chunk, pieces[0].at))
-        tasks = iter(()) if held else self._load_chunk(image, conv, box, pieces, chunk, start, vectors)
+        start, is_loaded = self.ring.get(("a", image, conv, chunk, pieces[0].at))
+        tasks = iter(()) if is_loaded else self._load_chunk(image, conv, box, pieces, chunk, start, vectors)
         pixel = vectors * shape.planes
         return box, Place(start, pixel, box.w * pixel), tasks
 
@@ -59,9 +62,9 @@ class Inputs:
         With several `spans` (first, count) of pixels, the parts need the first span, and the others follow. Else each
         part needs the rows that its kernel rows reach, and the rest of the box comes last.
         """
-        box, at, whole = self.of(image, conv, block, chunk)
+        box, at, loads_of_all = self.of(image, conv, block, chunk)
         if self.plan.chunked or self.shape.src.resident is not None:
-            return box, at, iter([whole])
+            return box, at, iter([loads_of_all])
         if len(spans) > 1:
             pieces = [
                 self._load(image, conv, box._replace(x=box.x + first, w=count), at.start + first * at.pixel)
@@ -69,7 +72,7 @@ class Inputs:
             ]
             return box, at, iter([pieces[0], *[iter(())] * (len(parts) - 1), *pieces[1:]])
         if chunk.ky[1] == 1:
-            return box, at, iter([whole])
+            return box, at, iter([loads_of_all])
         boxes = [self._box_of(conv, part.chunk) for part in parts]
         stops = [0, *accumulate((item.y + item.h - box.y for item in boxes), max), box.h]
         rows = [
@@ -86,10 +89,10 @@ class Inputs:
         if shape.folded:
             yield self._load_windows(image, conv, box, (0, shape.vectors), a)
             return
-        whole = [Piece(0, shape.src.c, 0, shape.vectors)] if shape.aligned else shape.pieces
+        pieces = [Piece(0, shape.src.c, 0, shape.vectors)] if shape.aligned else shape.pieces
         for plane, fill in enumerate(shape.fills):
             src, at = shape.src.advance(plane * shape.op.src.plane_pitch), a + plane * shape.plane_vectors
-            for piece in whole:
+            for piece in pieces:
                 channels, to = (piece.first, piece.count), at + piece.at
                 yield from self.emit.load_box(src, image, box, channels, to, shape.vectors, fill)
 
@@ -155,7 +158,7 @@ class _ConvLowering:
         self._product = cache(self._multiplication)
         # Cached because all spatial tiles share it.
         self._weights_of = cache(self._weights)
-        self._chunks_of, self._rest_of = cache(shape.chunks), cache(shape.rest)
+        self._chunks_of, self._nonzero_chunks_of = cache(shape.chunks), cache(shape.packed.nonzero_chunks)
 
     def tasks(self) -> Iterator[Task]:
         shape, group = self.shape, self.plan.group
@@ -175,8 +178,8 @@ class _ConvLowering:
     def _last(self, image: int, box: Box, count: int) -> list[tuple[int, Box]]:
         """Split the last of `count` boxes in two, if the array then leaves less requantisation to the end."""
         shape, plan_ = self.shape, self.plan
-        kept = plan_.a_count > count or (plan_.group == len(shape.tiles) and plan_.a_count > 1)
-        if not shape.pointwise or shape.parts > 1 or plan_.chunked or not kept:
+        inputs_stay = plan_.a_count > count or (plan_.group == len(shape.tiles) and plan_.a_count > 1)
+        if not shape.pointwise or shape.parts > 1 or plan_.chunked or not inputs_stay:
             return [(image, box)]
         chunks = self._chunks_of(shape.tiles[0].piece, plan_.b_limit)
         if chunks is None or ceil_div(plan_.group, plan_.block) * len(chunks) > plan_.b_count:
@@ -213,7 +216,7 @@ class _ConvLowering:
             for index in block:
                 if self.adds and parts[index].tiles.start == index and (index > first or not loaded_early):
                     yield from self._load_added(image, box, parts[index])
-                sums = rows + (index - first) * self.shape.rows(conv)
+                sums = rows + (index - first) * self.shape.accumulator_rows(conv)
                 yield from self._finish(image, box, conv, index, parts[index], sums)
 
     def _channels(self, tiles: range) -> tuple[int, int]:
@@ -285,12 +288,12 @@ class _ConvLowering:
         b, _ = self.b.get(("b", block.start, 0, chunk))
         payload = self._weights_of(block, 0, chunk)
         columns = len(payload) // n // chunk.steps
-        cycles = len(block) * chunk.steps * max(shape.rows(conv), n)
-        whole = parts = [Part(chunk, 0, columns * chunk.steps)]
+        cycles = len(block) * chunk.steps * max(shape.accumulator_rows(conv), n)
+        uncut = parts = [Part(chunk, 0, columns * chunk.steps)]
         if columns == n * len(block):  # else the array also reads past the weights of a part
             parts = first_parts(chunk, columns, cycles, shape.target)
         if shape.narrow and not all(self.emit.narrow_part(part.first) for part in parts):
-            parts = whole
+            parts = uncut
         spans = [(0, conv.w)]
         if shape.pointwise and shape.src.resident is None and not self.plan.chunked and len(block) == 1:
             spans = list(split_evenly(conv.w, int(row_parts(cycles, conv.w, shape.target))))
@@ -325,22 +328,22 @@ class _ConvLowering:
         Part 0 is multiplied whole; of later parts, only tiles that are not all zero.
         """
         part, plane = which
-        rest = self._rest_of(block, part, chunk) if part else None
-        if rest == []:
+        nonzero = self._nonzero_chunks_of(block, part, chunk) if part else None
+        if nonzero == []:
             return
-        b, held = self.b.get(("b", block.start, part, chunk))
-        if rest is None:
-            if not held:
+        b, is_loaded = self.b.get(("b", block.start, part, chunk))
+        if nonzero is None:
+            if not is_loaded:
                 payload = self._weights_of(block, part, chunk)
                 yield self.emit.load_constant(payload, b + self.shape.ahead, narrow=self.shape.narrow)
             yield self._mm(conv, loaded, block, chunk, at, (b, rows), plane, accumulate=begun)
             return
-        pieces = [self._weights_of(range(index, index + 1), part, piece) for index, piece in rest]
-        if not held:
+        pieces = [self._weights_of(range(index, index + 1), part, piece) for index, piece in nonzero]
+        if not is_loaded:
             yield self.emit.load_constant(b"".join(pieces), b)
         tiles = self.shape.tiles
-        for (index, piece), payload in zip(rest, pieces, strict=True):
-            here, sums = at, rows + (index - block.start) * self.shape.rows(conv)
+        for (index, piece), payload in zip(nonzero, pieces, strict=True):
+            here, sums = at, rows + (index - block.start) * self.shape.accumulator_rows(conv)
             if self.plan.chunked:
                 offset = tiles[index].piece.at - tiles[block.start].piece.at
                 here = at.tile(offset + piece.kc[0] - chunk.kc[0])
@@ -349,7 +352,7 @@ class _ConvLowering:
             b += len(payload) // self.config.n
 
     def _weights(self, block: range, part: int, chunk: Chunk) -> bytes:
-        return self.shape.weights(block.start, len(block), part, chunk)
+        return self.shape.packed.chunk_bytes(block.start, len(block), part, chunk)
 
     def _mm(
         self,
@@ -375,6 +378,7 @@ class _ConvLowering:
             # Lines have extra columns at the start, and `words` vectors of weights per tile.
             x, columns = x - shape.lines.before, count * shape.words
         steps = chunk.steps
+        # Tiles of one piece read the same inputs; otherwise each has a piece of its own (`ConvShape.block_sizes`).
         a_nt = 0 if tile.piece == shape.tiles[block.stop - 1].piece else tile.piece.vectors
         return Task(
             self._product(
@@ -382,7 +386,7 @@ class _ConvLowering:
                 count,
                 chunk,
                 conv.h,
-                conv.w + shape.more,
+                conv.w + shape.lead_rows,
                 a_nt,
                 pitch,
                 vectors,
@@ -394,8 +398,9 @@ class _ConvLowering:
                 shape.fills[plane],
             ),
             self.layer,
-            count * steps * max(conv.h * (conv.w + shape.more), n),
+            count * steps * max(conv.h * (conv.w + shape.lead_rows), n),
             paces=True,
+            # In the padding y or x is negative: the address wraps, and coordinates select the fill.
             addresses=((first + y * pitch + x * vectors) % (1 << 16), b, c),
         )
 

@@ -13,10 +13,12 @@ from weft.compiler.kernel.wide import WideConv
 from weft.compiler.lower.rows import ROW_OPERANDS, VECTORS_PER_CONSTANT, interleave_bytes, kernel_cycles
 from weft.compiler.lower.vector import pointwise_block, second_operand
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, loop_stride
-from weft.compiler.machine.memory import Place, Ring, TensorRef
+from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.tasks import Task
+from weft.compiler.machine.tensors import Place, TensorRef
 from weft.compiler.plan.conv_plan import EPILOGUE_BLOCKS, PARAMETER_BLOCKS, ConvPlan
-from weft.compiler.plan.conv_shape import ConvShape, Tile
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.compiler.plan.pieces import Tile
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import BLOCK, ChannelPlan
 from weft.hdl.isa import PARAMETER_VECTORS, Kernel, Reduce, Vec, config
@@ -88,8 +90,8 @@ class Results:
         """Compute a tile's outputs by a kernel; `out` is for upper bytes if results have 16 bits."""
         shape, ops = self.shape, self.shape.kernel_ops
         start = yield from self.emit.kernel(ops)
-        params, held = self.p.get(("p", index))
-        if not held:
+        params, is_loaded = self.p.get(("p", index))
+        if not is_loaded:
             yield from self._load_parameters(index, params)
         # Adjacent rows of outputs are one loop of the kernel.
         rows, columns = (box.h, box.w) if out.row != box.w * out.pixel else (1, box.h * box.w)
@@ -120,17 +122,18 @@ class Results:
     def _drain(self, op: Conv, box: Box, conv: Box, index: int, rows: int, out: Place) -> Iterator[Task]:
         shape, pool = self.shape, self.shape.pool
         lookup = () if op.lookup is None else (yield from self.emit.lookup(op.lookup, self.p)).items()
-        params, held = self.p.get(("p", index))
-        if not held:
+        params, is_loaded = self.p.get(("p", index))
+        if not is_loaded:
             yield from self._load_parameters(index, params)
         y = box.y * pool.stride[0] - pool.pad[0] - conv.y
         x = box.x * pool.stride[1] - pool.pad[1] - conv.x
-        outputs, line = box.h * box.w, conv.w + shape.more
+        outputs, line = box.h * box.w, conv.w + shape.lead_rows
         yield Task(
             self._requantisation_of(op, box.h, box.w, conv.h, line, y, x, out.row, out.pixel, *lookup),
             self.layer,
             outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
-            addresses=((rows + y * line + x + shape.more) % (1 << 16), out.start, params),
+            # With padding, y or x is negative: the address wraps, and coordinates leave the element out.
+            addresses=((rows + y * line + x + shape.lead_rows) % (1 << 16), out.start, params),
         )
 
     def _requantisation(
@@ -165,8 +168,8 @@ class Results:
         """Apply the epilogue to a tile's outputs, in place: the vector unit reads an output before it writes it."""
         op, config = self.shape.op.epilogue, self.config
         assert op is not None
-        params, held = self.after.get("epilogue")
-        if not held:
+        params, is_loaded = self.after.get("epilogue")
+        if not is_loaded:
             yield self.emit.load_constant(pointwise_block(op, config), params)
         second: dict[str, int] = {}
         if isinstance(op, Add | Multiply):
@@ -190,7 +193,7 @@ class Results:
         if isinstance(self.shape.op, WideConv):
             return b"".join(interleave_bytes(vector[rows], self.config.n) for vector in self.shape.op.vectors)
         mantissa, shift = quantise_scales(self.shape.op.scale[rows], self.config.mantissa_bits)
-        return parameters.parameter_block(self.shape.bias(tile), mantissa, shift, self.config.n)
+        return parameters.parameter_block(self.shape.packed.bias(tile), mantissa, shift, self.config.n)
 
 
 def lower_channels(op: Conv, site: Site, plan: ChannelPlan, emit: Emitter) -> Iterator[Task]:

@@ -13,8 +13,9 @@ from weft.compiler.ir.scales import normaliser, quantise_scale, score_multiplier
 from weft.compiler.lower.attention import table_tasks
 from weft.compiler.machine import target
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, loop_stride, wrapped_stride
-from weft.compiler.machine.memory import Ring, TensorRef
+from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.tasks import Task
+from weft.compiler.machine.tensors import TensorRef
 from weft.compiler.plan.product_plan import ProductPlan, a_parts, b_parts
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import SoftmaxPlan
@@ -75,8 +76,8 @@ class _ProductLowering:
         """Return the place of rows of A, and the LOADs if they are not on chip."""
         op, vectors = self.op, ceil_div(chunk[1], self.n)
         image, head = op.place(op.a_counts, *matrix)
-        slot, held = self.rings["a"].get((image, head, rows, chunk))
-        if held:
+        slot, is_loaded = self.rings["a"].get((image, head, rows, chunk))
+        if is_loaded:
             return slot, iter(())
         source = self.a.matrix(image, head, op.a_counts)
         fill = op.a_zero if self.config.wide_activations else 0
@@ -94,8 +95,8 @@ class _ProductLowering:
         """Return the place of columns of B, and the LOADs if they are not on chip."""
         op, n, vectors = self.op, self.n, ceil_div(chunk[1], self.n)
         image, head = op.place(op.b_counts, *matrix)
-        slot, held = self.rings["b"].get((image, head, columns, chunk))
-        if held:
+        slot, is_loaded = self.rings["b"].get((image, head, columns, chunk))
+        if is_loaded:
             return slot, iter(())
         source, (first, count) = self.b.matrix(image, head, op.b_counts), columns
         if op.transposed:
@@ -192,8 +193,8 @@ class _SoftmaxLowering:
     def _chunk(self, image: int, box: Box, chunk: tuple[int, int], final: int) -> Iterator[Task]:
         first, count = chunk
         rows, vectors = box.w, ceil_div(count, self.config.n)
-        x, held = self.x.get((image, box, chunk))
-        if not held:
+        x, is_loaded = self.x.get((image, box, chunk))
+        if not is_loaded:
             yield from self.emit.load_box(self.src, image, box, chunk, x, vectors, 0)
         p, _ = self.p.get((image, box, chunk, final))
         size = rows * vectors

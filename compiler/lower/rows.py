@@ -14,10 +14,12 @@ from weft.compiler.ir.products import Embedding
 from weft.compiler.kernel.code import elementwise, generate, tables_of, with_tables
 from weft.compiler.kernel.operators import GroupNorm, RowOp
 from weft.compiler.lower.attention import table_tasks
+from weft.compiler.machine.areas import CONSTANTS
 from weft.compiler.machine.emit import Box, Emitter, ceil_div
-from weft.compiler.machine.memory import CONSTANTS, Ring, TensorRef
+from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.target import COUNT_MAX, LENGTH_MAX, PIXELS_MAX
 from weft.compiler.machine.tasks import Task, Tasks
+from weft.compiler.machine.tensors import TensorRef
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import RowPlan
 from weft.hdl.isa import PAGE_ENTRY, Kernel, MicroOp, Opcode, Source, places
@@ -117,6 +119,7 @@ def lower_images(op: GroupNorm, site: Site, plan: RowPlan, emit: Emitter) -> Ite
     """Yield the tasks of an operator whose rows are channels over all pixels of an image."""
     n, vectors, pixels = site.config.n, plan.vectors, plan.rows
     src, dst = site.sources[0], site.dst
+    # Results overwrite their sources, so that a slot is all that an image needs.
     images = Ring(0, pixels * vectors, plan.slots)
     constants = site.config.scratchpad_size - VECTORS_PER_CONSTANT * len(op.vectors) * vectors
     ops = generate(op.kernel, n)
@@ -164,6 +167,7 @@ class _RowLowering:
         for vectors in self.vectors[:-1]:
             self.inputs.append(Ring(at, tile.rows * vectors, slots))
             at += slots * tile.rows * vectors
+        # In a slot of 16-bit results, all lower bytes follow all upper bytes.
         size = tile.rows * self.vectors[-1] * (1 + op.wide)
         self.outputs = Ring(self.constants - slots * size, size, slots)
 
@@ -192,8 +196,8 @@ class _RowLowering:
         places = []
         for ring, source, count in zip(self.inputs, self.sources, counts, strict=True):
             part = _source_box(source, image, box)
-            place, held = ring.get(part)
-            if not held:
+            place, is_loaded = ring.get(part)
+            if not is_loaded:
                 yield from self.emit.load_box(source, *part, (0, source.c), place, count, 0)
             # A step of 0 repeats a row, or a vector, that the source broadcasts.
             places.append((place, count if part[1].w > 1 else 0, 1 if count > 1 else 0))
@@ -205,8 +209,8 @@ class _RowLowering:
         ]
         lower, ends = out + rows * stored, (stored, 1 if stored > 1 else 0)
         # All operands, results included, have adjacent rows.
-        whole = all(row == column * vectors for _, row, column in (*places, (out, *ends)))
-        loops = loops_of(ops, rows, vectors, self.config, apart=self.apart, whole=whole or rows == 1)
+        adjacent = all(row == column * vectors for _, row, column in (*places, (out, *ends)))
+        loops = loops_of(ops, rows, vectors, self.config, apart=self.apart, whole=adjacent or rows == 1)
         fields = _operand("src", places[0], loops)
         for name, read in zip(ROW_OPERANDS, places[1:], strict=False):
             fields |= {f"with_{name}": 1, f"{name}_vectors": max(1, read[2])} | _operand(name, read, loops)

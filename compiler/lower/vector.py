@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import ONE, Add, DeviceOp, Multiply, Rescale, Window
+from weft.compiler.ir.graph import Add, DeviceOp, Multiply, Rescale
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
+from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, loop_stride
-from weft.compiler.machine.memory import Place, Ring, TensorRef
+from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.target import coordinates
 from weft.compiler.machine.tasks import Task
+from weft.compiler.machine.tensors import Place, TensorRef
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import VectorPlan
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Vec
@@ -129,8 +131,8 @@ class _VectorLowering:
         o = self._place(self.dst, self.o, image, box, channels)
         for part, count in self._parts(box):
             lookup = yield from self.emit.lookup(self.op.lookup, self.p)
-            params, held = self.p.get(count)
-            if not held:
+            params, is_loaded = self.p.get(count)
+            if not is_loaded:
                 yield self.emit.load_constant(job.parameters(count), params)
             yield self._vec(box, part, loaded, vectors, (a, b, o), params, lookup)
         if self.dst.resident is None:
@@ -210,6 +212,7 @@ class _VectorLowering:
         a, b, o = places
         y = part.y * window.stride[0] - window.pad[0] - loaded.y
         x = part.x * window.stride[1] - window.pad[1] - loaded.x
+        # In the padding y or x is negative: the address wraps, and coordinates select the pad value.
         down = coordinates(window, 0, y, loaded.h)
         across = coordinates(window, 1, x, loaded.w)
         out = o.start + (part.y - box.y) * o.row + (part.x - box.x) * o.pixel

@@ -11,24 +11,50 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from weft.compiler.ir.graph import Buffer
-from weft.compiler.machine.memory import (
-    ALIGN,
-    BASE_OF_KIND,
-    CONSTANTS,
-    LENGTH,
-    PAGES,
-    STATES,
-    TABLES,
-    TEMPS,
-    base_of,
-)
+from weft.compiler.ir.views import Buffer
 from weft.hdl.checker.program import Extent, Extents
 from weft.hdl.schema import short_repr
 
+CONSTANTS = 0
+"""Base register of constants and code."""
+TEMPS = 1
+"""Base register of buffers between operators."""
+INPUTS = 2
+"""Base register of buffers that the host writes before a program runs."""
+OUTPUTS = 3
+"""Base register of buffers that the host reads after a program has run."""
+
+PAGES = 4
+"""Base register of the pages of keys and values that the host keeps."""
+TABLES = 5
+"""Base register of page tables."""
+LENGTH = 6
+"""Base register that holds the number of keys in the pages, not an address."""
+
+STATES = 7
+"""Base register of buffers that keep their contents between runs."""
+
+BASE_OF_KIND = {
+    "temp": TEMPS,
+    "input": INPUTS,
+    "output": OUTPUTS,
+    "pages": PAGES,
+    "table": TABLES,
+    "state": STATES,
+}
+_COMPACT_KINDS = ("temp", "input", "output")
+"""Kinds of buffers that share the area of `TEMPS` in compact programs. Inputs occupy it until they are read, outputs
+from when they are written."""
+ALIGN = 64
+"""Alignment in DRAM in bytes: a multiple of the presets' widest bus."""
 _ALIGNMENT = 256
 """Bytes. A multiple of every bus word; short bursts then cross 4 KiB pages as rarely as possible."""
 _WRITTEN = ("temp", "output", "state")
+
+
+def base_of(kind: str, compact: bool) -> int:
+    """Return the base register of buffers of a kind."""
+    return TEMPS if compact and kind in _COMPACT_KINDS else BASE_OF_KIND[kind]
 
 
 @dataclass(frozen=True)

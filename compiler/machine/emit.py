@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.machine.memory import CONSTANTS, Constants, Kernels, Ring, TensorRef
+from weft.compiler.machine.areas import CONSTANTS
+from weft.compiler.machine.memory import Constants, Kernels, Ring
 from weft.compiler.machine.target import COUNT_MAX, PITCH_MAX, RUN_MAX, Target
 from weft.compiler.machine.tasks import Task
+from weft.compiler.machine.tensors import TensorRef
 from weft.hdl.isa import WORD_BYTES, Load, Lookup, Microcode, MicroOp, Store
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config, Feature
 from weft.hdl.isa.kernel import MICRO_OPS
@@ -34,8 +36,9 @@ def loop_stride(stride: int, count: int) -> int:
 
 
 def wrapped_stride(stride: int, count: int) -> int:
-    """Return `loop_stride`, wrapped_stride to 16 bits: addresses on chip are modulo 2**16."""
-    return _wrap(stride) if count > 1 else 0
+    """Return `loop_stride`, wrapped to 16 bits: addresses on chip are modulo 2**16."""
+    # Fields of strides are signed: a step of 2**15 or more is the negative step to the same address.
+    return (stride + (1 << 15)) % (1 << 16) - (1 << 15) if count > 1 else 0
 
 
 class Box(NamedTuple):
@@ -103,7 +106,7 @@ def _rows(
 ) -> Load:
     return Load(
         base=base, rows=rows, row_pitch=row_pitch, pixels=pixels, pitch=pitch, length=length, before=before, run=run,
-        fill=fill, dst_vector=1, dst_pixel=vectors, dst_row=_wrap(pixels * vectors) if rows > 1 else 0,
+        fill=fill, dst_vector=1, dst_pixel=vectors, dst_row=wrapped_stride(pixels * vectors, rows),
     )  # fmt: skip
 
 
@@ -120,7 +123,7 @@ def _store_form(
         length=length,
         src_vector=1,
         src_pixel=vectors,
-        src_row=_wrap(pixels * vectors) if rows > 1 else 0,
+        src_row=wrapped_stride(pixels * vectors, rows),
     )
 
 
@@ -179,6 +182,7 @@ class Emitter:
         if narrow:
             offset = self.constants.add_narrow(payload, self.config.bus_bytes) + first * n // 2
             size = vectors * n // 2
+            # LOAD writes at most one vector a cycle, but the bus may bring two vectors of 4-bit values.
             cycles = max(self._bus_cycles(1, size), vectors)
             load = _narrow_vectors(vectors, n)
             return Task(load, self.layer, cycles, size, addresses=(offset, dst + first))
@@ -204,8 +208,8 @@ class Emitter:
         if lookup is None:
             return {}
         content = lookup.tobytes()
-        table, held = self._table(content)
-        if not held:
+        table, is_loaded = self._table(content)
+        if not is_loaded:
             yield from self._fill(table, content, blocks)
         return {"lookup": 1, "table": table}
 
@@ -221,7 +225,9 @@ class Emitter:
         filled: set[bytes] = set()
         while True:
             tables = [self._table(content) for content in contents]
-            missing = {content for content, (_, held) in zip(contents, tables, strict=True) if not held}
+            missing = {
+                content for content, (_, is_loaded) in zip(contents, tables, strict=True) if not is_loaded
+            }
             if not missing:
                 break
             filled |= missing  # a new table may have replaced one of the others: look again
@@ -243,8 +249,8 @@ class Emitter:
     def kernel(self, ops: tuple[MicroOp, ...]) -> Generator[Task, None, int]:
         """Write a kernel to the engine's memory, unless it is there, and return its first entry."""
         self.used.add("kernels")
-        start, held = self.kernels.get(ops)
-        for at in [] if held else range(0, len(ops), MICRO_OPS):
+        start, is_loaded = self.kernels.get(ops)
+        for at in [] if is_loaded else range(0, len(ops), MICRO_OPS):
             code = _microcode(start + at, ops[at : at + MICRO_OPS])
             yield Task(code, self.layer, code.count)
         return start
@@ -427,6 +433,7 @@ class Emitter:
         return Task(
             _rows(src.base, rows, row_pitch, pixels, pitch, length, before, run, fill, vectors),
             self.layer,
+            # Limited by the bus, or by the one vector a cycle that LOAD writes.
             max(self._bus_cycles(reads, run), rows * pixels * ceil_div(length, self.config.n)),
             reads * run,
             addresses=(offset, dst),
@@ -450,6 +457,7 @@ class Emitter:
                 vectors,
             )
             return
+        # The distance between pixels does not fit the pitch's field, so each pixel is a row.
         for row in range(rows):
             for _, x, _, count in _parts(1, pixels):  # pixels as rows
                 offset = dst.address(image, box.y + row, box.x + x)
@@ -489,7 +497,3 @@ def _parts(h: int, w: int) -> Iterator[Box]:
     for y in range(0, h, tall):
         for x in range(0, w, wide):
             yield Box(y, x, min(tall, h - y), min(wide, w - x))
-
-
-def _wrap(value: int) -> int:
-    return (value + (1 << 15)) % (1 << 16) - (1 << 15)

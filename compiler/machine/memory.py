@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, View
-from weft.compiler.machine.target import PIXELS_MAX
+from weft.compiler.ir.graph import Add, Conv, DeviceOp
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.machine.areas import ALIGN, BASE_OF_KIND, TEMPS, base_of
+from weft.compiler.machine.tensors import TensorRef
 from weft.hdl.isa import MicroOp, encoding
 
 
@@ -125,47 +126,6 @@ class Packing:
             low, high = low >> 1, high >> 1
 
 
-CONSTANTS = 0
-"""Base register of constants and code."""
-TEMPS = 1
-"""Base register of buffers between operators."""
-INPUTS = 2
-"""Base register of buffers that the host writes before a program runs."""
-OUTPUTS = 3
-"""Base register of buffers that the host reads after a program has run."""
-
-PAGES = 4
-"""Base register of the pages of keys and values that the host keeps."""
-TABLES = 5
-"""Base register of page tables."""
-LENGTH = 6
-"""Base register that holds the number of keys in the pages, not an address."""
-
-STATES = 7
-"""Base register of buffers that keep their contents between runs."""
-
-BASE_OF_KIND = {
-    "temp": TEMPS,
-    "input": INPUTS,
-    "output": OUTPUTS,
-    "pages": PAGES,
-    "table": TABLES,
-    "state": STATES,
-}
-COMPACT_KINDS = ("temp", "input", "output")
-"""Kinds of buffers that share the area of `TEMPS` in compact programs. Inputs occupy it until they are read, outputs
-from when they are written."""
-
-
-def base_of(kind: str, compact: bool) -> int:
-    """Return the base register of buffers of a kind."""
-    return TEMPS if compact and kind in COMPACT_KINDS else BASE_OF_KIND[kind]
-
-
-ALIGN = 64
-"""Alignment in DRAM in bytes: a multiple of the presets' widest bus."""
-
-
 @dataclass
 class Ring:
     """Ring of `count` slots of `size` addresses from `start` on.
@@ -184,6 +144,7 @@ class Ring:
 
     def __post_init__(self) -> None:
         if self.start < self.after < self.start + self.size * self.count:
+            # Rounded up: a slot that begins before `after` may still be in use.
             self._next = -((self.start - self.after) // self.size) % self.count
 
     @property
@@ -320,123 +281,6 @@ class Constants:
         return bytes(self._blob) + bytes(-len(self._blob) % ALIGN)
 
 
-class Place(NamedTuple):
-    """Vectors of a box on chip: first address, and steps from pixel to pixel and from row to row."""
-
-    start: int
-    pixel: int
-    row: int
-
-    def tile(self, index: int) -> Place:
-        """Return this place, `index` vectors further on."""
-        return Place(self.start + index, self.pixel, self.row)
-
-
-@dataclass(frozen=True)
-class TensorRef:
-    """A view as the lowering sees it.
-
-    In DRAM it has a base register, a byte offset, and pitches in bytes. A `resident` one lies in the scratchpad from
-    that address on, pixel after pixel, each in whole vectors.
-    """
-
-    base: int
-    offset: int
-    n: int
-    h: int
-    w: int
-    c: int
-    image_pitch: int
-    row_pitch: int
-    pixel_pitch: int
-    resident: int | None = None
-
-    @property
-    def kind(self) -> TensorRef:
-        """This tensor without its address: equal for tensors that lie in DRAM, or on chip, in one form."""
-        return TensorRef(
-            0,
-            0,
-            self.n,
-            self.h,
-            self.w,
-            self.c,
-            self.image_pitch,
-            self.row_pitch,
-            self.pixel_pitch,
-            None if self.resident is None else 0,
-        )
-
-    @property
-    def rows_are_adjacent(self) -> bool:
-        """True if each row ends where the next begins."""
-        return self.w * self.pixel_pitch == self.row_pitch
-
-    def address(self, image: int, y: int, x: int) -> int:
-        """Return the byte offset of a pixel's first channel."""
-        return self.offset + image * self.image_pitch + y * self.row_pitch + x * self.pixel_pitch
-
-    def on_chip(self, image: int, y: int, x: int, n: int) -> Place:
-        """Return the place of the pixels from (y, x) on, for a `resident` tensor in vectors of `n` bytes."""
-        assert self.resident is not None
-        vectors = -(-self.c // n)
-        return Place(self.resident + ((image * self.h + y) * self.w + x) * vectors, vectors, self.w * vectors)
-
-    def advance(self, size: int) -> TensorRef:
-        """Return this tensor `size` bytes further on."""
-        return replace(self, offset=self.offset + size)
-
-    def merge_rows(self, rows: int, pixels: int) -> tuple[int, int]:
-        """Return rows of a box, and pixels per row: one row where rows of full width are adjacent."""
-        whole = pixels == self.w and self.rows_are_adjacent and rows * pixels <= PIXELS_MAX
-        return (1, rows * pixels) if whole else (rows, pixels)
-
-    def flatten(self) -> TensorRef:
-        """Return the bytes as one row of pixels; requires `can_flatten`."""
-        pixels = self.n * self.h * self.w
-        span = pixels * self.pixel_pitch
-        return replace(self, n=1, h=1, w=pixels, image_pitch=span, row_pitch=span)
-
-    def matrix(self, image: int, head: int, counts: tuple[int, int]) -> TensorRef:
-        """Return one of `counts` (images, heads of an image) matrices, its rows as the pixels of one image row.
-
-        Heads lie side by side in the channels, or one after the other as images.
-        """
-        images, heads = counts
-        if self.n == images:
-            # Heads side by side in the channels; else each head is an image.
-            size, at = self.c // heads, self.address(image, 0, 0)
-            at += head * size
-        else:
-            size, at = self.c, self.address(image * heads + head, 0, 0)
-        pitch = self.pixel_pitch
-        return TensorRef(self.base, at, 1, 1, self.w, size, self.w * pitch, self.w * pitch, pitch)
-
-    def columns_as_rows(self) -> TensorRef:
-        """Return images of one column as images of one row each."""
-        assert self.w == 1
-        pitch = self.row_pitch
-        return replace(self, h=1, w=self.h, row_pitch=self.h * pitch, pixel_pitch=pitch)
-
-    @property
-    def can_flatten(self) -> bool:
-        return self.rows_are_adjacent and (self.n == 1 or self.h * self.row_pitch == self.image_pitch)
-
-    def subsample(self, stride: tuple[int, int], h: int, w: int) -> TensorRef:
-        """Return every `stride`-th row and column."""
-        return TensorRef(
-            self.base,
-            self.offset,
-            self.n,
-            h,
-            w,
-            self.c,
-            self.image_pitch,
-            self.row_pitch * stride[0],
-            self.pixel_pitch * stride[1],
-        )
-
-
 class Allocation:
     """DRAM offsets of buffers by name; temporaries whose lifetimes do not overlap share memory.
 
@@ -475,6 +319,7 @@ class Allocation:
                 buffers.setdefault(name, view.buffer)
                 first.setdefault(name, run.start)
                 last[name] = run.stop - 1
+        # The host writes inputs before the first operator, and reads outputs after the last.
         for name, buffer in buffers.items() if compact else ():
             if buffer.kind == "input":
                 first[name] = -1
@@ -483,6 +328,7 @@ class Allocation:
         self.offsets: dict[str, int] = {}
         self.buffers = buffers
         replaced = in_place(ops, self.resident, overlapped, first, last) if compact else {}
+        # A chain of sums shares one place, so all its buffers get the first start and the last end.
         for name, source in replaced.items():  # in the order of operators
             first[name] = first[source]
         for name, source in reversed(replaced.items()):
@@ -502,6 +348,7 @@ class Allocation:
     def _allocate(self, buffers: Sequence[Buffer], first: dict[str, int], last: dict[str, int]) -> None:
         """Place buffers by size, or in `compact` programs in the order that needs least memory."""
         orders: list[Callable[[Buffer], int]] = [lambda buffer: -buffer.size]
+        # Also try the order of first use, and of last use from the end.
         if self.compact and first:
             orders += [lambda buffer: first[buffer.name], lambda buffer: -last[buffer.name]]
         packed = [

@@ -61,7 +61,9 @@ def products_first(tasks: Tasks, latest: np.ndarray, target: Target) -> np.ndarr
     limit = np.maximum.reduceat(least[: products[-1] + 1], firsts)
     count_before = np.maximum.accumulate(np.minimum(np.maximum(limit, wish), now[products]))
     keys = np.empty(len(tasks), np.int64)
+    # Results have odd keys in their order; a task with key 2 * i comes just before result i.
     keys[results] = 2 * np.arange(len(results)) + 1
+    # No task moves down. LOADs after the last product stay.
     keys[moved] = 2 * np.where(last, now, np.minimum(count_before[np.minimum(group, len(products) - 1)], now))
     return np.argsort(keys, kind="stable")
 
@@ -80,6 +82,7 @@ def run_ahead(tasks: Tasks, latest: np.ndarray, target: Target) -> tuple[np.ndar
     count_before = np.minimum(count_before, np.searchsorted(others, loads))
     count_before = np.maximum(count_before, np.searchsorted(others, latest[loads].max(axis=1), "right"))
     keys = np.empty(len(tasks), np.int64)
+    # As in `products_first`: a LOAD with key 2 * i has i of the other tasks before it.
     keys[others] = 2 * np.arange(len(others)) + 1
     keys[loads] = 2 * np.maximum.accumulate(count_before)
     return np.argsort(keys, kind="stable"), cycles
@@ -103,6 +106,7 @@ def _starts(tasks: Tasks, latest: np.ndarray, target: Target) -> tuple[np.ndarra
             if cause >= 0 and finish[cause] > start:
                 start = finish[cause]
         starts.append(start)
+        # The queue is free after the task and its own overhead; other queues see the end only after the handover.
         free[queue] = start + cycles + beside[queue]
         finish.append(free[queue] + overheads.HANDOVER_CYCLES)
     return np.array(starts, np.int64), max(finish, default=0)
@@ -206,6 +210,7 @@ def hoist(tasks: Tasks, latest: np.ndarray) -> np.ndarray:
         # The LOAD is not for the very first compute task: leave that task in front.
         early = paces[np.maximum(0, np.minimum(early, before - _LEAST))]
         after = np.where(before > 0, np.maximum(after, early), after)
+    # Key 2 * i + 1 comes just after task i. The accumulated maximum keeps LOADs in order.
     keys, moved = 2 * np.arange(len(tasks)), np.maximum.accumulate(np.minimum(after, loads - 1))
     keys[loads] = 2 * moved + 1
     return np.argsort(keys, kind="stable")
@@ -421,6 +426,7 @@ class _Merge:
         self.alone = len(ready) == 1
         if len(ready) > 1 and ready[-1][2] == 2:
             self.rate = self.rate or self.work / max(self.left, 1)
+            # Spread the other operators' vector work evenly over the products, which earn its cycles (see `take`).
             if self.queue[self.sequences[2][0]] == _VEC and self.due <= 0:
                 ready.pop()
         if not ready:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Window
+from weft.compiler.ir.windows import Window
 from weft.hdl.isa import Opcode, Place, places
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import DIVISION_LATENCY, VEC_EARLY_OVERHEAD, vec_overhead

@@ -136,9 +136,9 @@ class Problem:
             if self.key_mask is not None and self.key_mask.images not in (1, images):
                 continue
             # The device has one mask per image, for all of its heads.
-            whole = np.broadcast_to(self.allowed, self.full)
-            whole = whole.reshape(images, heads, *self.full[-2:])
-            mask = recognise(whole[:, 0]) if (whole == whole[:, :1]).all() else None
+            allowed = np.broadcast_to(self.allowed, self.full)
+            allowed = allowed.reshape(images, heads, *self.full[-2:])
+            mask = recognise(allowed[:, 0]) if (allowed == allowed[:, :1]).all() else None
             if mask is not None:
                 yield split, mask
 
@@ -232,6 +232,7 @@ def _from_operator(context: NodeContext) -> Problem:
     offset = np.zeros((1, 1, 1, 1), np.int64)
     if lengths is not None:
         allowed = allowed & (keys < lengths.reshape(-1, 1, 1, 1))
+        # The last query sees all keys of the length.
         offset = lengths.reshape(-1, 1, 1, 1) - q.rows
     if context.attribute("is_causal", 0):
         allowed = allowed & causal(q.rows, k.rows, offset)

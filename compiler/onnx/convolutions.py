@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir.graph import Conv, Pad, View, Window
+from weft.compiler.ir.graph import Conv, Pad
 from weft.compiler.ir.layout import Layout, row_major_layout, spatial
-from weft.compiler.ir.windows import Axis, axes
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Axis, Window, axes
 from weft.compiler.machine.target import has_coordinates
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import (
@@ -213,6 +214,8 @@ def add_bias(bias: np.ndarray, value: Constant, scale: np.ndarray) -> tuple[np.n
     """
     value_scale = np.broadcast_to(np.broadcast_to(value.scale, value.values.shape).reshape(-1), scale.shape)
     integers = np.broadcast_to(value.values.reshape(-1), scale.shape)
+    # The file's scale of a bias is a product of two others, rounded to float32: a difference of that size does not
+    # count.
     with np.errstate(all="ignore"):  # the quotient of very different scales may overflow
         exact = integers * (
             1.0 if np.allclose(value_scale, scale, rtol=1e-6, atol=0) else value_scale / scale
@@ -253,6 +256,7 @@ def scale_channels(context: NodeContext, operand: Pending, factors: np.ndarray) 
         assert isinstance(op, Conv)
         values = np.broadcast_to(factors.reshape(-1), op.scale.shape)
         sign = np.sign(values).astype(np.int16)  # a factor 0 gives weights 0, and keeps the scale positive
+        # Minus -2**31 does not fit int32.
         bias = np.minimum(op.bias * sign.astype(np.int64), INT32.max).astype(np.int32)
         scale = op.scale * np.where(sign, np.abs(values), 1)
         ops.append(op.replace(weight=op.weight * sign[:, None, None, None], bias=bias, scale=scale))
@@ -317,7 +321,8 @@ def depth_tap(context: NodeContext, kernel: tuple[int, ...]) -> int | None:
     """Return the only kernel element along depth that meets the input; None if there are several."""
     depth, _, _ = spatial_axes(context, kernel)
     if depth.size == depth.count == 1:
-        tap, rest = divmod(depth.before, depth.dilation)
-        return tap if not rest and tap < depth.kernel else None
+        # There is one element and one window, so only the kernel element at the distance of the padding can meet it.
+        tap, remainder = divmod(depth.before, depth.dilation)
+        return tap if not remainder and tap < depth.kernel else None
     plain = (depth.kernel, depth.stride, depth.before, depth.padding_after) == (1, 1, 0, 0)
     return 0 if plain else None

@@ -11,9 +11,8 @@ import numpy as np
 from weft.compiler.errors import CompileError, EvaluationError, NetworkError
 from weft.compiler.host.evaluate import Evaluator, foreign_types
 from weft.compiler.host.onnx_model import STANDARD, infer_types
-from weft.compiler.ir.network import Network, Node, Type, type_of
+from weft.compiler.ir.network import Network, Node, Type, check_values, type_of
 from weft.compiler.ir.windows import axes, span
-from weft.compiler.onnx.limits import check_values
 from weft.compiler.onnx.model_rules import Site, check
 
 Shape = tuple[int, ...]
@@ -51,6 +50,7 @@ def _infer_with_settled(
     except NetworkError as error:
         if not any(node.op in _BY_TEXT for node in network.nodes):
             raise
+        # The file may declare the shapes that inference computes wrongly. Keep only types that it cannot infer.
         foreign = (name for node in nodes if node.domain not in STANDARD for name in node.outputs)
         declared = {name: cut.types[name] for name in (*cut.inputs, *foreign) if name in cut.types}
         return {**settled, **infer_types(dataclasses.replace(cut, types=declared))}, error
@@ -236,7 +236,7 @@ def _fold_all(known: Known) -> bool:
         known.constants.update(values)
         fresh |= values
         known.note({name: type_of(value) for name, value in values.items()})
-    types = {name: found for name, found in known.network.types.items() if name not in fresh}
+    types = {name: kind for name, kind in known.network.types.items() if name not in fresh}
     known.network = dataclasses.replace(known.network, nodes=tuple(left), types=types)
     return bool(fresh)
 
@@ -261,6 +261,7 @@ def _fold(node: Node, known: Known) -> dict[str, np.ndarray] | None:
         values = run_nodes([node], outputs, known)
     except EvaluationError:
         return None
+    # A node whose evaluation contradicts shape inference stays.
     agrees = all(
         str(value.dtype) == known.dtypes.get(name, str(value.dtype)) and size in (None, value.shape)
         for name, size, value in zip(outputs, sizes, values, strict=True)

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View
+from weft.compiler.ir.graph import Conv, DeviceOp, Rescale
 from weft.compiler.ir.layout import Layout, Shape4
 from weft.compiler.ir.scales import SCORE_REACH, product_ends
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.onnx.qdq import Activation, Quant, Recipe, Tensor
 from weft.compiler.onnx.reorder import to_layout
 
@@ -111,8 +112,8 @@ class Heads:
         shape = (n, 1, rows, across * (self.size + extra))
         layout = Layout(shape, (0, 1, 2, 3), shape)
         tensor = Tensor(name, name, layout, layout, self.tensor.unsigned, from_host=False)
-        whole = self.tensor.view((n, rows, across, self.size))
-        copy = Rescale(f"{name}.heads", whole, self.part(tensor, extra, 0, self.size))
+        source = self.tensor.view((n, rows, across, self.size))
+        copy = Rescale(f"{name}.heads", source, self.part(tensor, extra, 0, self.size))
         return tensor, shape, [copy]
 
     def part(self, tensor: Tensor, extra: int, first: int, count: int) -> View:
@@ -143,7 +144,7 @@ def masked_keys(k: Heads, ext: Extension, mask: KeyMask, mask_tensor: Tensor) ->
     spread = _spread(mask, mask_tensor, ext, k.heads)
     n, _, rows, channels = k.shape
     across = channels // k.size
-    whole = Buffer(tensor.storage, (1, n * rows, across, k.size + ext.size))
+    extended = Buffer(tensor.storage, (1, n * rows, across, k.size + ext.size))
     source = Buffer(spread.storage, (1, mask.images * rows, k.heads, ext.size))
     # Images and rows are one axis. A copy covers all rows with one mask.
     count = n * rows if across == k.heads and mask.images == k.images else rows
@@ -151,7 +152,7 @@ def masked_keys(k: Heads, ext: Extension, mask: KeyMask, mask_tensor: Tensor) ->
         image = index // (n // k.images)
         size = (1, count, across, ext.size)
         read = View(source, size, y=image % mask.images * rows)  # heads share the mask
-        target = View(whole, size, y=first, c=k.size)
+        target = View(extended, size, y=first, c=k.size)
         # The scale 2 reaches the end of the range for every zero point.
         ops.append(Rescale(f"{tensor.storage}.{index}", read, target, 2.0, 0, k.quant.zero))
     return _with_recipe(tensor, ops, (k.tensor, spread)), shape
@@ -169,6 +170,7 @@ def _spread(mask: KeyMask, source: Tensor, ext: Extension, heads: int) -> Tensor
     shape = (mask.images, 1, mask.keys, count)
     layout = Layout(shape, (0, 1, 2, 3), shape)
     tensor = Tensor(name, name, layout, layout, unsigned=False, from_host=False)
+    # The mask is at most its zero point: a large gain saturates all lower values at the key's end of int8.
     weight = np.full((count, 1, 1, 1), -_GAIN if ext.key > 0 else _GAIN, np.int16)
     op = Conv(
         name,

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weft.compiler.errors import IrError
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment
 from weft.compiler.ir.layout import Layout
 from weft.compiler.ir.model import COMPUTED_ON_HOST, READ_ON_HOST, Graph, HostSegment, Transfer
 from weft.compiler.ir.network import Node
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.patterns import Match
 from weft.compiler.onnx.qdq import Recipe, Tensor
@@ -118,6 +119,7 @@ def _ready_nodes(nodes: list[Node], known: set[str]) -> list[Node]:
     ready: list[Node] = []
     left: list[Node] = []
     for node in nodes:
+        # Bodies of a node may read values of the outer network, which must be known as well.
         if known.issuperset(node.inputs) and not produced.intersection(node.reads) - known:
             ready.append(node)
             known.update(node.outputs)  # later nodes of this pass may depend on them

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.network import Network, Node, Type
+from weft.compiler.ir.network import Network, Node, Type, check_windows
 from weft.compiler.onnx.folding import Known, resolve
-from weft.compiler.onnx.limits import check_windows
 from weft.compiler.onnx.qlinear import expand_qlinear
 from weft.compiler.onnx.reader import Source, read
 from weft.compiler.onnx.states import check_states, with_states

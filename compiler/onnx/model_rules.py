@@ -204,8 +204,8 @@ def parameters_agree(site: Site) -> str | None:
         shape = site.shape(index)
         if shape is not None and not _is_single(shape) and shape not in channels:
             or_each = f", or have the shape {' or '.join(map(_text, channels))}" if channels else ""
-            what = f"has {name} of shape {_text(shape)} for weights of shape {_text(weights)}"
-            return f"{what}; it must be one number{or_each}"
+            problem = f"has {name} of shape {_text(shape)} for weights of shape {_text(weights)}"
+            return f"{problem}; it must be one number{or_each}"
     return None
 
 
@@ -231,11 +231,11 @@ def input_is_image(site: Site) -> str | None:
 
 def axes_listed(site: Site) -> str | None:
     """Axes and sizes that are an input must be a list."""
-    shape, what = site.shape(1), "sizes" if site.op == "Reshape" else "axes"
+    shape, noun = site.shape(1), "sizes" if site.op == "Reshape" else "axes"
     return (
         None
         if shape is None or len(shape) == 1
-        else f"has {what} of shape {_text(shape)}; they must be a list"
+        else f"has {noun} of shape {_text(shape)}; they must be a list"
     )
 
 

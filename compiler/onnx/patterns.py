@@ -40,12 +40,12 @@ from weft.compiler.planner import Planner
 from weft.hdl.isa.config import Config
 
 
-def too_large(produced: Symbol | Recipe | Results, config: Config) -> str | None:
+def explain_missing_plan(produced: Symbol | Recipe | Results, config: Config) -> str | None:
     """Return the reason why an operator from a handler has no plan; None if all have one.
 
     Convolutions can be split along all axes, so they are not planned here.
     """
-    check = getattr(config, "has_plan", functools.partial(has_plan, config))
+    check = getattr(config, "can_plan", functools.partial(can_plan, config))
     for op in _operators(produced):
         if not isinstance(op, Weighted) and not check(op):
             kind, size = type(op).__name__.lower(), config.scratchpad_size
@@ -53,7 +53,7 @@ def too_large(produced: Symbol | Recipe | Results, config: Config) -> str | None
     return None
 
 
-def has_plan(config: Config, op: DeviceOp) -> bool:
+def can_plan(config: Config, op: DeviceOp) -> bool:
     """Return whether an operator, split or whole, fits a device with `config`.
 
     A configuration that records its use may have a method of this name, which is called instead.
@@ -196,7 +196,7 @@ def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match
         except NarrowError as error:
             result.unsupported[node.index] = f"{sentence(wide_forms)} ({error})"
             continue
-        large = too_large(produced, model.config)
+        large = explain_missing_plan(produced, model.config)
         if large is not None:
             result.unsupported[node.index] = large
             continue
@@ -222,55 +222,57 @@ def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match
     return result
 
 
-def _unsupported_inputs(found: Match) -> Iterator[tuple[Node, str, Symbol]]:
+def _unsupported_inputs(matched: Match) -> Iterator[tuple[Node, str, Symbol]]:
     """Yield (node, input, symbol of the input) for nodes that the device does not support."""
-    done = {index for recipe in found.recipes.values() for index in recipe.nodes}
-    for node in found.model.nodes:
-        if node.index in found.unsupported and node.index not in done:
+    done = {index for recipe in matched.recipes.values() for index in recipe.nodes}
+    for node in matched.model.nodes:
+        if node.index in matched.unsupported and node.index not in done:
             for name in filter(None, node.inputs):
-                yield node, name, found.symbol(name)
+                yield node, name, matched.symbol(name)
 
 
-def _no_attention(found: Match) -> dict[int, str]:
+def _no_attention(matched: Match) -> dict[int, str]:
     """Return products of two activations that start no attention, with the obstacle, or "" if it is unknown."""
-    done = {index for recipe in found.recipes.values() for index in recipe.nodes}
+    done = {index for recipe in matched.recipes.values() for index in recipe.nodes}
     blocked: dict[int, str] = {}
-    for node, _, symbol in _unsupported_inputs(found):
+    for node, _, symbol in _unsupported_inputs(matched):
         if isinstance(symbol, Scores | Probabilities):
             start = (symbol.scores if isinstance(symbol, Probabilities) else symbol).nodes[0]
-            blocked.setdefault(start, f"{node.name!r}: {found.unsupported[node.index]}")
-        elif node.op == "MatMul" and all(isinstance(found.symbol(item), Activation) for item in node.inputs):
+            blocked.setdefault(start, f"{node.name!r}: {matched.unsupported[node.index]}")
+        elif node.op == "MatMul" and all(
+            isinstance(matched.symbol(item), Activation) for item in node.inputs
+        ):
             # A product with a non-constant matrix was not tried as attention.
-            tried = len(found.model.shapes[node.inputs[1]]) > 2
-            blocked.setdefault(node.index, found.unsupported[node.index] if tried else "")
-    for node in found.model.nodes:
-        symbol = found.symbols.get(node.outputs[0])
+            tried = len(matched.model.shapes[node.inputs[1]]) > 2
+            blocked.setdefault(node.index, matched.unsupported[node.index] if tried else "")
+    for node in matched.model.nodes:
+        symbol = matched.symbols.get(node.outputs[0])
         if isinstance(symbol, Scores) and symbol.nodes == (node.index,) and node.index not in done:
             blocked.setdefault(node.index, "")
     return blocked
 
 
-def _strange_transposes(found: Match) -> dict[int, str]:
+def _strange_transposes(matched: Match) -> dict[int, str]:
     """Return transposes to leave to the host, with the reason: no device operator reads their order."""
     refused: dict[int, str] = {}
-    for node, name, symbol in _unsupported_inputs(found):
-        transpose = _strange_transpose(found, name, symbol)
+    for node, name, symbol in _unsupported_inputs(matched):
+        transpose = _strange_transpose(matched, name, symbol)
         if transpose is not None and registry.has(node.op):
             refused[transpose] = f"{sentence(transposable)} ({node.name!r} does not)"
     return refused
 
 
-def _strange_transpose(found: Match, name: str, symbol: Symbol) -> int | None:
+def _strange_transpose(matched: Match, name: str, symbol: Symbol) -> int | None:
     """Return the index of the last Transpose before a value, if few operators read its present order; else None."""
     if isinstance(symbol, Activation):
-        recipe = found.recipes.get(symbol.tensor.storage)
+        recipe = matched.recipes.get(symbol.tensor.storage)
         nodes, layout = (*(recipe.nodes if recipe else ()), *symbol.tensor.via), symbol.tensor.layout
     elif isinstance(symbol, Pending):
         nodes, layout = symbol.nodes, symbol.layout
     else:
         return None
-    shape = found.model.shapes[name]
+    shape = matched.model.shapes[name]
     if layout.same(natural(shape)) or layout.same(row_major_layout(shape)):
         return None
-    moves = {node.index for node in found.model.nodes if node.op == "Transpose"}
+    moves = {node.index for node in matched.model.nodes if node.op == "Transpose"}
     return max((index for index in nodes if index in moves), default=None)

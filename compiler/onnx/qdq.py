@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.compiler.errors import CompileError, NarrowError
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View
+from weft.compiler.ir.graph import Conv, DeviceOp, Rescale
 from weft.compiler.ir.layout import BITS, PACKED, Layout, natural, row_major_layout
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.products import RowIndices
 from weft.compiler.ir.scales import Bounds, Pair, product_ends
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.wide import upper_plane, widen
 
@@ -395,6 +396,7 @@ def parameters(model: Model, node: Node, dtype: str) -> Quant | None:
     if not scale.reshape(-1)[0] > 0:
         return None
     unsigned, bits = dtype.startswith("u"), BITS[dtype]
+    # Unsigned integers are stored as signed ones, less half their range.
     stored = zero - (1 << bits - 1) * unsigned
     return Quant(float(np.float32(scale.reshape(-1)[0])), stored, unsigned, bits)
 

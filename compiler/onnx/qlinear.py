@@ -66,6 +66,7 @@ class Expansion:
 
     def name(self, wanted: str) -> str:
         """Return a unique name."""
+        # Continue after the last name: trying all suffixes again takes quadratic time for many equal requests.
         name = self._latest.get(wanted, wanted)
         while name in self._taken:
             name += "_"

@@ -20,8 +20,7 @@ from onnx import AttributeProto, helper, numpy_helper
 from weft.compiler.errors import CompileError, NetworkError
 from weft.compiler.host.onnx_model import INVALID, STANDARD, first_line, types_of
 from weft.compiler.ir.layout import PACKED
-from weft.compiler.ir.network import Network, Node, Type, type_of
-from weft.compiler.onnx.limits import NODES
+from weft.compiler.ir.network import MAX_NODES, Network, Node, Type, type_of
 
 Source = str | os.PathLike | bytes | onnx.ModelProto
 """A model as path, as bytes, or in memory."""
@@ -206,8 +205,9 @@ def _check_text(proto: onnx.ModelProto) -> None:
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
-    """Raise `CompileError` if local functions are recursive, or expand to more than `NODES` nodes."""
+    """Raise `CompileError` if local functions are recursive, or expand to more than `MAX_NODES` nodes."""
     bodies = {_key(function): function for function in model.functions}
+    # Count before inlining: nested calls can grow exponentially.
     sizes: dict[_Function, int] = {}
     calls: list[_Function] = []
 
@@ -231,9 +231,9 @@ def _check_functions(model: onnx.ModelProto) -> None:
         return sizes[key]
 
     total = inlined_size(model.graph.node)
-    if total > NODES:
+    if total > MAX_NODES:
         raise CompileError(
-            f"the model has {total:,} nodes with its functions inlined; weft takes up to {NODES:,}"
+            f"the model has {total:,} nodes with its functions inlined; weft takes up to {MAX_NODES:,}"
         )
 
 
@@ -299,10 +299,10 @@ def _check_inputs(proto: onnx.ModelProto) -> None:
             raise CompileError(f"input {value.name!r} has no shape; export the model with static shapes")
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.HasField("dim_value") or dim.dim_value < 1:
-                what = repr(dim.dim_param) if dim.dim_param else "no fixed size"
+                size = repr(dim.dim_param) if dim.dim_param else "no fixed size"
                 name = dim.dim_param or f"{value.name}.{axis}"
                 raise CompileError(
-                    f"input {value.name!r} has a dynamic dimension {axis} ({what}); give its size with "
+                    f"input {value.name!r} has a dynamic dimension {axis} ({size}); give its size with "
                     f"--shape {name}=1, or in Python with shapes={{{name!r}: 1}}"
                 )
 
@@ -417,15 +417,15 @@ def _attribute(item: AttributeProto, label: str) -> Any:
         value = helper.get_attribute_value(item)
     except ValueError:
         value = None
-    what = f"{label} has attribute {item.name!r}, which cannot be read"
+    problem = f"{label} has attribute {item.name!r}, which cannot be read"
     return (
-        tuple(_attribute_value(part, what) for part in value)
+        tuple(_attribute_value(part, problem) for part in value)
         if isinstance(value, list)
-        else _attribute_value(value, what)
+        else _attribute_value(value, problem)
     )
 
 
-def _attribute_value(value: Any, what: str) -> Any:
+def _attribute_value(value: Any, problem: str) -> Any:
     """Return one value of an attribute without its protobuf message."""
     if isinstance(value, int | float):
         return value
@@ -435,19 +435,19 @@ def _attribute_value(value: Any, what: str) -> Any:
         except UnicodeDecodeError:
             return value
     if isinstance(value, onnx.TensorProto):
-        return _array(value, what)
+        return _array(value, problem)
     if isinstance(value, onnx.GraphProto):
         return _network(value, {})
-    raise CompileError(f"{what}: weft reads numbers, text, dense tensors and graphs")
+    raise CompileError(f"{problem}: weft reads numbers, text, dense tensors and graphs")
 
 
-def _array(tensor: onnx.TensorProto, what: str) -> np.ndarray:
+def _array(tensor: onnx.TensorProto, problem: str) -> np.ndarray:
     try:
         values = numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError, OSError) as error:
-        raise CompileError(f"{what}: {first_line(error)}") from None
+        raise CompileError(f"{problem}: {first_line(error)}") from None
     size, expected = len(tensor.raw_data) or len(tensor.int32_data), -(-values.size // 2)
     # The onnx package ignores excess bytes of packed values, but of no others.
     if str(values.dtype) in PACKED and size > expected:
-        raise CompileError(f"{what}: {values.size} values of 4 bits take {expected} bytes, not {size}")
+        raise CompileError(f"{problem}: {values.size} values of 4 bits take {expected} bytes, not {size}")
     return values

@@ -79,9 +79,9 @@ def refusal(model: Model, node: Node) -> str | None:
     for key in ("clip", "input_forget"):
         if attributes.get(key):
             return f"{key} is {attributes[key]}"
-    for index, what in ((4, "lengths of sequences"), (7, "peepholes")):
+    for index, meaning in ((4, "lengths of sequences"), (7, "peepholes")):
         if node.input(index):
-            return f"input {inputs[index]!r} has {what}"
+            return f"input {inputs[index]!r} has {meaning}"
     for index in (1, 2):
         if _weights(model, node, index) is None:
             return f"the weights {inputs[index]!r} are not quantised to 8 bits with at most one scale per row"
@@ -242,6 +242,7 @@ class _Cell:
         lstm = self.node.op == "LSTM"
         step = self._lstm if lstm else self._gru
         input_bias, state_bias = _biases(self.node, self.bias, direction, self.size)
+        # One product for the inputs of all steps: only products of states wait for the step before.
         sums = self._product(0, direction, rows, input_bias)
         state = self._initial(5, direction)
         cell = self._initial(6, direction) if lstm else ""

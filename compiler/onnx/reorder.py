@@ -16,8 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View, Window
+from weft.compiler.ir.graph import Conv, DeviceOp, Rescale
 from weft.compiler.ir.layout import Layout, row_major_layout
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.onnx.qdq import Recipe, Tensor
 from weft.compiler.onnx.wide import move_planes
 
@@ -134,6 +136,7 @@ def view_of(name: str, total: int, loops: Sequence[tuple[int, int]], block: int,
     """
     around: list[tuple[int, int]] = [(1, total)] * (LOOPS - len(loops))
     (n, images), (h, rows), (w, columns) = [*around, *loops]
+    # A single column needs no pitch, so rows can be whole blocks side by side.
     columns = block if w == 1 else columns
     buffer = Buffer(name, (total // images, images // rows, rows // block, block))
     y, x = offset // rows, offset % rows // block
@@ -231,6 +234,7 @@ class Interleaving(NamedTuple):
         before = [axis.before for axis in self.loops]  # they are in order after
         if before != sorted(before, reverse=True):
             return False
+        # The last place has the largest offset: if its views fit their buffers, all do.
         last = [sum((axis.size - 1) * axis[at] for axis in self.rest) for at in (1, 2)]
         if self.spread:
             views = [self._read_view(total, "", last[0]), self._written_view(total, "", last[1])]
@@ -283,6 +287,7 @@ class Interleaving(NamedTuple):
 
 def _product(name: str, src: View, dst: View, weight: np.ndarray) -> Conv:
     """Return a product with weights of 0 and 1, in windows along a row."""
+    # The stride is the window's length, so that each place is read once.
     window = Window((1, weight.shape[2]), (1, weight.shape[2]))
     outputs = len(weight)
     return Conv(name, src, dst, weight, np.zeros(outputs, np.int32), np.ones(outputs), window)
@@ -300,8 +305,8 @@ def interleavings(axes: Sequence[Axis], total: int, most: int) -> Iterator[Inter
             continue
         for count in range(min(LOOPS - spread, len(others)) + 1):
             for loops in itertools.combinations(others, count):
-                rest = tuple(axis for axis in others if axis not in loops)
-                way = Interleaving(inner, outer, loops, rest, spread)
+                repeated = tuple(axis for axis in others if axis not in loops)
+                way = Interleaving(inner, outer, loops, repeated, spread)
                 if way.operators <= most and way.weights <= MAX_WEIGHTS and way.is_possible(total):
                     yield way
 
@@ -445,9 +450,9 @@ def _copy_orders(axes: list[Axis]) -> Iterator[CopyOrder]:
         other = [axis for axis in block if axis not in target]
         for count in range(min(LOOPS, len(outer)) + 1):
             for loops in itertools.combinations(outer, count):
-                rest = (*(axis for axis in outer if axis not in loops), *other)
-                way = CopyOrder(size, channels, loops, rest)
-                if prod(axis.size for axis in rest) <= COPIES and _is_expressible(way, total):
+                repeated = (*(axis for axis in outer if axis not in loops), *other)
+                way = CopyOrder(size, channels, loops, repeated)
+                if prod(axis.size for axis in repeated) <= COPIES and _is_expressible(way, total):
                     yield way
 
 
@@ -459,6 +464,7 @@ def _is_expressible(way: CopyOrder, total: int) -> bool:
     before = [axis.before for axis in way.loops]  # they are in order after
     if before != sorted(before, reverse=True):
         return False
+    # The last place has the largest offset: if its views fit their buffers, all do.
     last = Axis(1, *(sum((axis.size - 1) * axis[at] for axis in way.rest) for at in (1, 2)))
     return None not in _views(way, total, "", "", last)
 

@@ -51,9 +51,9 @@ def rows_of(tensor: Tensor, shape: tuple[int, ...], axes: tuple[int, ...]) -> Ro
 
 def row_layout(shape: tuple[int, ...], axes: tuple[int, ...]) -> Layout:
     """Return the layout of a value of `shape` with `axes` as channels, in this order."""
-    rest = tuple(axis for axis in range(len(shape)) if axis not in axes)
-    pixels, count = (math.prod(shape[axis] for axis in group) for group in (rest, axes))
-    return Layout(shape, (*rest, *axes), (1, 1, pixels, count))
+    pixel_axes = tuple(axis for axis in range(len(shape)) if axis not in axes)
+    pixels, count = (math.prod(shape[axis] for axis in group) for group in (pixel_axes, axes))
+    return Layout(shape, (*pixel_axes, *axes), (1, 1, pixels, count))
 
 
 def row_fits(config: Config, count: int) -> bool:
@@ -75,8 +75,8 @@ def along(values: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> 
     expected = tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
     if any(size not in (1, most) for size, most in zip(padded.shape, expected, strict=True)):
         return None
-    rest = tuple(axis for axis in range(len(shape)) if axis not in axes)
-    return np.broadcast_to(padded, expected).transpose(*rest, *axes).reshape(-1).astype(np.float64)
+    pixel_axes = tuple(axis for axis in range(len(shape)) if axis not in axes)
+    return np.broadcast_to(padded, expected).transpose(*pixel_axes, *axes).reshape(-1).astype(np.float64)
 
 
 def same_values(a: Activation, b: Activation) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 
 from weft.compiler.errors import EvaluationError
 from weft.compiler.host.evaluate import Evaluator
-from weft.compiler.ir.graph import DeviceOp, View
+from weft.compiler.ir.graph import DeviceOp
 from weft.compiler.ir.layout import (
     Layout,
     Shape4,
@@ -31,6 +31,7 @@ from weft.compiler.ir.layout import (
     spatial,
 )
 from weft.compiler.ir.network import Network, Type
+from weft.compiler.ir.views import View
 from weft.compiler.onnx.convolutions import pair_operands
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Quant, Recipe, Results, Symbol, Tensor, result
@@ -120,6 +121,7 @@ def _groups(layout: Layout, shape: tuple[int, ...], indices: Indices) -> list[li
     if layout.perm != natural(shape).perm or len(groups) != 3 or not all_taken[order[0]]:
         groups = []
         for axis in order:
+            # Neighbouring axes that are taken whole count as one.
             if groups and all_taken[axis] and all(all_taken[other] for other in groups[-1]):
                 groups[-1].append(axis)
             else:
@@ -310,6 +312,7 @@ def _resize(context: NodeContext) -> tuple[Selection, ...] | None:
         return None
     indices = [lane[:, 0].astype(np.int64) for lane in lanes]
     for lane, nearest, size in zip(lanes, indices, shape, strict=True):
+        # Coordinates must be whole, and equal at all places along the other axes.
         if (lane != nearest[:, None]).any() or nearest.min() < 0 or nearest.max() >= size:
             return None  # elements outside the input are filled
     return (Selection(shape, tuple(indices)),)
@@ -394,10 +397,10 @@ def operands(context: NodeContext) -> Operands | str:
     output, shapes = context.output, (context.shape(0), context.shape(1))
     if prod(shapes[0]) == prod(shapes[1]) == prod(output):
         return _equal_shapes(context)
-    whole = [index for index, shape in enumerate(shapes) if prod(shape) == prod(output)]
-    if not whole:
+    full_size = [index for index, shape in enumerate(shapes) if prod(shape) == prod(output)]
+    if not full_size:
         return f"shapes are {shapes[0]} and {shapes[1]}: both would have to be broadcast"
-    at = whole[0]
+    at = full_size[0]
     return _broadcast(context, at, (1,) * (len(output) - len(shapes[1 - at])) + shapes[1 - at])
 
 
@@ -419,11 +422,11 @@ def _equal_shapes(context: NodeContext) -> Operands | str:
 
 def _broadcast(context: NodeContext, at: int, shape: tuple[int, ...]) -> Operands | str:
     """Return operands of which only operand `at` has the result's shape; the other has `shape`, of equal rank."""
-    whole, other = context.symbols[at], context.symbols[1 - at]
-    assert isinstance(whole, Activation)
+    full, other = context.symbols[at], context.symbols[1 - at]
+    assert isinstance(full, Activation)
     assert isinstance(other, Activation)
     reason = ""
-    tensors = (whole.tensor, context.output), (other.tensor, shape)
+    tensors = (full.tensor, context.output), (other.tensor, shape)
     for kind in sorted(
         (natural, row_major_layout),
         key=lambda kind: sum(layout_cost(tensor, kind(sizes)) for tensor, sizes in tensors),
@@ -437,7 +440,7 @@ def _broadcast(context: NodeContext, at: int, shape: tuple[int, ...]) -> Operand
         seen = _loops(*(tuple(sizes[axis] for axis in layout.perm) for sizes in (context.output, shape)))
         if not isinstance(seen, str):
             return Operands(
-                (first, second), (whole.quant, other.quant), (first.view(seen[0]), second.view(seen[1])), layout,
+                (first, second), (full.quant, other.quant), (first.view(seen[0]), second.view(seen[1])), layout,
                 seen[0], swapped=at == 1,
             )  # fmt: skip
         reason = seen
@@ -452,6 +455,7 @@ def _loops(full: tuple[int, ...], part: tuple[int, ...]) -> tuple[Shape4, Shape4
     if part[-1] != full[-1]:
         return f"one of {full[-1]} channels would have to be broadcast"
     pairs = [(most, size) for most, size in zip(full[:-1], part[:-1], strict=True) if most > 1]
+    # Neighbouring axes that both broadcast, or both do not, are one loop.
     groups = [list(group) for _, group in groupby(pairs, key=lambda pair: pair[0] == pair[1])]
     if len(groups) > _OUTER:
         return f"shapes {full} and {part} broadcast along too many axes"

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment
 from weft.compiler.ir.layout import Layout
 from weft.compiler.ir.model import Graph, HostSegment, Transfer
 from weft.compiler.ir.network import Network, Node, State, dtype_of, producer, type_of
+from weft.compiler.ir.views import Buffer, View
 
 
 def keep_on_device(graph: Graph) -> Graph:
@@ -133,10 +134,10 @@ def _differ(source: str, target: str, *kinds: tuple[str, tuple[int, ...]]) -> Co
 
 
 def _add_state(network: Network, source: str, target: str) -> Network:
-    for what, name, known in (("input", source, network.inputs), ("output", target, network.outputs)):
+    for side, name, known in (("input", source, network.inputs), ("output", target, network.outputs)):
         if name not in known:
             raise CompileError(
-                f"the model has no {what} {name!r} for a state; it has {', '.join(map(repr, known)) or 'none'}"
+                f"the model has no {side} {name!r} for a state; it has {', '.join(map(repr, known)) or 'none'}"
             )
     kind = network.types[source]
     assert kind.sizes is not None

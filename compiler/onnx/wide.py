@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.errors import CompileError, NarrowError
-from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, Multiply, Pad, Pool, Rescale, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, Multiply, Pad, Pool, Rescale
 from weft.compiler.ir.layout import fill_planes, split_planes
 from weft.compiler.ir.products import Embedding
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.kernel.evaluate import LIMITS, WideElements
 from weft.compiler.kernel.operators import LayerNorm, RowOp
 from weft.compiler.kernel.products import RowScale
@@ -190,6 +192,7 @@ def _layer_norm(op: LayerNorm, wide: bool) -> WideLayerNorm:
     if type(op) is not LayerNorm or op.least or not is_wide(op.src):
         raise NarrowError(_no_form(op))
     fields = {item.name: getattr(op, item.name) for item in dataclasses.fields(op)}
+    # `clamp` limits the results; the other two limits are for bytes.
     return WideLayerNorm(**fields | _result_fields(op, wide) | {"low": -128, "high": 127})
 
 
@@ -216,6 +219,7 @@ def _maxima(op: Pool, wide: bool) -> Iterator[DeviceOp]:
         n, h, w, c = src.shape
         top, left, bottom, right = op.window.pad
         src = wide_buffer(f"{name}/padded", (n, h + top + bottom, w + left + right, c))
+        # The least value never changes a maximum.
         around = Pad(f"{op.name}/padded", op.src, src, Window(pad=op.window.pad), LIMITS[0])
         yield from _pad_planes(around)
     for axis in (1, 0):

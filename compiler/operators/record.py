@@ -90,10 +90,10 @@ class Operator:
             If they disagree.
         """
         for view in (*op.sources, op.dst):
-            n, whole = view.buffer.shape[0], zip(view.ends, view.buffer.shape, strict=True)
+            n, ends_and_sizes = view.buffer.shape[0], zip(view.ends, view.buffer.shape, strict=True)
             # A view is a whole buffer along the images, or one plane of 16-bit elements.
             half = 2 * view.shape[0] == n and view.image in (0, view.shape[0])
-            if not (half or view.shape[0] == n) or any(end > size for end, size in whole):
+            if not (half or view.shape[0] == n) or any(end > size for end, size in ends_and_sizes):
                 raise IrError(
                     f"{op.name}: view {view.shape} leaves buffer {view.buffer.name!r} {view.buffer.shape}"
                 )

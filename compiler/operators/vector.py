@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.compiler.errors import IrError
-from weft.compiler.ir.graph import ONE, Add, Multiply, Pad, Pool, Rescale
+from weft.compiler.ir.graph import Add, Multiply, Pad, Pool, Rescale
 from weft.compiler.ir.microops import (
     Value,
     apply_lookup,
@@ -21,6 +21,7 @@ from weft.compiler.ir.microops import (
     window_of,
 )
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
+from weft.compiler.ir.windows import ONE
 from weft.compiler.lower.vector import Job, lower_vector, pointwise_block, uniform_block
 from weft.compiler.machine.emit import Emitter, ceil_div
 from weft.compiler.machine.target import Target

@@ -18,11 +18,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from weft.compiler.ir.graph import ONE, Conv, DeviceOp, DeviceSegment, Pool
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool
+from weft.compiler.ir.windows import ONE
 from weft.compiler.machine import target as overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost, operator_of
+from weft.compiler.passes.groups import best_disjoint
 from weft.compiler.passes.keep_resident import Chip, keep_resident
 from weft.compiler.passes.strips import (
     Part,
@@ -58,6 +60,10 @@ class _Candidate(NamedTuple):
     height: int
     saved: float
 
+    @property
+    def stop(self) -> int:
+        return self.last + 1
+
 
 def depth_first(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     """Run chains of operators strip by strip, with the results between them on chip, where that is faster.
@@ -80,7 +86,7 @@ class _Work:
         if isinstance(op, Conv):
             shape = ConvShape(op, planner.site(op))
             _, width = op.window.output(*op.src.shape[1:3])
-            self.array = n * pool.stride[0] * (width + shape.more) * shape.steps
+            self.array = n * pool.stride[0] * (width + shape.lead_rows) * shape.steps
             weights, tiles = shape.weight_bytes, len(shape.tiles)
             reads += 0 if op.epilogue is None else config.groups
         self.vector = n * w * tiles * (reads + (len(op.sources) > 1))
@@ -139,7 +145,7 @@ class _Chains:
                 max(items, key=lambda item: item.saved) for items in open_.values()
             ]
             # Plan only chains that the current best choice contains; their estimates then become exact.
-            best = _disjoint(every, len(self.ops))
+            best = best_disjoint(every, len(self.ops))
             unknown = [item for item in best if (item.first, item.last) in open_]
             if not unknown:
                 break
@@ -148,7 +154,7 @@ class _Chains:
         known = [item[0] for item in plans.values() if item]
         return {
             (item.first, item.last): plans[item.first, item.last][1]  # type: ignore[index]
-            for item in _disjoint(known, len(self.ops))
+            for item in best_disjoint(known, len(self.ops))
         }
 
     def _plan(
@@ -279,23 +285,3 @@ class _Chains:
             (writer,) = self.writers[name]
             total += math.prod(self.ops[writer].dst.shape) * (1 + len(self.readers[name]))
         return float(self.planner.target.transfer_cycles(total))
-
-
-def _disjoint(candidates: Sequence[_Candidate], count: int) -> list[_Candidate]:
-    """Return the disjoint chains that together save most."""
-    by_last: dict[int, list[_Candidate]] = {}
-    for item in candidates:
-        by_last.setdefault(item.last, []).append(item)
-    saved, ending = [0.0], list[_Candidate | None]()
-    for last in range(count):
-        options: list[tuple[float, _Candidate | None]] = [(saved[-1], None)]
-        options += [(saved[item.first] + item.saved, item) for item in by_last.get(last, ())]
-        most, chosen = max(options, key=lambda option: option[0])
-        saved.append(most)
-        ending.append(chosen)
-    best, last = list[_Candidate](), count - 1
-    while last >= 0:
-        chosen = ending[last]
-        last = last - 1 if chosen is None else chosen.first - 1
-        best += [] if chosen is None else [chosen]
-    return best[::-1]

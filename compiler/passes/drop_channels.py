@@ -13,20 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import (
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pad,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pad, Pool, Rescale
 from weft.compiler.ir.microops import Value, requantise
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.operators.record import operator_of
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import Config
@@ -189,17 +179,19 @@ def drop_channels(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
 
     Only convolutions can change channels; elementwise operators between them keep the channels of their operands.
     """
-    kept, ranges = _channels_to_keep(segment.ops, planner.config)
-    if not kept:
+    kept_channels, ranges = _channels_to_keep(segment.ops, planner.config)
+    if not kept_channels:
         return segment
-    return dataclasses.replace(segment, ops=tuple(_narrow(op, kept, ranges) for op in segment.ops))
+    return dataclasses.replace(segment, ops=tuple(_narrow(op, kept_channels, ranges) for op in segment.ops))
 
 
 def channels_left_out(segment: DeviceSegment, config: Config) -> tuple[int, int]:
     """Return the number of convolution channels that `drop_channels` removes, and the total."""
-    kept, _ = _channels_to_keep(segment.ops, config)
+    kept_channels, _ = _channels_to_keep(segment.ops, config)
     sizes = {op.dst.buffer.name: op.dst.shape[3] for op in segment.ops if isinstance(op, Conv)}
-    return sum(size - len(kept[name]) for name, size in sizes.items() if name in kept), sum(sizes.values())
+    return sum(size - len(kept_channels[name]) for name, size in sizes.items() if name in kept_channels), sum(
+        sizes.values()
+    )
 
 
 def _channels_to_keep(
@@ -213,14 +205,14 @@ def _channels_to_keep(
     groups = _Groups(ops)
     for op in ops:
         groups.need(op, ranges)
-    kept = {}
+    kept_channels = {}
     for name, needed in groups.needed_channels():
         most = min(len(needed), -(-max(int(needed.sum()), 1) // n) * n)
         if most < len(needed):
             # Fill the last vector with channels that are not needed: that costs nothing.
             order = np.argsort(~needed, kind="stable")  # needed channels first
-            kept[name] = np.sort(order[:most])
-    return kept, ranges
+            kept_channels[name] = np.sort(order[:most])
+    return kept_channels, ranges
 
 
 class _Groups:
@@ -306,19 +298,24 @@ def _foldable(op: Conv, source: Ranges) -> np.ndarray:
     return np.asarray(removable if bool(fits) else np.zeros_like(removable))
 
 
-def _narrow(op: DeviceOp, kept: Kept, ranges: Mapping[str, Ranges]) -> DeviceOp:
+def _narrow(op: DeviceOp, kept_channels: Kept, ranges: Mapping[str, Ranges]) -> DeviceOp:
     """Return an operator on buffers with fewer channels."""
 
     def view_of(view: View) -> View:
-        if view.buffer.name not in kept:
+        if view.buffer.name not in kept_channels:
             return view
-        channels = len(kept[view.buffer.name])
-        shape, whole = (*view.shape[:3], channels), (*view.buffer.shape[:3], channels)
-        return dataclasses.replace(view, shape=shape, buffer=dataclasses.replace(view.buffer, shape=whole))
+        channels = len(kept_channels[view.buffer.name])
+        shape, buffer_shape = (*view.shape[:3], channels), (*view.buffer.shape[:3], channels)
+        return dataclasses.replace(
+            view, shape=shape, buffer=dataclasses.replace(view.buffer, shape=buffer_shape)
+        )
 
     if isinstance(op, Conv):
         op = _select_channels(
-            op, kept.get(op.src.buffer.name), kept.get(op.dst.buffer.name), range_of(op.src, ranges)
+            op,
+            kept_channels.get(op.src.buffer.name),
+            kept_channels.get(op.dst.buffer.name),
+            range_of(op.src, ranges),
         )
     return op.map_views(view_of)
 

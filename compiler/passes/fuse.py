@@ -7,20 +7,9 @@ from collections import Counter
 
 import numpy as np
 
-from weft.compiler.ir.graph import (
-    Add,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pad,
-    Pool,
-    Rescale,
-    View,
-    Window,
-    readers,
-)
-from weft.compiler.ir.windows import Axis
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pad, Pool, Rescale, readers
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Axis, Window
 from weft.compiler.machine.target import is_far
 from weft.compiler.operators.record import operator_of
 from weft.compiler.passes.split_pool import fits
@@ -153,14 +142,14 @@ def _can_fuse_part(conv: Conv, op: _Epilogue) -> bool:
 
 
 def _can_fuse(conv: Conv, op: _Epilogue) -> bool:
-    whole = conv.dst.contiguous and View(conv.dst.buffer, conv.dst.shape) in op.sources
+    reads_all = conv.dst.contiguous and View(conv.dst.buffer, conv.dst.shape) in op.sources
     # A convolution must not write into a buffer that it reads; other operators may.
     apart = op.dst.buffer.name not in {view.buffer.name for view in (conv.src, *op.sources)}
     if len({view.shape for view in op.sources}) > 1:
         return False  # an operand that broadcasts
     if isinstance(op, Add) and op.b_scale < 0 and op.a.buffer.name != conv.dst.buffer.name:
         return False  # only the second operand can be subtracted
-    return conv.epilogue is None and conv.dst.buffer.kind == "temp" and whole and apart
+    return conv.epilogue is None and conv.dst.buffer.kind == "temp" and reads_all and apart
 
 
 BYTES = np.arange(-128, 128, dtype=np.int8)
@@ -243,10 +232,10 @@ def _can_fuse_table(before: DeviceOp, op: Rescale, reads: int) -> bool:
     if op.is_identity:
         return False  # a copy, which `write_views` or `read_views` removes
     same = op.src.buffer == before.dst.buffer and op.dst.contiguous and op.dst.shape == op.src.shape
-    whole = op.src.contiguous and same and before.dst.buffer.kind == "temp"
+    reads_all = op.src.contiguous and same and before.dst.buffer.kind == "temp"
     apart = op.dst.buffer.name not in {view.buffer.name for view in before.sources}
     alone = getattr(before, "epilogue", None) is None
-    return operator_of(before).allows_lookup and whole and apart and alone and reads == 1
+    return operator_of(before).allows_lookup and reads_all and apart and alone and reads == 1
 
 
 def fuse_pad(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
@@ -359,5 +348,5 @@ def _can_fuse_pool(conv: Conv, pool: Pool, reads: Counter[str]) -> bool:
     if is_far(pool.window, 0) or is_far(pool.window, 1):
         return False
     name = conv.dst.buffer.name
-    whole = conv.dst.contiguous and pool.src == View(conv.dst.buffer, conv.dst.shape)
-    return conv.dst.buffer.kind == "temp" and reads[name] == 1 and whole
+    reads_all = conv.dst.contiguous and pool.src == View(conv.dst.buffer, conv.dst.shape)
+    return conv.dst.buffer.kind == "temp" and reads[name] == 1 and reads_all

@@ -1,4 +1,4 @@
-"""Groups of operators that can run at the same time: a convolution, and vector-unit operators around it.
+"""Overlap of operators: groups of a convolution and vector-unit operators around it that run at the same time.
 
 The convolution and the others each get a part of the scratchpad that resident results leave free; vector-unit
 operators follow one another in theirs. `weft.compiler.machine.schedule` keeps dependencies in order; this module
@@ -7,16 +7,18 @@ decides what is worthwhile.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool, Region, View, Window
-from weft.compiler.ir.views import may_overlap
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Region, Strips
+from weft.compiler.ir.views import View, may_overlap
 from weft.compiler.machine import target
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.operators.record import Cost, operator_of
 from weft.compiler.passes.keep_resident import ResidentResults
+from weft.compiler.passes.split_pool import merge_split_pools
 from weft.compiler.plan.conv_plan import boxes, unit
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.vector_plan import VectorPlan, channelwise
@@ -33,6 +35,20 @@ _MOST = 4
 """Most vector-unit operators on each side of a convolution."""
 
 
+class Range(Protocol):
+    """Operators from `first` to before `stop`, with the cycles that a change of them saves."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+    @property
+    def saved(self) -> float: ...
+
+
+RangeT = TypeVar("RangeT", bound=Range)
+
+
 class Group(NamedTuple):
     """Operators with plans for disjoint regions that replace those from `first` to `stop`.
 
@@ -47,6 +63,73 @@ class Group(NamedTuple):
     dropped: frozenset[str] = frozenset()
 
 
+def overlap_rows(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """Run vector-unit operators at the same time as a convolution next to them, where that is faster by estimate.
+
+    They share the scratchpad, and proceed row by row where one depends on the other. Among conflicting groups those
+    that save most win.
+    """
+    if planner.target.sequential:
+        return segment
+    groups = best_disjoint(Groups(segment, planner).list_groups(), len(segment.ops))
+    if not groups:
+        return segment
+    ops, regions, overlapped = list[DeviceOp](), list[Region](), list[int]()
+    scratchpad = (0, planner.config.scratchpad_size)
+    regions_before, at = segment.regions or (scratchpad,) * len(segment.ops), 0
+    dropped: set[str] = set()
+    for group in groups:
+        ops += segment.ops[at : group.first]
+        regions += regions_before[at : group.first]
+        overlapped += range(len(ops), len(ops) + len(group.ops) - 1)
+        ops += group.ops
+        regions += group.regions
+        dropped |= group.dropped
+        at = group.stop
+    return dataclasses.replace(
+        segment,
+        ops=(*ops, *segment.ops[at:]),
+        regions=(*regions, *regions_before[at:]),
+        overlapped=tuple(overlapped),
+        resident={name: place for name, place in segment.resident.items() if name not in dropped},
+        strips=_renumber_strips(segment, groups),
+    )
+
+
+def _renumber_strips(segment: DeviceSegment, groups: Sequence[Group]) -> tuple[Strips, ...]:
+    """Return the strips' positions after groups merged some operators."""
+
+    def renumber(index: int) -> int:
+        return index - sum(
+            group.stop - group.first - len(group.ops) for group in groups if group.stop <= index
+        )
+
+    return tuple(
+        item._replace(first=renumber(item.first), stop=renumber(item.stop)) for item in segment.strips
+    )
+
+
+def best_disjoint(ranges: Sequence[RangeT], count: int) -> list[RangeT]:
+    """Return the disjoint ranges among `count` operators that together save most."""
+    ending: dict[int, list[RangeT]] = {}
+    for item in ranges:
+        ending.setdefault(item.stop, []).append(item)
+    saved, last = [0.0], list[RangeT | None]([None])
+    for stop in range(1, count + 1):
+        # Dynamic programming over stop indices: skip an operator, or end a range here.
+        options: list[tuple[float, RangeT | None]] = [(saved[-1], None)]
+        options += [(saved[item.first] + item.saved, item) for item in ending.get(stop, ())]
+        most, chosen = max(options, key=lambda option: option[0])
+        saved.append(most)
+        last.append(chosen)
+    best, stop = list[RangeT](), count
+    while stop:
+        item_here = last[stop]
+        stop = stop - 1 if item_here is None else item_here.first
+        best += [] if item_here is None else [item_here]
+    return best[::-1]
+
+
 def can_run_beside(op: DeviceOp, planner: Planner) -> bool:
     """Return whether an operator may run beside a convolution."""
     return operator_of(op).plan_beside is not None and (
@@ -58,39 +141,6 @@ def vector_cycles(conv: DeviceOp, planner: Planner) -> float:
     """Return the vector unit's cycles for a convolution's results."""
     n, h, w, c = conv.dst.shape
     return n * h * w * ceil_div(c, planner.config.n) * planner.config.groups
-
-
-def merge_split_pools(ops: Sequence[DeviceOp]) -> list[DeviceOp]:
-    """Return the operators with maxima over columns and then rows merged into maxima over both axes.
-
-    That takes longer, but needs no buffer between the two.
-    """
-    merged: list[DeviceOp] = []
-    for op in ops:
-        before = merged[-1] if merged else None
-        if isinstance(op, Pool) and isinstance(before, Pool) and are_split_pool(before, op):
-            columns, rows = before.window, op.window
-            (top, _, bottom, _), (_, left, _, right) = rows.pad, columns.pad
-            window = Window(
-                (rows.kernel[0], columns.kernel[1]),
-                (rows.stride[0], columns.stride[1]),
-                (rows.dilation[0], columns.dilation[1]),
-                (top, left, bottom, right),
-            )
-            merged[-1] = op.replace(src=before.src, window=window, plan=None)
-        else:
-            merged.append(op)
-    return merged
-
-
-def are_split_pool(columns: Pool, rows: Pool) -> bool:
-    """Return whether two maxima are the two parts that `weft.compiler.passes.split_pool` makes of one."""
-    return (
-        columns.kind == rows.kind == "max"
-        and columns.name == f"{rows.name}/columns"
-        and columns.dst == rows.src
-        and (columns.window.kernel[0], rows.window.kernel[1]) == (1, 1)
-    )
 
 
 class Groups:
@@ -169,9 +219,9 @@ class Groups:
     def _groups(self, index: int, first: int, stop: int) -> Iterator[Group]:
         """Yield the groups of some operators: as they are, and with split pools merged."""
         ops = self.segment.ops[first:stop]
-        whole = merge_split_pools(ops)
+        merged = merge_split_pools(ops)
         conv = self.segment.ops[index]
-        for chosen in [ops] if len(whole) == len(ops) else [ops, whole]:
+        for chosen in [ops] if len(merged) == len(ops) else [ops, merged]:
             left = {view.buffer.name for op in chosen for view in (*op.sources, op.dst)}
             dropped = frozenset(view.buffer.name for op in ops for view in (*op.sources, op.dst)) - left
             group = self._group(tuple(chosen), chosen.index(conv), (first, stop), dropped)
@@ -193,11 +243,11 @@ class Groups:
         if planned is None:
             return None
         placed, region = planned
-        rest = (room[0], region[0])
+        conv_region = (room[0], region[0])
         costs = [_in_tiles(op, self.planner) for op in placed]
         best: Group | None = None
         # The group takes as long as its busiest unit, plus what the dependencies keep from overlapping.
-        for own, tiles in self._convolutions(conv, rest, has_dependency(ops, at)):
+        for own, tiles in self._convolutions(conv, conv_region, has_dependency(ops, at)):
             busy = sum(cost.cycles for cost in costs) + vector_cycles(conv, self.planner)
             bus = own.plan.traffic + sum(cost.traffic for cost in costs)
             waits = _waits([cost.cycles for cost in costs[:at]], others[:at], conv, tiles)
@@ -207,7 +257,7 @@ class Groups:
                 together += max(0.0, bus - traffic)
             if together < _GAIN * alone - _LEAST and (best is None or alone - together > best.saved):
                 new = (*placed[:at], own, *placed[at:])
-                regions = (*(region,) * at, rest, *(region,) * (len(placed) - at))
+                regions = (*(region,) * at, conv_region, *(region,) * (len(placed) - at))
                 best = Group(first, stop, new, regions, alone - together, dropped)
         return best
 
@@ -217,8 +267,8 @@ class Groups:
         None if some of these results share addresses, and would wait for each other.
         """
         step, size = unit(self.config), self.config.scratchpad_size
-        held = self.residents.occupied_ranges(alive)
-        places = sorted(place for name, place in held.items() if name not in dropped)
+        occupied = self.residents.occupied_ranges(alive)
+        places = sorted(place for name, place in occupied.items() if name not in dropped)
         if any(one[1] > other[0] for one, other in pairwise(places)):
             return None
         ends = [0, *(ceil_div(stop, step) * step for _, stop in places)]

@@ -13,7 +13,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Ops, Region, View
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Ops, Region
+from weft.compiler.ir.views import View
 from weft.compiler.kernel.wide import WideConv
 from weft.compiler.machine import target
 from weft.compiler.machine.emit import ceil_div
@@ -111,8 +112,8 @@ class Chip:
     def __init__(self, segment: DeviceSegment, planner: Planner) -> None:
         self._segment, self.planner, self.config = segment, planner, planner.config
         self.ops = segment.index
-        whole = (0, self.config.scratchpad_size)
-        self._regions = list(segment.regions or (whole,) * len(self.ops))
+        scratchpad = (0, self.config.scratchpad_size)
+        self._regions = list(segment.regions or (scratchpad,) * len(self.ops))
         self.residents = ResidentResults(self.ops, segment.resident, self.config)
 
     def segment(self) -> DeviceSegment:
@@ -212,10 +213,10 @@ class Chip:
         if not views or len(self.ops.writers[name]) > 1:
             return nothing
         alive = range(index, views[-1][0] + 1)
-        whole = all(
+        by_whole_rows = all(
             view.shape[3] == dst.shape[3] if view.contiguous else _whole_rows(view, dst) for _, view in views
         )
-        return alive if whole and all(operator_of(self.ops[at]).resident for at in alive) else nothing
+        return alive if by_whole_rows and all(operator_of(self.ops[at]).resident for at in alive) else nothing
 
     def cost(self, part: range, place: _Place | None = None, most: Cost = _ANY) -> Cost | None:
         """Return the estimate for some operators together, with their first result at a place.
@@ -258,8 +259,8 @@ def _conflict(op: DeviceOp, name: str, other: str) -> bool:
     if not isinstance(op, Conv):
         return False
     # Of a convolution, the array reads the input; the vector unit reads residuals and writes results.
-    read, *rest = (view.buffer.name for view in (*op.sources, op.dst))
-    return (read == name and other in rest) or (read == other and name in rest)
+    read, *others = (view.buffer.name for view in (*op.sources, op.dst))
+    return (read == name and other in others) or (read == other and name in others)
 
 
 def _whole_rows(view: View, dst: View) -> bool:
@@ -288,19 +289,19 @@ def _apart(op: Conv | WideConv) -> bool:
 
 def _conflict_cycles(op: DeviceOp, resident: Mapping[str, int], config: Config) -> int:
     """Return the vector unit's accesses to banks of the array's input; it waits a cycle for each."""
-    held = [view for view in (*op.sources, op.dst) if view.buffer.name in resident]
-    if len(held) < 2 or held[0] is not op.sources[0] or not isinstance(op, Conv):
+    resident_views = [view for view in (*op.sources, op.dst) if view.buffer.name in resident]
+    if len(resident_views) < 2 or resident_views[0] is not op.sources[0] or not isinstance(op, Conv):
         return 0
     step = unit(config)
     ranges = [
         (start // step, (start + _buffer_vectors(view, config) - 1) // step)
-        for view in held
+        for view in resident_views
         for start in (resident[view.buffer.name],)
     ]
-    read, *rest = ranges
+    read, *other_ranges = ranges
     return sum(
         _vectors(view, config)
-        for view, other in zip(held[1:], rest, strict=True)
+        for view, other in zip(resident_views[1:], other_ranges, strict=True)
         if other[0] <= read[1] and read[0] <= other[1]
     )
 

@@ -19,9 +19,9 @@ from weft.compiler.ir.views import may_overlap
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.operators.record import operator_of
 from weft.compiler.passes.fuse import fuse_epilogue
-from weft.compiler.passes.groups import Groups, are_split_pool, can_run_beside, is_dependent, vector_cycles
+from weft.compiler.passes.groups import Groups, best_disjoint, can_run_beside, is_dependent, vector_cycles
 from weft.compiler.passes.keep_resident import cost_of, keep_resident
-from weft.compiler.passes.rows import best_disjoint
+from weft.compiler.passes.split_pool import are_split_pool
 from weft.compiler.planner import Planner, part_of
 from weft.hdl.isa.config import Config
 
@@ -112,11 +112,11 @@ def _with_plan(op: DeviceOp, segment: DeviceSegment, planner: Planner, region: R
         raise CompileError(f"{op.name}: {unsupported}")
     plan = planner.plan(op, segment.resident, region)
     if plan is None:
-        raise CompileError(_too_large(op, planner.config))
+        raise CompileError(_too_large_message(op, planner.config))
     return op.replace(plan=plan)
 
 
-def _too_large(op: DeviceOp, config: Config) -> str:
+def _too_large_message(op: DeviceOp, config: Config) -> str:
     return (
         f"{op.name}: not even one output of this {type(op).__name__.lower()} fits on chip "
         f"(scratchpad {config.scratchpad_size} vectors of {config.n} bytes); "

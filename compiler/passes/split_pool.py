@@ -1,13 +1,16 @@
-"""Splitting of pools that are too large for the scratchpad, or faster in two steps."""
+"""Splitting of pools that are too large for the scratchpad, or faster in two steps, and merging of the steps."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, Pool, View, Window
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.planner import Planner
 
 _GAIN = 0.9
@@ -34,8 +37,8 @@ def _split(op: Pool, planner: Planner) -> tuple[DeviceOp, ...]:
     kh, kw = op.window.kernel
     # Pixels under one window; two of them and parameters must fit the scratchpad.
     spans = [(k - 1) * d + 1 for k, d in zip(op.window.kernel, op.window.dilation, strict=True)]
-    held = min(spans[0], op.src.shape[1]) * min(spans[1], op.src.shape[2])
-    if held * 2 + 64 * 8 <= planner.config.scratchpad_size or kh * kw == 1:
+    window_pixels = min(spans[0], op.src.shape[1]) * min(spans[1], op.src.shape[2])
+    if window_pixels * 2 + 64 * 8 <= planner.config.scratchpad_size or kh * kw == 1:
         return _quicker(op, planner)
     if op.kind == "average" and op.window.pad == (0, 0, 0, 0):
         sums = _sums(op)
@@ -79,4 +82,37 @@ def _maxima(op: Pool) -> tuple[Pool, Pool]:
     return (
         Pool(f"{op.name}/columns", op.src, view, "max", columns),
         op.replace(src=view, window=rows),
+    )
+
+
+def merge_split_pools(ops: Sequence[DeviceOp]) -> list[DeviceOp]:
+    """Return the operators with maxima over columns and then rows merged into maxima over both axes.
+
+    That takes longer, but needs no buffer between the two.
+    """
+    merged: list[DeviceOp] = []
+    for op in ops:
+        before = merged[-1] if merged else None
+        if isinstance(op, Pool) and isinstance(before, Pool) and are_split_pool(before, op):
+            columns, rows = before.window, op.window
+            (top, _, bottom, _), (_, left, _, right) = rows.pad, columns.pad
+            window = Window(
+                (rows.kernel[0], columns.kernel[1]),
+                (rows.stride[0], columns.stride[1]),
+                (rows.dilation[0], columns.dilation[1]),
+                (top, left, bottom, right),
+            )
+            merged[-1] = op.replace(src=before.src, window=window, plan=None)
+        else:
+            merged.append(op)
+    return merged
+
+
+def are_split_pool(columns: Pool, rows: Pool) -> bool:
+    """Return whether two maxima are the two steps that `split_pool` makes of one."""
+    return (
+        columns.kind == rows.kind == "max"
+        and columns.name == f"{rows.name}/columns"
+        and columns.dst == rows.src
+        and (columns.window.kernel[0], rows.window.kernel[1]) == (1, 1)
     )

@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from weft.compiler.ir.graph import (
-    ONE,
     Add,
-    Buffer,
     Conv,
     DeviceOp,
     DeviceSegment,
@@ -23,9 +21,9 @@ from weft.compiler.ir.graph import (
     Region,
     Rescale,
     Strips,
-    View,
-    Window,
 )
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.operators.record import Cost
 from weft.compiler.passes.keep_resident import cost_of, with_resident
 from weft.compiler.planner import Planner
@@ -97,10 +95,10 @@ def rows_read(op: DeviceOp, part: Part) -> list[tuple[View, Rows]]:
     """Return an operator's operands, each with the rows that it reads; all rows of an operand that broadcasts one
     row."""
     first, *others = op.sources
-    whole = first.shape[1] if not isinstance(op, Conv) else 0
+    full_height = first.shape[1] if not isinstance(op, Conv) else 0
     return [
         (first, part.read),
-        *((view, part.computed if view.shape[1] >= whole else (0, 1)) for view in others),
+        *((view, part.computed if view.shape[1] >= full_height else (0, 1)) for view in others),
     ]
 
 
@@ -176,8 +174,8 @@ def _as_image(op: Add | Multiply | Rescale, images: Mapping[str, tuple[int, int,
     """Return an operator on one row of pixels as an operator on an image's rows."""
     views = [view for view in (*op.sources, op.dst) if view.shape == op.dst.shape]
     shapes = {images[view.buffer.name] for view in views if view.buffer.name in images}
-    rest = {view.shape[:3] for view in op.sources} - {op.dst.shape[:3], (1, 1, 1)}
-    if len(shapes) != 1 or rest or not all(view.contiguous for view in views):
+    other_shapes = {view.shape[:3] for view in op.sources} - {op.dst.shape[:3], (1, 1, 1)}
+    if len(shapes) != 1 or other_shapes or not all(view.contiguous for view in views):
         return op
     (shape,) = shapes
     if math.prod(shape) != op.dst.buffer.size or shape[3] != op.dst.shape[3]:
@@ -199,10 +197,10 @@ def lay_out_strips(chain: Sequence[DeviceOp], height: int, planner: Planner) -> 
     for strip in strips:
         # Inner strips have equal plans, so plan each kind once.
         kind = _plan_key(strip)
-        held = known[kind] if kind in known else known.setdefault(kind, _resident_strip(strip, planner))
-        if held is None:
+        placed = known[kind] if kind in known else known.setdefault(kind, _resident_strip(strip, planner))
+        if placed is None:
             return None
-        alike, estimate = held
+        alike, estimate = placed
         regions += alike.regions
         for own, other in zip(strip[:-1], alike.ops, strict=False):
             resident[own.dst.buffer.name] = alike.resident[other.dst.buffer.name]
@@ -229,10 +227,10 @@ def _resident_strip(strip: tuple[DeviceOp, ...], planner: Planner) -> tuple[Devi
     """Return a strip with all intermediate results on chip, and its estimate; None if it does not fit."""
     segment = DeviceSegment("strip", strip)
     for index in range(len(strip) - 1):
-        kept = with_resident(segment, index, planner)
-        if kept is None:
+        with_next = with_resident(segment, index, planner)
+        if with_next is None:
             return None
-        segment = kept
+        segment = with_next
     cost = cost_of(segment, range(len(strip)), planner)
     return None if cost is None else (segment, cost)
 
@@ -244,10 +242,10 @@ def replace_chains(
     ops: list[DeviceOp] = []
     regions, strips = list[Region](), list[Strips]()
     resident, at = dict(segment.resident), 0
-    whole = (0, planner.config.scratchpad_size)
+    scratchpad = (0, planner.config.scratchpad_size)
     for (first, last), item in sorted(laid.items()):
         ops += segment.ops[at:first]
-        regions += segment.regions[at:first] or [whole] * (first - at)
+        regions += segment.regions[at:first] or [scratchpad] * (first - at)
         macs = sum(op.macs for op in segment.ops[first : last + 1])
         strips.append(Strips(len(ops), len(ops) + len(item.ops), macs))
         ops += item.ops
@@ -255,7 +253,7 @@ def replace_chains(
         resident |= item.resident
         at = last + 1
     ops += segment.ops[at:]
-    regions += segment.regions[at:] or [whole] * (len(segment.ops) - at)
+    regions += segment.regions[at:] or [scratchpad] * (len(segment.ops) - at)
     return dataclasses.replace(
         segment, ops=tuple(ops), resident=resident, regions=tuple(regions), strips=tuple(strips)
     )

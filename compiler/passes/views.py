@@ -6,7 +6,8 @@ import bisect
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, Ops, Rescale, View, readers
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Ops, Rescale, readers
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.passes.fuse import keeps_fitting
 from weft.compiler.planner import Planner
 
@@ -80,9 +81,9 @@ class _Views:
 
 def _removable(copy: Rescale) -> bool:
     """Return whether an operator only copies bytes that can be read in place."""
-    whole = all(view.shape[0] == view.buffer.shape[0] for view in (copy.src, copy.dst))
+    all_images = all(view.shape[0] == view.buffer.shape[0] for view in (copy.src, copy.dst))
     plain = copy.is_identity and copy.dst.buffer.kind == "temp" and copy.dst.step == (1, 1)
-    return plain and whole and all(copy.src.step)
+    return plain and all_images and all(copy.src.step)
 
 
 def _no_longer(copy: DeviceOp, changes: list[tuple[DeviceOp, DeviceOp]], planner: Planner) -> bool:
@@ -190,8 +191,8 @@ def store_states(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     buffers |= {output: (output, "temp") for _, output in copied if output not in placed}
     copies = [_copy(segment.index, state, output) for state, output in copied]
     every = tuple(_rename_buffers(op, buffers) for op in (*segment.ops, *copies))
-    whole = (0, planner.config.scratchpad_size)
-    regions = segment.regions and (*segment.regions, *(whole for _ in copies))
+    scratchpad = (0, planner.config.scratchpad_size)
+    regions = segment.regions and (*segment.regions, *(scratchpad for _ in copies))
     return dataclasses.replace(segment, ops=every, regions=regions, states={})
 
 

@@ -96,12 +96,12 @@ class AttentionCost:
             clear = min(max(start + self.op.offset + 1, 0), self.op.keys)
             seen = min(max(start + self.positions + self.op.offset, 1), self.op.keys)
         # Blocks that all rows of the tile see in full; after them come steps along the diagonal.
-        whole = clear // self.block
-        steps = [(self._rows, self.block)] * min(whole, _ATTENTION_COST_BLOCKS)
-        for first in range(whole * self.block, seen, self.span):
+        full_blocks = clear // self.block
+        steps = [(self._rows, self.block)] * min(full_blocks, _ATTENTION_COST_BLOCKS)
+        for first in range(full_blocks * self.block, seen, self.span):
             hidden = max(first - self.op.offset - start, 0)
             steps.append((self.heads * max(self.positions - hidden, 1), self.span))
-        return steps, max(whole - _ATTENTION_COST_BLOCKS, 0), seen
+        return steps, max(full_blocks - _ATTENTION_COST_BLOCKS, 0), seen
 
     def cycles(self, resident: bool, ahead: bool, alone: bool) -> tuple[float, bool]:
         """Return the estimated cycles, and whether the bus is nearly always busy.
@@ -158,6 +158,7 @@ class AttentionCost:
         long as the slower of the two units.
         """
         array = vector = 0.0
+        # A row of scores crosses N rows and N columns of the array before the vector unit can read it.
         way = 2 * self.config.n + overheads.HANDOVER_CYCLES
         ready: list[float] = [0.0, 0.0]  # times at which the last two steps' probabilities are ready
         earlier: tuple[int, int] | None = None
@@ -363,6 +364,7 @@ def _candidates(
             parameters,
             0 if op.rounding is None else rows * groups,
         )
+        # Each row of the tiles in progress has a row state, and each vector of their scores an alignment.
         fits = rows * sums[1] <= config.row_states and rows * groups * slots <= config.alignments
         if accumulators is None or chip is None or not fits:
             continue

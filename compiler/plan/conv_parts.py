@@ -20,7 +20,8 @@ import numpy as np
 from weft.compiler.machine import target as overheads
 from weft.compiler.machine.emit import ceil_div, row_reads
 from weft.compiler.machine.target import COUNT_MAX, LENGTH_MAX, PITCH_MAX, RUN_MAX, STRIDE_MAX, Target
-from weft.compiler.plan.conv_shape import Chunk, ConvShape, cuts
+from weft.compiler.plan.conv_shape import ConvShape, cuts
+from weft.compiler.plan.conv_weights import Chunk
 from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES
 from weft.hdl.isa.config import LOOKUP_ENTRIES
 from weft.hdl.isa.operands import rmw_latency
@@ -82,7 +83,7 @@ class Parts:
         rows = max(1, self.config.accumulator_size // self.shape.planes)
         pairs = []
         for width in cuts(self.w, min(rows, COUNT_MAX)):
-            for height in cuts(self.h, min(max(1, rows // (width + self.shape.more)), COUNT_MAX)):
+            for height in cuts(self.h, min(max(1, rows // (width + self.shape.lead_rows)), COUNT_MAX)):
                 pairs.append((height, width))
         sizes = np.array(pairs, np.int64)
         spatial = -(-self.h // sizes[:, 0]) * -(-self.w // sizes[:, 1])
@@ -116,7 +117,7 @@ class Parts:
     @cached_property
     def rows(self) -> Array:
         """Accumulator rows of an inner tile."""
-        return self.convs[0] * (self.convs[1] + self.shape.more) * self.shape.planes
+        return self.convs[0] * (self.convs[1] + self.shape.lead_rows) * self.shape.planes
 
     def _reach(self, axis: int, count: Array) -> Array:
         shape, pool = self.shape, self.shape.pool
@@ -149,14 +150,14 @@ class Parts:
         for axis, total in enumerate(self.shape.outputs):
             size, inner = self.sizes[:, axis], self.convs[axis]
             # (outputs of a tile, number of tiles), for full tiles and the rest at the edge.
-            full, rest = total // size, total % size
+            full, edge = total // size, total % size
             totals.append(
-                ((inner, full), (np.maximum(inner - (size - rest), 1), (rest > 0).astype(np.int64)))
+                ((inner, full), (np.maximum(inner - (size - edge), 1), (edge > 0).astype(np.int64)))
             )
         area = sum(
             times_h
             * times_w
-            * np.maximum(h * (w + self.shape.more), max(self.config.n, rmw_latency(self.config)))
+            * np.maximum(h * (w + self.shape.lead_rows), max(self.config.n, rmw_latency(self.config)))
             for h, times_h in totals[0]
             for w, times_w in totals[1]
         )
@@ -175,12 +176,12 @@ class Parts:
         src, target = self.shape.src, self.target
         joined = src.rows_are_adjacent & (w == src.w)
         rows, pixels = np.where(joined, 1, h), np.where(joined, h * w, w)
-        whole = rows * target.runs((pixels - 1) * float(src.pixel_pitch) + count)
+        in_rows = rows * target.runs((pixels - 1) * float(src.pixel_pitch) + count)
         if src.pixel_pitch > PITCH_MAX:
-            whole = np.where(pixels > 1, np.inf, whole)
+            in_rows = np.where(pixels > 1, np.inf, in_rows)
         more = -(-rows * pixels // COUNT_MAX) - 1  # approximate number of further instructions
         each = rows * pixels * target.runs(np.asarray(count)) + more * self.instruction
-        return np.maximum(np.minimum(whole, each), h * w * vectors)
+        return np.maximum(np.minimum(in_rows, each), h * w * vectors)
 
     @cached_property
     def whole_input(self) -> tuple[Array, Array]:
@@ -261,9 +262,11 @@ class Parts:
         steps = max(*window.dilation, *window.stride)
         longest = shape.src.c if shape.aligned else max(piece.count for piece in shape.pieces)
         # Whole inputs: strides on chip, runs and pixel lengths must fit their fields.
-        whole = (w * shape.vectors * steps <= STRIDE_MAX) | ((h == 1) & (shape.vectors * steps <= STRIDE_MAX))
-        whole &= ((w - 1) * float(shape.src.pixel_pitch) + longest <= RUN_MAX) & (longest <= LENGTH_MAX)
-        fits &= chunked | ((vectors <= max(zone.a for zone in self.zones)) & whole)[tile]
+        uncut_fits = (w * shape.vectors * steps <= STRIDE_MAX) | (
+            (h == 1) & (shape.vectors * steps <= STRIDE_MAX)
+        )
+        uncut_fits &= ((w - 1) * float(shape.src.pixel_pitch) + longest <= RUN_MAX) & (longest <= LENGTH_MAX)
+        fits &= chunked | ((vectors <= max(zone.a for zone in self.zones)) & uncut_fits)[tile]
         if not self.inputs and shape.src.w * shape.vectors * steps > STRIDE_MAX:
             fits &= False
         tile, block, chunked = tile[fits], block[fits], chunked[fits]
@@ -292,7 +295,9 @@ class Parts:
     def depth(self) -> int:
         """Vectors of a tile's contraction, over all parts."""
         kernel = self.shape.kernel[0] * self.shape.kernel[1]
-        return math.ceil(self.shape.passes * kernel) * max(piece.vectors for piece in self.shape.pieces)
+        return math.ceil(self.shape.weight_passes * kernel) * max(
+            piece.vectors for piece in self.shape.pieces
+        )
 
 
 def room_penalty(traffic: Array, vec: Array, instructions: Array | float) -> Array:

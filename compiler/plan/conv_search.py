@@ -77,8 +77,8 @@ class Search:
         order = np.argsort(cycles, kind="stable")
         if order.size > most:
             # The other half is spread over the ranking, so that tuning sees other kinds of plans.
-            rest = np.linspace(most // 2, order.size - 1, most - most // 2).astype(np.int64)
-            order = np.concatenate([order[: most // 2], order[rest]])
+            spread = np.linspace(most // 2, order.size - 1, most - most // 2).astype(np.int64)
+            order = np.concatenate([order[: most // 2], order[spread]])
         which = np.searchsorted(starts, order, side="right") - 1
         return [scored[at].plan_at(int(index - starts[at])) for at, index in zip(which, order, strict=True)]
 
@@ -149,8 +149,8 @@ class _Scored:
         chunk = np.maximum(last, 0)
         other = np.ones(chunk.shape, bool)
         other[:, :, 1:] = chunk[:, :, 1:] != chunk[:, :, :-1]
-        where = np.nonzero((last >= 0) & other)
-        return where[0], where[1], chunk[where]
+        chosen = np.nonzero((last >= 0) & other)
+        return chosen[0], chosen[1], chunk[chosen]
 
     def _hold_inputs(self) -> None:
         """Choose slots of inputs in zone A; remove plans in which not even one fits."""
@@ -160,12 +160,12 @@ class _Scored:
             return
         pieces = self.block if parts.shape.has_piece_per_tile else np.int64(1)
         at = self.size, self.chunk
-        whole = parts.whole_input[1][self.size]
+        uncut = parts.whole_input[1][self.size]
         self.a_slot, load = (
             np.where(self.chunked, by[at] * pieces, all_[self.size])
             for by, all_ in zip(parts.chunk_input, parts.whole_input, strict=True)
         )
-        self.a_load = np.minimum(load, whole)
+        self.a_load = np.minimum(load, uncut)
         zone = parts.zone_a.values[parts.zone_a.which[self.zone]]
         self.a_count = np.minimum(zone // np.maximum(self.a_slot, 1), _MAX_SLOTS)
         names = ("size", "block", "chunked", "zone", "chunk", "a_slot", "a_load", "a_count")
@@ -184,21 +184,22 @@ class _Scored:
     def _divide(self) -> None:
         """Choose groups of output tiles, and slots of the accumulator."""
         config, blocks = self.parts.config, self.blocks
-        self.per_block = np.ceil(self.shape.passes * self.count).astype(np.int64)
-        held = np.minimum(self.b_count // self.per_block, blocks)
+        self.per_block = np.ceil(self.shape.weight_passes * self.count).astype(np.int64)
+        fitting = np.minimum(self.b_count // self.per_block, blocks)
         rows = self.parts.rows[self.size] * self.block
         depth = config.accumulator_depth
+        # Slots are whole banks, so that the vector unit reads one while the array writes another.
         self.c_slot = -(-rows // depth) * depth
         self.c_count = np.minimum(config.accumulator_size // self.c_slot, 4)
         # Weights of all blocks, of as many as fit, or of half as many for double buffering.
-        groups = np.stack([blocks, held, np.maximum(held // 2, np.minimum(held, 1))], axis=1)
-        some = held < blocks
-        fits = np.stack([np.ones_like(some), some, some & (held > 1)], axis=1) & (groups > 0)
+        groups = np.stack([blocks, fitting, np.maximum(fitting // 2, np.minimum(fitting, 1))], axis=1)
+        some = fitting < blocks
+        fits = np.stack([np.ones_like(some), some, some & (fitting > 1)], axis=1) & (groups > 0)
         fits &= (groups == blocks[:, None]) | (self.shape.tiles_least == 1)
         fits &= (self.c_count > 0)[:, None]
-        where = np.nonzero(fits)
-        self._keep(_CUT[:-1], where[0])
-        self.group = groups[where]
+        chosen = np.nonzero(fits)
+        self._keep(_CUT[:-1], chosen[0])
+        self.group = groups[chosen]
 
     def _cut_outputs(self) -> Array:
         """Choose the tiles per STORE; return whether outputs and residual fit."""
@@ -214,7 +215,9 @@ class _Scored:
         self.store = np.ones_like(tiles)
         if shape.uniform and buffered:
             most = np.minimum(tiles, np.maximum(LENGTH_MAX // n, 1))
+            # The step from row to row is `width` times as many vectors as tiles, and must fit its field.
             most = np.where(height > 1, np.minimum(most, np.maximum(STRIDE_MAX // width, 1)), most)
+            # Two slots: one is stored while the next is filled.
             most = np.maximum(np.minimum(most, room // slots // 2), 1)
             # Equal sizes: a short STORE in between hides nothing.
             leave = -(-tiles // most)
@@ -231,8 +234,8 @@ class _Scored:
         # Rows and weights in one bank are read in turn.
         both = self.shared_fraction * shape.weight_values / parts.config.n * spatial
         compute = parts.compute[self.size] + both
-        kept = self.a_count >= np.where(self.chunked, self.count, 1) * spatial
-        per_box = np.where(kept, 1, groups)
+        inputs_stay = self.a_count >= np.where(self.chunked, self.count, 1) * spatial
+        per_box = np.where(inputs_stay, 1, groups)
         if parts.inputs:
             reused = per_box * len(shape.pieces) if not shape.has_piece_per_tile else blocks
             again = np.where(self.a_count >= self.count, reused, blocks)
@@ -260,11 +263,11 @@ class _Scored:
         # The next box's inputs load while this box's are used, which needs as many further slots.
         used = np.where(self.a_count >= in_slots, in_slots, 1)
         late = 1 - np.clip((self.a_count - used) / used, 0, 1)
-        penalty = np.where(kept, 0.0, a_loads * late)
+        penalty = np.where(inputs_stay, 0.0, a_loads * late)
         # LOADs keep their order: whole inputs wait until the previous tile's last weights are loading.
         hidden = np.minimum(self.b_count / (self.group * self.per_block), 1.0) * compute / spatial / groups
         exposed = np.maximum(self.a_load - hidden, 0.0) * spatial * groups
-        penalty = penalty + np.where(self.chunked | kept | b_held, 0.0, exposed)
+        penalty = penalty + np.where(self.chunked | inputs_stay | b_held, 0.0, exposed)
         penalty = penalty + np.where(
             b_held & (groups > 1) & (self.b_count < 2 * self.group * self.per_block), b_loads, 0.0
         )
@@ -279,14 +282,14 @@ class _Scored:
         first = self.a_load * self.count + shape.weight_cycles / blocks - compute / spatial / blocks
         first = np.where(self.chunked & (per_box < blocks), np.maximum(first, 0.0), 0.0)
         # With two slots, one is free only when the other is in use: that hides neither latency nor uneven chunks.
-        uneven = self.count * chunks.limit[self.chunk] / shape.words / parts.depth * shape.passes - 1
+        uneven = self.count * chunks.limit[self.chunk] / shape.words / parts.depth * shape.weight_passes - 1
         close = ~(b_held & (groups == 1)) & (self.b_count == 2)
         waits = np.where(
             close, target.SLOT_REFILL_CYCLES * blocks * self.per_block * b_times + uneven * b_loads, 0.0
         )
         # A single slot is free only after its products have passed the array. With two slots, the first part's weights
         # effectively have one if the small later parts take the other.
-        least = 2 + (shape.passes % 1 > 0)
+        least = 2 + (shape.weight_passes % 1 > 0)
         alone = ~(b_held & (groups == 1)) & (self.b_count < least)
         drain = target.SLOT_REFILL_CYCLES + target.BLOCK_SWITCH_CYCLES + 2 * parts.config.n
         penalty = penalty + np.where(alone, b_loads + drain * blocks * self.per_block * b_times, 0.0)
@@ -358,9 +361,11 @@ class _Scored:
         """Return cycles until the array works without pause; it takes `cycles` for a block."""
         parts, shape = self.parts, self.shape
         weights, chunk = shape.weight_cycles / self.blocks, cycles / self.per_block
-        whole = shape.lines is not None  # their weights are loaded at once
+        at_once = shape.lines is not None  # their weights are loaded at once
         most = (
-            np.maximum(parts.chunks.limit[self.chunk] // parts.config.n // 2, 1) if not whole else np.int64(1)
+            np.maximum(parts.chunks.limit[self.chunk] // parts.config.n // 2, 1)
+            if not at_once
+            else np.int64(1)
         )
         cut = weight_parts(chunk, most, parts.target)
         by_rows = parts.inputs and shape.pointwise

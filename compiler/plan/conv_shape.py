@@ -1,12 +1,12 @@
-"""A convolution as the array computes it: pieces of input channels, tiles of output columns, and packed weights.
+"""A convolution as the array computes it: pieces of input channels, and tiles of output columns.
 
 There are two mappings of the contraction onto vectors of N bytes:
 
 - *channels*: a vector holds N channels of one pixel; loops over the kernel are loops of the instruction.
 - *windows*: LOAD lays the bytes of a whole kernel row side by side (overlapping windows along x), so that kw * cin
   bytes fill the vectors. It is used where it needs a tenth fewer vectors, that is for pixels of few channels: LOAD
-  reads a row once for each vector of a window. If kernel rows lie side by side in DRAM (`weft.compiler.passes.rows`),
-  a window is the whole contraction.
+  reads a row once for each vector of a window. If kernel rows lie side by side in DRAM
+  (`weft.compiler.passes.gather_rows`), a window is the whole contraction.
 
 Groups become block-diagonal tiles (`weft.compiler.plan.pieces`). Depthwise convolution is the extreme case, N groups
 of one channel per tile, and uses 1/N of the array. If the array can sum along its rows, which takes several kernel
@@ -18,36 +18,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import Conv, Window
+from weft.compiler.ir.graph import Conv
+from weft.compiler.ir.windows import Window
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.wide import WideConv
 from weft.compiler.machine.emit import Box, ceil_div
 from weft.compiler.machine.target import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITCH_MAX, STRIDE_MAX
+from weft.compiler.plan.conv_weights import Chunk, PackedWeights, count_parts, fit_4_bits
 from weft.compiler.plan.pieces import Lines, Piece, Tile, share_of, tap_words, tiles_of
 from weft.compiler.plan.site import Site
-from weft.hdl.isa import MicroOp, encoding
-
-WEIGHTS = (-128, 127)
-"""Least and largest weight of the array. Larger weights are split into parts that add up in the accumulator."""
-_DENSE = 0.6
-"""Fraction of non-zero vectors of a further part from which on all its vectors are multiplied."""
-
-
-class Chunk(NamedTuple):
-    """Part of a tile's contraction: kernel rows, kernel columns and vectors, each (first, count)."""
-
-    ky: tuple[int, int]
-    kx: tuple[int, int]
-    kc: tuple[int, int]
-
-    @property
-    def steps(self) -> int:
-        """Array tiles: vectors of the contraction."""
-        return self.ky[1] * self.kx[1] * self.kc[1]
+from weft.hdl.isa import MicroOp
 
 
 class ConvShape:
@@ -65,7 +49,7 @@ class ConvShape:
         Whether weights are stored in 4 bits.
     planes : int
         Bytes of an input element; each has products and a sum of its own.
-    more : int
+    lead_rows : int
         Rows of A before those of each row of outputs.
     """
 
@@ -94,14 +78,13 @@ class ConvShape:
         self.h, self.w = window.output(src.h, src.w)
         self.pool = pool if pool is not None else Window()
         self.pooled = pool is not None
-        # Weights beyond int8 are split into parts that add up.
-        ends = op.weight_range
-        self.parts = max(1, *(ceil_div(end, limit) for end, limit in zip(ends, WEIGHTS, strict=True)))
-        self.narrow = bool(self.config.int4 and encoding.INT4_MIN <= ends[0] <= ends[1] <= encoding.INT4_MAX)
-        self._kept_weights: dict[tuple[int, int], np.ndarray] = {}
+        self.parts = count_parts(op)
+        self.narrow = bool(self.config.int4 and fit_4_bits(op))
         self.lines = self._lines()
-        self.more = 0 if self.lines is None else self.lines.more
+        self.lead_rows = 0 if self.lines is None else self.lines.lead_rows
         self._split_channels()
+        fold = self.window.dilation[1] * src.pixel_pitch if self.folded else 0
+        self.packed = PackedWeights(op, self.tiles, self.lines, self.window, fold, self.config)
 
     def _lines(self) -> Lines | None:
         """Return how sums along rows of the array make the outputs; None if they do not."""
@@ -211,9 +194,9 @@ class ConvShape:
         """Vectors before and after the loaded weights that the array reads and ignores."""
         return self.config.n - self.words
 
-    def rows(self, conv: Box) -> int:
+    def accumulator_rows(self, conv: Box) -> int:
         """Return the accumulator rows for a box of a tile's outputs."""
-        return conv.h * (conv.w + self.more) * self.planes
+        return conv.h * (conv.w + self.lead_rows) * self.planes
 
     def vector_reads(self, pixels: float) -> float:
         """Return the vector unit's reads for a tile of `pixels` final outputs."""
@@ -249,35 +232,12 @@ class ConvShape:
     def steps(self) -> float:
         """Array tiles per block of rows: contraction vectors, summed over output tiles and parts."""
         kernel = self.kernel[0] * self.kernel[1]
-        return self.planes * self.passes * kernel * sum(tile.piece.vectors for tile in self.tiles)
+        return self.planes * self.weight_passes * kernel * sum(tile.piece.vectors for tile in self.tiles)
 
     @cached_property
-    def passes(self) -> float:
-        """Approximate number of times that the array multiplies all weights: once, plus the fraction in further
-        parts."""
-        if self.parts == 1:
-            return 1.0
-        fraction = 0.0
-        for part in range(1, self.parts):
-            share = self._nonzero_fraction(part)
-            fraction += 1.0 if share > _DENSE else share
-        return (
-            1 + ceil_div(round(fraction * 64), 4) / 16
-        )  # rounded to few values, because plans are cached by it
-
-    def _nonzero_fraction(self, part: int) -> float:
-        """Return the fraction of a part's weight vectors that are not zero."""
-        op, n = self.op, self.config.n
-        if op.groups > 1 or self.folded:
-            tiles = [
-                self._packed_weights(index, part).any(axis=(3, 4)).reshape(-1)
-                for index in range(len(self.tiles))
-            ]
-            return float(np.concatenate(tiles).mean())
-        # Count without packing, so that large weights are packed only once.
-        beyond = (op.weight < part * WEIGHTS[0]) | (op.weight > part * WEIGHTS[1])
-        lanes = np.logical_or.reduceat(beyond, range(0, op.weight.shape[3], n), axis=3)
-        return float(np.logical_or.reduceat(lanes, range(0, len(lanes), n), axis=0).mean())
+    def weight_passes(self) -> float:
+        """Approximate number of times that the array multiplies all weights (`count_multiplications`)."""
+        return self.packed.count_multiplications(self.parts)
 
     @cached_property
     def weight_bytes(self) -> float:
@@ -294,7 +254,7 @@ class ConvShape:
         """Values of all packed weights."""
         kernel, n = self.kernel[0] * self.kernel[1], self.config.n
         words = sum((self.words if self.lines else tile.count) * tile.piece.vectors for tile in self.tiles)
-        return self.passes * kernel * n * words
+        return self.weight_passes * kernel * n * words
 
     @property
     def lookups(self) -> int:
@@ -316,7 +276,7 @@ class ConvShape:
             op.groups,
             op.window,
             op.pool,
-            self.passes,
+            self.weight_passes,
             type(op.epilogue).__name__,
             self.lookups,
             self.region,
@@ -401,84 +361,6 @@ class ConvShape:
             return cuts(len(self.tiles), most)
         each = len(self.tiles) // len(self.pieces)
         return [size for size in range(min(each, most), 0, -1) if each % size == 0]
-
-    def rest(self, block: range, part: int, chunk: Chunk) -> list[tuple[int, Chunk]] | None:
-        """Return the non-zero pieces of a chunk of a further part, as (tile, chunk of one kernel pixel); None if
-        nearly all.
-
-        If the weights' zero point is off centre, few weights exceed `WEIGHTS`, and most vectors of the second part
-        are zero.
-        """
-        pieces, filled, total = [], 0, 0
-        (y, ky), (x, kx), (c, kc) = chunk
-        for index in block:
-            weights = self._packed_weights(index, part)[y : y + ky, x : x + kx, c : c + kc]
-            used: np.ndarray = np.any(weights, axis=(3, 4))
-            filled, total = filled + int(used.sum()), total + used.size
-            for row, column in np.argwhere(used.any(axis=2)).tolist():
-                runs = np.flatnonzero(np.diff(np.pad(used[row, column].astype(np.int8), 1))).reshape(-1, 2)
-                pieces += [
-                    (index, Chunk((y + row, 1), (x + column, 1), (c + start, stop - start)))
-                    for start, stop in runs.tolist()
-                ]
-        return None if filled > _DENSE * total else pieces
-
-    def weights(self, first: int, count: int, part: int, chunk: Chunk) -> bytes:
-        """Return packed weights of one chunk of part `part` of `count` tiles: vectors by (ky, kx, kc, column), N
-        lanes each.
-
-        There are as many columns as the tiles have; with `lines` there are `words` each. The array reads arbitrary
-        values for the others, whose results are not stored.
-        """
-        parts = [
-            self._packed_weights(index, part)[
-                chunk.ky[0] : sum(chunk.ky), chunk.kx[0] : sum(chunk.kx), chunk.kc[0] : sum(chunk.kc)
-            ]
-            for index in range(first, first + count)
-        ]
-        return (parts[0] if count == 1 else np.concatenate(parts, axis=3)).tobytes()
-
-    def _packed_weights(self, index: int, part: int) -> np.ndarray:
-        """Return the weights of a tile's part, int8 (ky, kx, vectors, column, N)."""
-        if (index, part) not in self._kept_weights:
-            self._kept_weights[index, part] = self._pack(self.tiles[index], part)
-        return self._kept_weights[index, part]
-
-    def _pack(self, tile: Tile, part: int) -> np.ndarray:
-        n = self.config.n
-        if self.lines is not None:
-            weight = self.op.weight[tile.first : tile.first + tile.count, :, :, 0]
-            return self.lines.words(weight, self.window, self.config)
-        dense = self._dense(tile)  # (count, kh, kw, lanes)
-        # Part p has what is left of a weight after p clipped parts.
-        before = np.clip(dense, part * WEIGHTS[0], part * WEIGHTS[1])
-        limited = np.clip(dense - before, *WEIGHTS)
-        packed = limited.astype(np.int8).reshape(*dense.shape[:3], tile.piece.vectors, n)
-        return packed.transpose(1, 2, 3, 0, 4)
-
-    def _dense(self, tile: Tile) -> np.ndarray:
-        op, n, piece = self.op, self.config.n, tile.piece
-        out, kh, kw, cin = op.weight.shape
-        weight = op.weight[tile.first : tile.first + tile.count].astype(np.int16)
-        lanes = piece.vectors * n
-        if self.folded:
-            dense = np.zeros((tile.count, kh, 1, lanes), np.int16)
-            for k in range(kw):
-                at = k * self.window.dilation[1] * self.src.pixel_pitch
-                dense[:, :, 0, at : at + cin] = weight[:, :, k]
-            return dense
-        dense = np.zeros((tile.count, kh, kw, lanes), np.int16)
-        per_out = out // op.groups
-        for column in range(tile.count):
-            at = (tile.first + column) // per_out * cin - piece.first
-            dense[column, :, :, at : at + cin] = weight[column]
-        return dense
-
-    def bias(self, tile: Tile) -> np.ndarray:
-        """Return the bias of a tile's columns with the input's zero point folded in, modulo 2**32."""
-        rows = slice(tile.first, tile.first + tile.count)
-        total = self.op.weight[rows].astype(np.int64).sum(axis=(1, 2, 3))
-        return self.op.bias[rows].astype(np.int64) - self.op.x_zero * total
 
 
 def _as_one_row(op: Conv | WideConv, site: Site) -> tuple[Conv | WideConv, Site]:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Conv, Window
+from weft.compiler.ir.graph import Conv
+from weft.compiler.ir.windows import Window
 from weft.compiler.kernel.wide import WideConv
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import Target, is_far
@@ -179,11 +180,11 @@ class Lines(NamedTuple):
             passes = ceil_div(kernel, most)
             taps = ceil_div(kernel, passes)
             lines = cls(taps, passes, taps, passes * taps - kernel)
-        fewer = lines.passes * (width + lines.more) < kernel * width
+        fewer = lines.passes * (width + lines.lead_rows) < kernel * width
         return lines if lines.taps <= most and fewer else None
 
     @property
-    def more(self) -> int:
+    def lead_rows(self) -> int:
         """Rows of a line without an output."""
         return self.taps - 1
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from weft.compiler.ir.graph import View
 from weft.compiler.ir.products import Counts, Product
 from weft.compiler.ir.scales import negative_parts
+from weft.compiler.ir.views import View
 from weft.compiler.machine import target as overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import Target
@@ -78,6 +78,7 @@ def _candidate(op: Product, target: Target, rows: int, columns: int, depth: int)
     vectors, groups = depth // n, columns // n
     chunks, down = ceil_div(op.depth, depth), ceil_div(op.rows, rows)
     sums = _accumulator(config, rows * groups)
+    # LOAD transposes N rows at a time.
     lines = ceil_div(rows, n) * n if op.a_transposed else rows
     zones = _scratchpad(config, lines * vectors, columns * vectors, rows * groups, (chunks * down, chunks))
     if sums is None or zones is None:
@@ -97,7 +98,7 @@ def _candidate(op: Product, target: Target, rows: int, columns: int, depth: int)
     )  # fmt: skip
 
 
-def passes(op: Product, config: Config) -> int:
+def count_passes(op: Product, config: Config) -> int:
     """Return the number of products per tile; zero points that the array does not subtract need further products."""
     return 1 + len(a_parts(op, config)) + len(b_parts(op))
 
@@ -118,7 +119,7 @@ def _compute(
     """Return the array's cycles for all matrices; rows and weights in one bank are read in turn."""
     n, (rows, _), (a, b, _, params) = config.n, tile, zones
     last = (a[1] * a[2] - 1) // config.scratchpad_depth
-    full, rest = divmod(op.rows, rows)
+    full, edge_rows = divmod(op.rows, rows)
     total = 0
     for times, weights in (
         (1, b[0]),
@@ -127,8 +128,10 @@ def _compute(
     ):
         # Rows of A and weights in one bank: the array reads them one after the other.
         together = weights is not None and weights // config.scratchpad_depth <= last
-        steps = [max(count + n if together else max(count, n), rmw_latency(config)) for count in (rows, rest)]
-        total += times * (full * steps[0] + (steps[1] if rest else 0))
+        steps = [
+            max(count + n if together else max(count, n), rmw_latency(config)) for count in (rows, edge_rows)
+        ]
+        total += times * (full * steps[0] + (steps[1] if edge_rows else 0))
     return float(prod(op.counts) * ceil_div(op.depth, n) * ceil_div(op.columns, n) * total)
 
 
@@ -154,7 +157,7 @@ def _bus_and_vector(
     a, b = a * a_times, b * b_times
     out = _runs(target, op.dst, op.rows, rows, (op.columns, min(columns, op.columns)))
     vector = groups * op.rows * config.groups + down * across * target.vec_start(early=True)
-    instructions = matrices * down * across * (passes(op, config) * chunks + 2)
+    instructions = matrices * down * across * (count_passes(op, config) * chunks + 2)
     instructions += a_times * a_loads + b_times * b_loads
     reads, writes = a + b + target.transfer_cycles(instructions * WORD_BYTES), float(matrices * out)
     # Reads and writes have separate AXI channels, but one memory: only their bytes take turns.
@@ -205,8 +208,8 @@ def _runs(target: Target, view: View, count: int, step: int, sizes: tuple[int, i
     """
     size, part = sizes
     if part == view.buffer.shape[3] and view.step[1] == 1:
-        full, rest = divmod(count, step)
-        return full * target.run(step * size) + (target.run(rest * size) if rest else 0)
+        full, remainder = divmod(count, step)
+        return full * target.run(step * size) + (target.run(remainder * size) if remainder else 0)
     return count * ceil_div(size, part) * target.run(part)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from weft.compiler.ir.graph import DeviceOp, Region, View
+from weft.compiler.ir.graph import DeviceOp, Region
+from weft.compiler.ir.views import View
 from weft.compiler.machine.emit import ceil_div
-from weft.compiler.machine.memory import Allocation, TensorRef
+from weft.compiler.machine.memory import Allocation
 from weft.compiler.machine.target import Target
+from weft.compiler.machine.tensors import TensorRef
 from weft.hdl.isa.config import Config
 
 ResidentPositions = tuple[tuple[int, int] | None, ...]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from weft.compiler.ir.graph import ONE, Conv, DeviceOp, Window
+from weft.compiler.ir.graph import Conv, DeviceOp
+from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.machine import target as overheads
 from weft.compiler.machine.emit import ceil_div
-from weft.compiler.machine.memory import TensorRef
 from weft.compiler.machine.target import COUNT_MAX, STRIDE_MAX, Target, has_coordinates
+from weft.compiler.machine.tensors import TensorRef
 from weft.compiler.plan.site import Site
 from weft.hdl.isa import COORDINATE_MAX, PARAMETER_VECTORS
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
@@ -72,6 +73,7 @@ def _largest_tile(
     per_pixel = ceil_div(dst.c, n)
     channels = _channels(site) if only is None else [only]
     across = max(window.stride[1], window.dilation[1])
+    # With three sets a LOAD, a VEC and a STORE overlap; take fewer only if no tile fits three times.
     for slots in range(3, least - 1, -1):
         for count in channels:
             vectors = ceil_div(count, n)
@@ -103,10 +105,10 @@ def plan_beside(site: Site, window: Window) -> VectorPlan | None:
     """
     reads = window.kernel[0] * window.kernel[1] * site.config.groups
     most = max(_BESIDE_VECTORS, _BESIDE_CYCLES // reads)
-    whole = window.kernel == (1, 1)  # no element is read twice
+    pointwise = window.kernel == (1, 1)  # no element is read twice
     plans = [
         plan
-        for count in (None, *([] if whole else _channels(site)[1:4]))
+        for count in (None, *([] if pointwise else _channels(site)[1:4]))
         if (plan := _largest_tile(site, window, most, 8, 2, count)) is not None
     ]
     return min(
@@ -203,6 +205,7 @@ def plan_rows(site: Site, constants: int, most: int = COUNT_MAX, *, wide: bool =
     """
     counts = [ceil_div(tensor.c, site.config.n) for tensor in (*site.sources, site.dst)]
     vectors = max(counts)
+    # Results of 16 bits have a vector of upper and one of lower bytes.
     counts[-1] *= 1 + wide
     room = site.room[1] - site.room[0] - constants * vectors
     if vectors > min(COUNT_MAX, STRIDE_MAX):
@@ -220,10 +223,10 @@ def image_plan(site: Site, constants: int) -> RowPlan | None:
     `constants` vectors are needed for each; results overwrite their sources. None if not even one vector fits, or
     there are too many pixels. `rows` of the plan are pixels.
     """
-    pixels, whole = site.dst.h * site.dst.w, ceil_div(site.dst.c, site.config.n)
+    pixels, all_vectors = site.dst.h * site.dst.w, ceil_div(site.dst.c, site.config.n)
     for slots in (3, 2, 1):
-        vectors = min(site.config.scratchpad_size // (slots * pixels + constants), whole)
-        if pixels <= COUNT_MAX and vectors >= min(whole, 8 if slots > 1 else 1):
+        vectors = min(site.config.scratchpad_size // (slots * pixels + constants), all_vectors)
+        if pixels <= COUNT_MAX and vectors >= min(all_vectors, 8 if slots > 1 else 1):
             return RowPlan(pixels, vectors, slots)
     return None
 
@@ -245,11 +248,12 @@ def plan_softmax(src: TensorRef, config: Config) -> SoftmaxPlan | None:
     None if not even one row of one vector fits.
     """
     room = config.scratchpad_size - PARAMETER_VECTORS
-    whole = ceil_div(src.c, config.n)
-    sizes = [whole] + [1 << k for k in reversed(range(12)) if 1 << k < whole]
+    row_vectors = ceil_div(src.c, config.n)
+    sizes = [row_vectors] + [1 << k for k in reversed(range(12)) if 1 << k < row_vectors]
     for vectors in (size for size in sizes if size * config.n <= COORDINATE_MAX):
-        chunks = ceil_div(whole, vectors)
+        chunks = ceil_div(row_vectors, vectors)
         for slots in (2, 1):
+            # With a slot for each chunk, the second pass finds all of them on chip.
             sources = max(slots, chunks if chunks <= 4 else slots)
             rows = min(
                 room // (vectors * (sources + 2 * slots)),
@@ -258,6 +262,7 @@ def plan_softmax(src: TensorRef, config: Config) -> SoftmaxPlan | None:
                 src.w,
             )
             if rows >= min(src.w, 8) or (rows >= 1 and vectors == 1):
+                # At least two tiles, so that units overlap.
                 rows = min(rows, ceil_div(src.w, 2) if src.w > 16 else rows)
                 return SoftmaxPlan(rows, vectors, sources, slots)
     return None
@@ -311,8 +316,11 @@ def plan_channelwise(op: Conv, site: Site) -> ChannelPlan | None:
     for slots in _SLOTS:
         for parts in range(1, min(vectors, 8) + 1):
             some = ceil_div(vectors, parts)
-            rest = room - some * BLOCK * (1 + (parts > 1))
-            pixels = min(rest // (slots * some * loaded) if loaded else COUNT_MAX, dst.w, _PIXELS, COUNT_MAX)
+            # The constants of the next part load while this part's are in use.
+            room_left = room - some * BLOCK * (1 + (parts > 1))
+            pixels = min(
+                room_left // (slots * some * loaded) if loaded else COUNT_MAX, dst.w, _PIXELS, COUNT_MAX
+            )
             if pixels >= min(16, dst.w) and vectors <= STRIDE_MAX:
                 # Equal tiles.
                 pixels = ceil_div(dst.w, ceil_div(dst.w, pixels))

@@ -88,25 +88,25 @@ class Context:
             raise self.refuse(f"takes images of four dimensions; {tensor.label} has {tensor.rank}")
         return tensor
 
-    def numbers(self, index: int, what: str) -> np.ndarray:
-        """Return a constant input of integers, which messages call `what`, as a list."""
+    def numbers(self, index: int, label: str) -> np.ndarray:
+        """Return a constant input of integers, which messages call `label`, as a list."""
         tensor = self.tensor(index)
         if tensor.data is None:
-            raise self.refuse(f"takes {what} from {tensor.label}, which is not constant; make it so")
+            raise self.refuse(f"takes {label} from {tensor.label}, which is not constant; make it so")
         if tensor.dtype not in _INTEGERS:
             raise self.refuse(
-                f"takes {what} from {tensor.label} of type {tensor.dtype}; they must be integers"
+                f"takes {label} from {tensor.label} of type {tensor.dtype}; they must be integers"
             )
         return tensor.data.astype(np.int64).reshape(-1)
 
-    def axes(self, index: int, what: str, rank: int) -> tuple[int, ...]:
+    def axes(self, index: int, label: str, rank: int) -> tuple[int, ...]:
         """Return a constant input of axes, from 0 on."""
-        return tuple(self.axis(int(axis), what, rank) for axis in self.numbers(index, what))
+        return tuple(self.axis(int(axis), label, rank) for axis in self.numbers(index, label))
 
-    def axis(self, axis: int, what: str, rank: int) -> int:
+    def axis(self, axis: int, label: str, rank: int) -> int:
         """Return an axis, from 0 on."""
         if not -rank <= axis < rank:
-            raise self.refuse(f"has {what} {axis} for {rank} dimensions")
+            raise self.refuse(f"has {label} {axis} for {rank} dimensions")
         return axis % rank
 
     # Options

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.onnx.limits import ELEMENTS
+from weft.compiler.ir.network import MAX_ELEMENTS
 from weft.hdl.isa import encoding
 from weft.hdl.schema import printable
 
@@ -112,8 +112,8 @@ class File:
     once: Mapping[int, File] = field(default_factory=dict)
 
 
-def parse(data: bytes, what: str) -> File:
-    """Parse the bytes of a file, which messages call `what`.
+def parse(data: bytes, label: str) -> File:
+    """Parse the bytes of a file, which messages call `label`.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def parse(data: bytes, what: str) -> File:
     if data[4:8] != IDENTIFIER:
         identifier = repr(data[4:8])[1:] if data[4:8] else "missing"
         raise CompileError(
-            f"{what} is not a TFLite model: its bytes 4 to 8 must be 'TFL3', but are {identifier}"
+            f"{label} is not a TFLite model: its bytes 4 to 8 must be 'TFL3', but are {identifier}"
         )
     try:
         return _Parser(data).file()
@@ -132,7 +132,7 @@ def parse(data: bytes, what: str) -> File:
     except _BROKEN as error:
         why = printable(str(error).splitlines()[0] if str(error) else type(error).__name__, _SHOWN)
         raise CompileError(
-            f"{what} is truncated or damaged: it cannot be read as a TFLite model ({why})"
+            f"{label} is truncated or damaged: it cannot be read as a TFLite model ({why})"
         ) from None
 
 
@@ -200,9 +200,9 @@ class _Parser:
         sizes = "x".join(map(str, shape))
         if min(shape, default=1) < 0:
             raise CompileError(f"{bare.label} has shape {sizes}; sizes must not be negative")
-        if math.prod(shape) > ELEMENTS:
+        if math.prod(shape) > MAX_ELEMENTS:
             raise CompileError(
-                f"{bare.label} has shape {sizes}, {math.prod(shape):,} elements; weft takes up to {ELEMENTS:,}"
+                f"{bare.label} has shape {sizes}, {math.prod(shape):,} elements; weft takes up to {MAX_ELEMENTS:,}"
             )
         if table.Sparsity() is not None:
             raise CompileError(f"{bare.label} is sparse; convert the model with dense tensors")
@@ -227,6 +227,7 @@ class _Parser:
             raw = np.frombuffer(self._data, np.uint8, size, start)
         else:
             raw = np.asarray(self._array(table.DataAsNumpy()), np.uint8)
+        # Buffer 0 is always empty: it marks a tensor that an operator writes.
         return _to_values(raw, tensor) if raw.size or (at and 0 in tensor.shape) else None
 
     def _quantisation(self, table: Any, tensor: Tensor) -> Quantisation | None:
@@ -296,6 +297,7 @@ def _to_values(raw: np.ndarray, tensor: Tensor) -> np.ndarray:
 
 def _operator_name(table: Any) -> str:
     """Return an operator's name in the format, for custom operators with their own name."""
+    # Old files have only the deprecated field of one byte, which new files leave at its limit for larger codes.
     code = max(table.BuiltinCode(), table.DeprecatedBuiltinCode())
     name = _names("BuiltinOperator").get(code, f"unknown code {code}")
     if name == "CUSTOM":

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.network import ModelFormat, Network
-from weft.compiler.onnx.limits import NODES
+from weft.compiler.ir.network import MAX_NODES, ModelFormat, Network
 from weft.compiler.tflite.builder import QUANTISED, Builder
 from weft.compiler.tflite.context import Context
 from weft.compiler.tflite.file import IDENTIFIER, File, Tensor, parse
@@ -26,15 +25,15 @@ def is_tflite(head: bytes) -> bool:
     return head[4:8] == IDENTIFIER
 
 
-def read(data: bytes, what: str = "the model") -> Network:
-    """Read a TFLite model, which messages call `what`.
+def read(data: bytes, label: str = "the model") -> Network:
+    """Read a TFLite model, which messages call `label`.
 
     Raises
     ------
     CompileError
         If it is truncated, damaged, no TFLite model or not quantised, or has unsupported operators, types or structure.
     """
-    return network_of(parse(data, what))
+    return network_of(parse(data, label))
 
 
 def network_of(file: File) -> Network:
@@ -56,8 +55,8 @@ def network_of(file: File) -> Network:
         if not builder.is_known(file.tensors[index]):
             raise CompileError(f"no operator writes output {file.tensors[index].label}")
     network = builder.network()
-    if len(network.nodes) > NODES:
-        raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {NODES:,}")
+    if len(network.nodes) > MAX_NODES:
+        raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {MAX_NODES:,}")
     return network
 
 

@@ -10,5 +10,5 @@ __all__ = ["held_out", "model"]
 
 
 def model() -> bytes:
-    """The quantised network as a serialised ONNX model: ``image`` float32 (1, 1, 8, 8) to ``logits`` (1, 10)."""
+    """Return the quantised network as a serialised ONNX model: ``image`` float32 (1, 1, 8, 8) to ``logits`` (1, 10)."""
     return (files(__package__) / "attention.onnx").read_bytes()

@@ -20,7 +20,7 @@ from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch import nn
 
-from weft.examples.digits.train import LEAST_ACCURACY, Calibration, accuracy, shifted, split
+from weft.examples.digits.train import LEAST_ACCURACY, Calibration, accuracy, shift_randomly, split
 
 SEED = 7
 EPOCHS = 300
@@ -31,7 +31,7 @@ HIDDEN = 64
 
 
 class Block(nn.Module):
-    """Attention over all tokens and two layers for each, both added to what comes in."""
+    """Attention over all tokens and two layers for each token, both added to their input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,9 @@ def train(images: np.ndarray, labels: np.ndarray) -> Reader:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=2e-3, total_steps=steps)
     for _ in range(EPOCHS):
         for batch in torch.randperm(len(x)).split(BATCH):
-            loss = nn.functional.cross_entropy(model(shifted(x[batch])), y[batch], label_smoothing=0.05)
+            loss = nn.functional.cross_entropy(
+                model(shift_randomly(x[batch])), y[batch], label_smoothing=0.05
+            )
             optimiser.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -109,9 +111,9 @@ def quantise(model: Reader, images: np.ndarray, target: Path) -> None:
 def tidy(model: onnx.ModelProto) -> None:
     """Name layers after their modules, and drop what the tools left: their metadata and unused operator sets."""
     model.doc_string = "Handwritten digits, 8 by 8, as 16 tokens; trained and quantised by train.py."
-    kept = [opset for opset in model.opset_import if not opset.domain]
+    standard = [opset for opset in model.opset_import if not opset.domain]
     del model.opset_import[:], model.metadata_props[:]
-    model.opset_import.extend(kept)
+    model.opset_import.extend(standard)
     for value in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
         del value.metadata_props[:]
     products = 0

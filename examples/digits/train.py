@@ -17,13 +17,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
+from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
-
-from weft.examples.digits.average_scale import give_average_its_scale
 
 SEED = 7
 EPOCHS = 60
@@ -33,7 +32,7 @@ LEAST_ACCURACY = 0.97
 
 
 def conv(inputs: int, outputs: int) -> nn.Sequential:
-    """A 3x3 convolution that keeps the size, and batch normalisation."""
+    """Return a 3x3 convolution that keeps the size, and batch normalisation."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs))
 
 
@@ -54,7 +53,7 @@ class Digits(nn.Module):
 
 
 def split() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Training images, held-out images, training labels, held-out labels; images are 0 to 16, (count, 1, 8, 8)."""
+    """Return training images, held-out images, and the labels of both; images are 0 to 16, (count, 1, 8, 8)."""
     digits = load_digits()
     images = digits.images.astype(np.uint8)[:, None]
     return tuple(
@@ -62,8 +61,8 @@ def split() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     )
 
 
-def shifted(images: torch.Tensor) -> torch.Tensor:
-    """Every image moved by up to one pixel in each direction."""
+def shift_randomly(images: torch.Tensor) -> torch.Tensor:
+    """Return every image moved by up to one pixel in each direction."""
     padded = nn.functional.pad(images, (1, 1, 1, 1))
     y, x = torch.randint(0, 3, (2, len(images), 1, 1))
     grid = torch.arange(8)
@@ -80,7 +79,9 @@ def train(images: np.ndarray, labels: np.ndarray) -> Digits:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=3e-3, total_steps=steps)
     for _ in range(EPOCHS):
         for batch in torch.randperm(len(x)).split(BATCH):
-            loss = nn.functional.cross_entropy(model(shifted(x[batch])), y[batch], label_smoothing=0.05)
+            loss = nn.functional.cross_entropy(
+                model(shift_randomly(x[batch])), y[batch], label_smoothing=0.05
+            )
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -123,9 +124,9 @@ def quantise(model: Digits, images: np.ndarray, target: Path) -> None:
 def tidy(model: onnx.ModelProto) -> None:
     """Name layers after their modules, and drop what the tools left: their metadata and unused operator sets."""
     model.doc_string = "Handwritten digits, 8 by 8; trained and quantised by train.py."
-    kept = [opset for opset in model.opset_import if not opset.domain]
+    standard = [opset for opset in model.opset_import if not opset.domain]
     del model.opset_import[:], model.metadata_props[:]
-    model.opset_import.extend(kept)
+    model.opset_import.extend(standard)
     for value in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
         del value.metadata_props[:]
     for node in model.graph.node:
@@ -137,8 +138,59 @@ def tidy(model: onnx.ModelProto) -> None:
             )
 
 
+def give_average_its_scale(model: onnx.ModelProto, images: np.ndarray) -> None:
+    """Give the global average its own scale; `images` (count, 1, 8, 8) float32 from 0 to 1 show its range.
+
+    The quantiser lets an average keep its input's scale. Averages of 16 values then fall on exact halves all the time,
+    which float arithmetic rounds either way, and much of the range goes unused. With a scale of its own the average
+    uses all of it, and integer and float arithmetic agree. `model` changes in place.
+    """
+    average = next(node for node in model.graph.node if node.op_type == "AveragePool")
+    low, high = _range(model, average.output[0], images)
+    scale = np.float32((high - low) / 255)
+    zero = np.int8(np.clip(np.rint(-128 - low / scale), -128, 127))
+    model.graph.initializer.extend(
+        [
+            numpy_helper.from_array(np.asarray(scale), "average_scale"),
+            numpy_helper.from_array(np.asarray(zero), "average_zero_point"),
+        ]
+    )
+    values = {average.output[0]}
+    for node in model.graph.node:  # quantised and back, then reshaped, and quantised and back once more
+        if node.input[0] in values and node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            node.input[1], node.input[2] = "average_scale", "average_zero_point"
+            values.add(node.output[0])
+        elif node.input[0] in values and node.op_type == "Reshape":
+            values.add(node.output[0])
+        elif node.input[0] in values and node.op_type == "Gemm":
+            _requantise_bias(model, node, scale)
+
+
+def _range(model: onnx.ModelProto, name: str, images: np.ndarray) -> tuple[float, float]:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(copy.SerializeToString(), options)
+    seen = [session.run([name], {"image": image[None]})[0] for image in images]
+    return min(0.0, float(np.min(seen))), float(np.max(seen))
+
+
+def _requantise_bias(model: onnx.ModelProto, gemm: onnx.NodeProto, scale: np.float32) -> None:
+    # The bias is stored at the product of input and weight scale.
+    makers = {node.output[0]: node for node in model.graph.node}
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    bias, weight = makers[gemm.input[2]], makers[gemm.input[1]]
+    stored, old = (numpy_helper.to_array(tensors[name]) for name in bias.input[:2])
+    new = (scale * numpy_helper.to_array(tensors[weight.input[1]])).astype(np.float32).reshape(old.shape)
+    value = np.rint(stored.astype(np.float64) * old / new).astype(np.int32)
+    tensors[bias.input[0]].CopyFrom(numpy_helper.from_array(value, bias.input[0]))
+    tensors[bias.input[1]].CopyFrom(numpy_helper.from_array(new, bias.input[1]))
+
+
 def accuracy(model: Path, images: np.ndarray, labels: np.ndarray) -> float:
-    """Share of images that ONNX Runtime, without its own optimisations, classifies as labelled."""
+    """Return the share of images that ONNX Runtime, without its own optimisations, classifies as labelled."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model, options)

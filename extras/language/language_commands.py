@@ -249,6 +249,7 @@ def _generation_report(
 
 def without_controls(text: str) -> str:
     """Return text for stdout, with control characters but newline and tab replaced if stdout is a terminal."""
+    # A model's text could move the cursor or change the terminal.
     if not sys.stdout.isatty():
         return text
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
@@ -329,6 +330,7 @@ def serve(
 
     Without a key, anybody who can reach the address may use the server.
     """
+    # Report missing packages before loading the model, which takes long.
     uvicorn = _import_library("uvicorn")
     for name in ("starlette", "jinja2"):
         _import_library(name)
@@ -356,6 +358,7 @@ def serve(
                 )
             shown = f"[{host}]" if ":" in host else host
             reports.say(f"{model.stem} at http://{shown}:{number}/v1, {rows} texts at once")
+            # A client that waits for this line must see it now.
             sys.stdout.flush()
             uvicorn.Server(settings).run([listener])
 
@@ -375,6 +378,7 @@ def _allow_files(count: int) -> None:
 def _return_large_blocks() -> None:
     """Make the C library return the memory of large requests to the system when they end."""
     with contextlib.suppress(AttributeError, OSError):
+        # glibc raises its threshold when large blocks are freed, unless it is set.
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 << 10)
 
 

@@ -36,8 +36,8 @@ def tensor_type(dtype: str, shape: tuple[int, ...], *, index: bool = False) -> A
     return builtin.TensorType(element, shape)
 
 
-def parse_type(type_: Attribute, where: str) -> TensorType:
-    """Return the type of a value.
+def parse_type(type_: Attribute, place: str) -> TensorType:
+    """Return the type of a value; messages begin with `place`, its place in the text.
 
     Raises
     ------
@@ -45,27 +45,28 @@ def parse_type(type_: Attribute, where: str) -> TensorType:
         If weft does not read the type.
     """
     if isinstance(type_, builtin.UnregisteredAttr) and type_.attr_name.data == "tosa.shape":
+        # A value of this type is a list of `rank` sizes.
         rank = type_.value.data
         return (
             TensorType("int64", (int(rank),))
             if rank.isdecimal() and int(rank) < 64
-            else _refuse_type(type_, where)
+            else _refuse_type(type_, place)
         )
     if isinstance(type_, builtin.IndexType | builtin.IntegerType) or str(type_) in FLOATS:
         return TensorType(DTYPES.get(str(type_), "int64"), ())
     if not isinstance(type_, builtin.TensorType):
-        return _refuse_type(type_, where)
-    shape, element = check_shape(tuple(type_.get_shape()), where), type_.element_type
+        return _refuse_type(type_, place)
+    shape, element = check_shape(tuple(type_.get_shape()), place), type_.element_type
     if isinstance(element, builtin.UnregisteredAttr) and element.attr_name.data == "quant.uniform":
-        return quantised_type(element.value.data, shape, where)
+        return quantised_type(element.value.data, shape, place)
     dtype = DTYPES.get(str(element))
-    return TensorType(dtype, shape) if dtype is not None else _refuse_type(type_, where)
+    return TensorType(dtype, shape) if dtype is not None else _refuse_type(type_, place)
 
 
-def _refuse_type(type_: Attribute, where: str) -> TensorType:
+def _refuse_type(type_: Attribute, place: str) -> TensorType:
     elements = ", ".join((*DTYPES, "!quant.uniform"))
     raise CompileError(
-        f"{where}: type {str(type_)[:120]} is not supported; weft reads tensors with static shapes of {elements}"
+        f"{place}: type {str(type_)[:120]} is not supported; weft reads tensors with static shapes of {elements}"
     )
 
 
@@ -117,6 +118,7 @@ class Elements(Data[Any], BuiltinAttribute):
 def _format_number(value: Any) -> str:
     if isinstance(value, np.bool_):
         return "true" if value else "false"
+    # Nine digits after the point restore every float32.
     return str(int(value)) if np.issubdtype(np.asarray(value).dtype, np.integer) else f"{float(value):.9e}"
 
 
@@ -127,8 +129,8 @@ def _format_list(values: np.ndarray) -> str:
 class Resource:
     """A constant whose elements are at the end of the file, under a key."""
 
-    def __init__(self, key: str, shape: tuple[int, ...], dtype: str, where: str) -> None:
-        self.key, self.shape, self.dtype, self.where = key, shape, dtype, where
+    def __init__(self, key: str, shape: tuple[int, ...], dtype: str, place: str) -> None:
+        self.key, self.shape, self.dtype, self.place = key, shape, dtype, place
 
     def values(self, resources: Mapping[str, str]) -> np.ndarray:
         """Return the elements, which are hexadecimal bytes after four bytes of alignment.
@@ -141,13 +143,13 @@ class Resource:
         text = resources.get(self.key)
         if text is None:
             raise CompileError(
-                f"{self.where}: dense_resource<{self.key[:60]}> is not in the file; print the module without leaving "
+                f"{self.place}: dense_resource<{self.key[:60]}> is not in the file; print the module without leaving "
                 "out large constants"
             )
-        return decode_hex("0x" + text[10:], self.shape, self.dtype, self.where)
+        return decode_hex("0x" + text[10:], self.shape, self.dtype, self.place)
 
 
-def decode_hex(text: str, shape: tuple[int, ...], dtype: str, where: str) -> np.ndarray:
+def decode_hex(text: str, shape: tuple[int, ...], dtype: str, place: str) -> np.ndarray:
     """Return the elements that a text has as hexadecimal bytes.
 
     Raises
@@ -159,7 +161,8 @@ def decode_hex(text: str, shape: tuple[int, ...], dtype: str, where: str) -> np.
     try:
         data = bytes.fromhex(text[2:])
     except ValueError:
-        raise CompileError(f"{where}: a constant has letters that are not hexadecimal") from None
+        raise CompileError(f"{place}: a constant has letters that are not hexadecimal") from None
+    # MLIR packs i1 elements into bits, the lowest first; a splat is one byte of ones or zeros.
     if dtype == "bool":
         if len(data) == 1 and count != 1 and data in (b"\xff", b"\x00"):
             return np.broadcast_to(np.bool_(data == b"\xff"), shape)
@@ -167,11 +170,12 @@ def decode_hex(text: str, shape: tuple[int, ...], dtype: str, where: str) -> np.
         elements = elements[:count] if len(data) == -(-count // 8) else elements[:0]
     else:
         elements = np.frombuffer(data[: len(data) // kind.itemsize * kind.itemsize], kind)
+    # The bytes of one element stand for a splat.
     if len(data) == kind.itemsize and count != 1 and dtype != "bool":
         return np.broadcast_to(elements[0], shape)
     if elements.size != count or (dtype != "bool" and len(data) != count * kind.itemsize):
         raise CompileError(
-            f"{where}: a constant of {dtype} has {len(data):,} bytes in hexadecimal for {count:,} elements"
+            f"{place}: a constant of {dtype} has {len(data):,} bytes in hexadecimal for {count:,} elements"
         )
     return elements.reshape(shape)
 

@@ -55,6 +55,7 @@ class Builder:
         self.producers: dict[Value, Op] = {}
         self.nodes: list[Node] = []
         self.constants: dict[str, np.ndarray] = {}
+        # A splat counts as one element here: a few bytes of text must not become gigabytes of constants.
         self._room = _SMALL + _COPIES * sum(
             compact(item).nbytes
             for op in program.ops
@@ -106,6 +107,7 @@ class Builder:
                 "that the file has for them; compute them in the model, or print them as they are"
             )
         name = self.unique(name)
+        # ascontiguousarray turns a scalar into a list of one: restore the shape.
         self.constants[name] = np.ascontiguousarray(values).reshape(values.shape)
         return name
 
@@ -154,10 +156,11 @@ class Builder:
 
     def _emit_earlier(self, make: Callable[[], str]) -> str:
         """Run `make` of an earlier operation, then restore the current one."""
+        # Nodes are named after the operation that they come from, not after the first that reads them.
         op = self.op
-        made = make()
+        name = make()
         self.op = op
-        return made
+        return name
 
     def real_value(self, value: Value) -> str:
         """Return the network value with the real numbers of `value`; emit it if needed.
@@ -200,6 +203,7 @@ class Builder:
     def quantise(self, name: str, quantisation: Quantisation, dtype: str) -> str:
         """Emit the stored form of real numbers, clipped if the range is smaller than that of the type."""
         limits = np.iinfo(dtype)
+        # QuantizeLinear saturates at the limits of the type only, so a narrower range needs a Clip.
         if (quantisation.low, quantisation.high) != (limits.min, limits.max):
             scale, zero = np.float32(quantisation.scales[0]), int(quantisation.zeros[0])
             bounds = [
@@ -235,6 +239,7 @@ class Builder:
         outputs = []
         names: dict[str, str] = {}
         for value, name in results:
+            # Each output needs a node of its own, also for an input, a constant or a value that is returned twice.
             if value in self.constants or value in inputs or value in names:
                 self.op = Op("func.return", 0, (), ())
                 value = self.emit("Identity", (value,))

@@ -54,6 +54,7 @@ def find_integers(builder: Builder, value: Value) -> Integers | None:
     for _ in range(_LENGTH):
         if value.type.quantisation is not None:
             return None
+        # Lists of int32 constants may be weights, which products narrow to int8.
         wide = builder.arrays.get(value)
         if value.type.dtype in STORED or (
             value.type.dtype == "int32" and wide is not None and compact_equal(wide).size > 1
@@ -125,6 +126,7 @@ def find_quantisation(builder: Builder, op: Op) -> Quantised | None:
             value = maker.operands[0]
         elif maker.name in ("stablehlo.clamp", "tosa.clamp", *_LEAST, *_MOST):
             bounds = _bounds(builder, maker)
+            # Bounds before a zero point per channel would differ from channel to channel.
             if bounds is None or offset.size > 1:
                 return None
             value, least, most = bounds
@@ -169,10 +171,12 @@ def _find_scale(
     quantisation = to_quantisation(scale, zero, op.results[0])
     if quantisation is None:
         return None
+    # Bounds may be infinite, which ceil and floor refuse; no stored type reaches a million.
     low, high = (
         max(quantisation.low, math.ceil(max(bounds[0], -1e6))),
         min(quantisation.high, math.floor(min(bounds[1], 1e6))),
     )
+    # `Builder.quantise` clips real numbers to a narrower range, which one scale can express.
     if low >= high or (
         (low, high) != (quantisation.low, quantisation.high) and quantisation.axis is not None
     ):

@@ -53,11 +53,11 @@ class Context:
         """Return the value of an operand if it is constant, else None."""
         return self.builder.arrays.get(self.operand(index))
 
-    def constant_operand(self, index: int, what: str) -> np.ndarray:
-        """Return the value of an operand that must be constant; messages call the operand `what`."""
+    def constant_operand(self, index: int, role: str) -> np.ndarray:
+        """Return the value of an operand that must be constant; messages call the operand `role`."""
         array = self.array(index)
         if array is None:
-            raise self.refuse(f"takes {what} from operand {index}, which is not constant; make it so")
+            raise self.refuse(f"takes {role} from operand {index}, which is not constant; make it so")
         return array
 
     def attribute(self, *names: str, default: Any = None) -> Any:
@@ -77,10 +77,10 @@ class Context:
             raise self.refuse(f"has {len(numbers)} numbers in {names[0]}; there must be {rank}")
         return tuple(int(item) for item in numbers)
 
-    def axes(self, numbers: Sequence[int], rank: int, what: str) -> tuple[int, ...]:
+    def axes(self, numbers: Sequence[int], rank: int, role: str) -> tuple[int, ...]:
         """Return `numbers` as axes; refuse the operation if an axis repeats or lies outside the rank."""
         if any(not 0 <= axis < rank for axis in numbers) or len(set(numbers)) < len(numbers):
-            raise self.refuse(f"has {what} {list(numbers)} for {rank} dimensions")
+            raise self.refuse(f"has {role} {list(numbers)} for {rank} dimensions")
         return tuple(numbers)
 
     # Values
@@ -96,6 +96,7 @@ class Context:
             return self.builder.real_value(value)
         quantisation = value.type.quantisation
         if quantisation is None:
+            # Equal elements can shrink only without scales per index, which differ along their axis.
             return self.builder.constant(compact_equal(array), value.name or "constant")
         small = compact(array)
         if quantisation.axis is not None:
@@ -119,8 +120,8 @@ class Context:
         names = []
         for at in (0, 1):
             value, other = self.operand(at), self.operand(1 - at)
-            whole = other not in self.builder.arrays and other not in self.builder.before_broadcast
-            small = self.builder.before_broadcast.get(value) if whole else None
+            other_is_full = other not in self.builder.arrays and other not in self.builder.before_broadcast
+            small = self.builder.before_broadcast.get(value) if other_is_full else None
             names.append(small or self.numeric_operand(at))
         return names[0], names[1]
 

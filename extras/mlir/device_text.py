@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Add, Conv, DeviceOp, Multiply, Pad, Pool, Rescale, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, Multiply, Pad, Pool, Rescale
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
+from weft.compiler.ir.windows import Window
 from weft.extras.mlir import forms
 from weft.extras.mlir.operators.tosa_products import sums_range
 from weft.extras.mlir.printing import Body, Ssa
@@ -67,18 +68,18 @@ def requantise(
     if len(set(pairs)) == 1:
         pairs = pairs[:1]
     low, high = (np.broadcast_to(end, (max(len(pairs), end.size),)).tolist() for end in ranges)
-    whole = (min(low), max(high))
-    each = list(zip(low, high, strict=True)) if len(low) == len(pairs) else [whole] * len(pairs)
-    multipliers, shifts, even = [], [], False
-    for (mantissa, shift), values in zip(pairs, each, strict=True):
+    union = (min(low), max(high))
+    channel_ranges = list(zip(low, high, strict=True)) if len(low) == len(pairs) else [union] * len(pairs)
+    multipliers, shifts, can_tie = [], [], False
+    for (mantissa, shift), values in zip(pairs, channel_ranges, strict=True):
         multiplier, right = _widen(op, mantissa, shift, values)
         multipliers.append(multiplier)
         shifts.append(right)
         zeros = (multiplier & -multiplier).bit_length() - 1
-        even |= bool(multiplier and may_tie(multiplier >> zeros, right - zeros, values))
+        can_tie |= bool(multiplier and may_tie(multiplier >> zeros, right - zeros, values))
     zero, least, most = levels_of(op)
     # Without ties, half up and half to even agree.
-    if not even:
+    if not can_tie:
         scaled = _rescale(body, total, multipliers, shifts, (0, zero), "int8")
         return clamp(body, scaled, least, most)
     tie_bits = [
@@ -99,6 +100,7 @@ def _widen(op: Any, mantissa: int, shift: int, values: tuple[int, int]) -> tuple
         more < 0
         or shift + more < 2
         or reach >= 1 << (shift + more - 1)
+        # 256 leaves room for the zero point, which TOSA adds in 32 bits before it saturates.
         or (reach * mantissa >> shift) >= _WORD - 256
     ):
         raise refuse(
@@ -133,6 +135,7 @@ def _rescale(
 
 def convert_signedness(body: Body, x: Ssa, dtype: str) -> Ssa:
     """Convert bytes between int8 and uint8, by adding or subtracting 128."""
+    # 2**30 >> 30 is a scale of 1: only the zero points change.
     zeros = (128, 0) if x.dtype == "uint8" else (0, 128)
     return _rescale(body, x, [1 << 30], [30], zeros, dtype)
 
@@ -155,14 +158,15 @@ def rescale(body: Body, op: Any, x: Ssa) -> Ssa:
         scaled = _rescale(body, x, [mantissa << _LEFT], [shift + _LEFT], (op.x_zero, zero), "int8")
         if max(map(abs, values)) * mantissa >> shift < _WORD - 256:
             return clamp(body, scaled, low, high)
+    # A table of 256 entries holds any requantisation of bytes.
     entries = [_half_even((byte - op.x_zero) * mantissa, shift) + zero for byte in range(-128, 128)]
     return _table(body, x, np.clip(entries, low, high))
 
 
 def _half_even(number: int, shift: int) -> int:
     floor = number >> shift
-    rest, half = number - (floor << shift), (1 << shift) >> 1
-    return floor + int(shift > 0 and (rest > half or (rest == half and floor % 2 == 1)))
+    remainder, half = number - (floor << shift), (1 << shift) >> 1
+    return floor + int(shift > 0 and (remainder > half or (remainder == half and floor % 2 == 1)))
 
 
 # Windows
@@ -204,19 +208,21 @@ def _conv(body: Body, op: Conv, sources: tuple[Ssa, ...]) -> Ssa:
     }
 
     def sums(name: str, image: Ssa, filters: np.ndarray, bias: np.ndarray) -> Ssa:
-        given = body.constant(filters), body.constant(bias.astype(np.int32))
-        operands = (image, *given, body.number(op.x_zero), body.number(zero))
+        parameters = body.constant(filters), body.constant(bias.astype(np.int32))
+        operands = (image, *parameters, body.number(op.x_zero), body.number(zero))
         return body.op(name, operands, "int32", (*shape[:3], len(bias)), **attributes)
 
     if op.groups == 1:
         result = requantise(body, op, sums("tosa.conv2d", x, weight, op.bias), op.scale, ranges)
     elif op.groups == channels:
+        # TOSA's order is rows, columns, channels, outputs of each channel.
         filters = (
             weight[..., 0].reshape(channels, outputs // channels, *op.window.kernel).transpose(2, 3, 0, 1)
         )
         total = sums("tosa.depthwise_conv2d", x, np.ascontiguousarray(filters), op.bias)
         result = requantise(body, op, total, op.scale, ranges)
     else:
+        # TOSA has no groups: each gets a convolution of its own.
         each, width = channels // op.groups, outputs // op.groups
         parts = []
         for at in range(op.groups):
@@ -238,7 +244,7 @@ def _weight_zero(op: Conv) -> int:
 
 def _maximum(body: Body, op: Any, x: Ssa, window: Window) -> Ssa:
     if window.dilation != (1, 1):
-        return _refuse_dilation(body, op, x, window)
+        raise refuse(op, f"has dilations {window.dilation}, which TOSA's pools do not")
     shape = (x.shape[0], *window.output(*x.shape[1:3]), x.shape[3])
     image, pads = crop(body, op, x, window)
     if max(pads[:2]) >= window.kernel[0] or max(pads[2:]) >= window.kernel[1]:
@@ -254,10 +260,6 @@ def _maximum(body: Body, op: Any, x: Ssa, window: Window) -> Ssa:
     )
 
 
-def _refuse_dilation(body: Body, op: Any, x: Ssa, window: Window) -> Ssa:
-    raise refuse(op, f"has dilations {window.dilation}, which TOSA's pools do not")
-
-
 def _pool(body: Body, op: Pool, sources: tuple[Ssa, ...]) -> Ssa:
     """Write a pool: the maximum, or the mean over windows that all have the same number of elements."""
     x = sources[0]
@@ -269,7 +271,11 @@ def _pool(body: Body, op: Pool, sources: tuple[Ssa, ...]) -> Ssa:
     mantissa, shift = quantise_scale(op.scale / number)
     values = (number * (-128 - op.x_zero), number * (127 - op.x_zero))
     image, pads = crop(body, op, x, op.window)
-    if op.window.dilation == (1, 1) and not any(pads) and _same_mean(op, number, (mantissa, shift), values):
+    if (
+        op.window.dilation == (1, 1)
+        and not any(pads)
+        and _is_exact_mean(op, number, (mantissa, shift), values)
+    ):
         zeros = (body.number(op.x_zero), body.number(op.y_zero))
         mean = body.op("tosa.avg_pool2d", (image, *zeros), "int8", (n, *outputs, c), kernel=list(op.window.kernel),
                        stride=list(op.window.stride), pad=pads, acc_type="i32")  # fmt: skip
@@ -287,6 +293,7 @@ def _pool(body: Body, op: Pool, sources: tuple[Ssa, ...]) -> Ssa:
     total = body.op(
         "tosa.depthwise_conv2d", operands, "int32", (n, *outputs, c), pad=pads, **steps, acc_type="i32"
     )
+    # Padding adds 0, so sums at the border lie between 0 and those of full windows.
     full = int(np.prod(op.window.kernel))
     ends = (np.array([min(full * (-128 - op.x_zero), 0)]), np.array([max(full * (127 - op.x_zero), 0)]))
     return requantise(body, op, total, np.array([op.scale / number]), ends)
@@ -309,7 +316,7 @@ def _number(op: Pool, sizes: tuple[int, int], outputs: tuple[int, int]) -> int:
     return int(counts[0])
 
 
-def _same_mean(op: Pool, number: int, pair: tuple[int, int], values: tuple[int, int]) -> bool:
+def _is_exact_mean(op: Pool, number: int, pair: tuple[int, int], values: tuple[int, int]) -> bool:
     """Return whether TOSA's division gives the device's bytes."""
     levels = (-128 - op.y_zero, 127 - op.y_zero)
     return is_exact(reciprocal_scale(number), pair, values, levels)
@@ -343,6 +350,7 @@ def _multiply(body: Body, op: Multiply, sources: tuple[Ssa, ...]) -> Ssa:
         for source, zero in zip(sources, (op.a_zero, op.b_zero), strict=True)
     )
     total = body.op("tosa.mul", (one, other, body.number(0)), "int32", one.shape)
+    # A product has its extremes at the ends of both ranges.
     ends = [a * b for a in (-128 - op.a_zero, 127 - op.a_zero) for b in (-128 - op.b_zero, 127 - op.b_zero)]
     return requantise(body, op, total, np.array([op.scale]), (np.array([min(ends)]), np.array([max(ends)])))
 

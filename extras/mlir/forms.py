@@ -20,7 +20,7 @@ from weft.compiler.ir.scales import quantise_pair
 from weft.extras.mlir.builder import Builder, compact_equal
 from weft.extras.mlir.context import Context
 from weft.extras.mlir.program import Value
-from weft.extras.mlir.rescaling import byte_quantisation, quantise_whole
+from weft.extras.mlir.rescaling import byte_quantisation, quantise_integral
 
 PART = 12
 """Bits of the lower part of mantissas."""
@@ -126,9 +126,9 @@ def _addition_form() -> Term:
     high = Term("tosa.add", (part("upper"), _shift_right(low, Number("twelve"))))
     below = Term("tosa.bitwise_and", (low, Number("part")))
     floor = _shift_right(high, Number("shift"))
-    rest = Term("tosa.bitwise_and", (high, Number("mask")))
-    middle = _equal(rest, Number("half"))
-    more = Term("tosa.greater", (rest, Number("half")), "bool")
+    remainder = Term("tosa.bitwise_and", (high, Number("mask")))
+    middle = _equal(remainder, Number("half"))
+    more = Term("tosa.greater", (remainder, Number("half")), "bool")
     lower_bits = Term("tosa.greater", (below, nought), "bool")
     odd = _equal(Term("tosa.bitwise_and", (floor, one)), one)
     # Round up above half, and at half if lower bits are set or the floor is odd.
@@ -156,11 +156,12 @@ def tie_bits(multiplier: int, shift: int) -> tuple[int, int]:
 
     Mask 0 with value 1 means that there are no ties.
     """
+    # A product is a tie if its lowest 1 is bit `shift - 1`; the sum has the zeros below it that the multiplier lacks.
     odd = shift - trailing_zeros(multiplier)
     if not multiplier or odd < 1 or odd > 31:
         return 0, 1
     mask = (1 << odd) - 1
-    return (mask, 1 << (odd - 1)) if odd < 31 else ((1 << 31) - 1, 1 << 30)
+    return mask, 1 << (odd - 1)
 
 
 Bindings = dict[str, Any]
@@ -187,6 +188,7 @@ def _unify(builder: Builder, term: Node, value: Value, bindings: Bindings, seen:
             return False
         numbers = array.reshape(-1) if term.listed else compact_equal(array).reshape(-1)
         return np.array_equal(bindings.setdefault(term.name, numbers), numbers)
+    # Terms are shared, such as a floor and its lowest bit: match each once, or the walk grows exponentially.
     if seen.get(id(term)) is value:
         return True
     op = builder.producers.get(value)
@@ -231,6 +233,7 @@ def recognise_requantisation(context: Context) -> bool:
         for name in ("multiplier", "shift", "mask", "half")
     ]
     for multiplier, shift, mask, half in zip(*columns, strict=True):
+        # The ties must be those of this scale, and the scale must fit the device's mantissa of 24 bits.
         if (
             tie_bits(multiplier, shift) != (mask, half)
             or (multiplier >> trailing_zeros(multiplier)).bit_length() > 24
@@ -243,7 +246,7 @@ def recognise_requantisation(context: Context) -> bool:
     if not scale.all() or (scale.size > 1 and scale.size != context.shape()[-1]):
         return False
     zero, bounds = ends
-    context.put(quantise_whole(builder, known.emit_scaled(scale), zero, bounds, "int8"))
+    context.put(quantise_integral(builder, known.emit_scaled(scale), zero, bounds, "int8"))
     return True
 
 
@@ -272,6 +275,7 @@ def recognise_addition(context: Context) -> bool:
     ) or a < 0:
         return False
     scales = [math.ldexp(number, -shift) for number in (a, b)]
+    # The float32 scales must restore exactly these mantissas, or the device would compute other bytes.
     try:
         exact = quantise_pair(float(np.float32(scales[0])), float(np.float32(abs(scales[1])))) == (
             a,
@@ -292,5 +296,5 @@ def recognise_addition(context: Context) -> bool:
     ]
     zero, bounds = ends
     total = builder.emit("Add" if b > 0 else "Sub", reals)
-    context.put(quantise_whole(builder, total, zero, bounds, "int8"))
+    context.put(quantise_integral(builder, total, zero, bounds, "int8"))
     return True

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import DeviceSegment, View
+from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.model import Graph, Transfer
+from weft.compiler.ir.views import View
 from weft.extras.mlir.device_text import convert_signedness, refuse, write_operator
 from weft.extras.mlir.printing import Body, Ssa, module_text
 from weft.extras.mlir.writer import End, check_segment, check_transfer
@@ -61,6 +62,7 @@ class GraphText:
         return module_text(self.body, results, *notes)
 
     def _segment(self, segment: DeviceSegment) -> None:
+        # Buffers that no operator writes come from the host, and become arguments or constants.
         names = {view.buffer.name for op in segment.ops for view in op.sources}
         written = {op.dst.buffer.name for op in segment.ops}
         for transfer in self.graph.to_device:
@@ -85,6 +87,7 @@ class GraphText:
         value = self.values.get(transfer.value)
         if value is None and transfer.value in self.constants:
             stored = self.constants[transfer.value]
+            # The device stores uint8 as int8, less 128.
             stored = (stored.astype(np.int16) - 128 * transfer.unsigned).astype(np.int8)
             value = self.body.constant(stored)
         if value is None:
@@ -100,7 +103,7 @@ class GraphText:
 
     def _store_output(self, transfer: Transfer) -> Ssa:
         """Return a buffer's contents as a value of the model, in the device's stored form."""
-        value = self._whole(transfer.buffer.name, transfer.nhwc)
+        value = self._contents(transfer.buffer.name, transfer.nhwc)
         perm = transfer.perm or tuple(range(len(transfer.shape)))
         value = self.body.reshape(value, [transfer.shape[axis] for axis in perm])
         value = self.body.transpose(value, np.argsort(perm).tolist())
@@ -126,9 +129,9 @@ class GraphText:
         n, h, w, c = view.shape
         if view.image or 0 in view.step:
             raise refuse(op, "reads planes of 16 bits, or repeats one row or column")
-        whole = self._whole(view.buffer.name, view.buffer.shape)
+        contents = self._contents(view.buffer.name, view.buffer.shape)
         rows, columns = ((count - 1) * step + 1 for count, step in zip((h, w), view.step, strict=True))
-        box = self.body.slice(whole, (0, view.y, view.x, view.c), (n, rows, columns, c))
+        box = self.body.slice(contents, (0, view.y, view.x, view.c), (n, rows, columns, c))
         if view.step == (1, 1):
             return box
         # TOSA's slice has no strides; a pool with 1 x 1 windows does.
@@ -136,7 +139,7 @@ class GraphText:
             "tosa.max_pool2d", (box,), "int8", view.shape, kernel=[1, 1], stride=list(view.step), pad=[0] * 4
         )
 
-    def _whole(self, name: str, shape: Sequence[int]) -> Ssa:
+    def _contents(self, name: str, shape: Sequence[int]) -> Ssa:
         """Return the contents of a buffer in a shape."""
         pieces = self.buffers.get(name, [])
         if not pieces:
@@ -145,7 +148,7 @@ class GraphText:
             )
         if len(pieces) > 1 or not pieces[0].view.contiguous:
             value = self._join(name, pieces)
-            self.buffers[name] = pieces = [Piece(_whole_view(pieces[0].view), value)]
+            self.buffers[name] = pieces = [Piece(_full_view(pieces[0].view), value)]
         value = pieces[0].value
         if math.prod(value.shape) != math.prod(shape):
             raise CompileError(
@@ -206,5 +209,5 @@ def _all(transfer: Transfer) -> View:
     return View(transfer.buffer, transfer.nhwc)
 
 
-def _whole_view(view: View) -> View:
+def _full_view(view: View) -> View:
     return View(view.buffer, view.buffer.shape)

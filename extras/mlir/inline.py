@@ -19,27 +19,28 @@ _DEPTH = 64
 _RETURNS = ("func.return", "stablehlo.return", "return")
 
 
-def parse_program(text: str, what: str) -> Program:
-    """Return the function ``main`` of a module, or its only public function.
+def parse_program(text: str, label: str) -> Program:
+    """Return the function ``main`` of a module, or its only public function; messages call the module `label`.
 
     Raises
     ------
     CompileError
         If the text is not MLIR, or weft does not read some part of it.
     """
-    reader = Reader(text, what)
+    reader = Reader(text, label)
     try:
         module = reader.parse_module()
     except ParseError as error:
         line = text.count("\n", 0, error.span.start) + 1
         message = " ".join(error.msg.split())[:200] or "it is not MLIR"
         raise CompileError(
-            f"{what}, line {line}: {message}; weft reads StableHLO and TOSA as MLIR text"
+            f"{label}, line {line}: {message}; weft reads StableHLO and TOSA as MLIR text"
         ) from None
     except RecursionError:
         raise CompileError(
-            f"{what}, line {reader.line}: brackets are nested too deep; print the module again"
+            f"{label}, line {reader.line}: brackets are nested too deep; print the module again"
         ) from None
+    # xDSL raises these, also by assertions, for text that it does not expect.
     except (
         VerifyException,
         ValueError,
@@ -49,18 +50,19 @@ def parse_program(text: str, what: str) -> Program:
         NotImplementedError,
         IndexError,
     ) as error:
+        # A CompileError is a ValueError, and has the place already.
         if isinstance(error, CompileError):
             raise
         message = " ".join(str(error).split())[:200]
-        raise CompileError(f"{what}, line {reader.line}: {message or 'this is not MLIR'}") from None
-    return _Inliner(reader, module, what).program()
+        raise CompileError(f"{label}, line {reader.line}: {message or 'this is not MLIR'}") from None
+    return _Inliner(reader, module, label).program()
 
 
 class _Inliner:
     """Converter of a function and of the functions that it calls."""
 
-    def __init__(self, reader: Reader, module: builtin.ModuleOp, what: str) -> None:
-        self.reader, self.what = reader, what
+    def __init__(self, reader: Reader, module: builtin.ModuleOp, label: str) -> None:
+        self.reader, self.label = reader, label
         self.functions = {op.sym_name.data: op for op in _functions(module)}
         self.ops: list[Op] = []
         self.count = 0
@@ -72,10 +74,10 @@ class _Inliner:
         main = self._main()
         block = main.body.blocks.first
         if block is None:
-            raise CompileError(f"{self.what}: function {main.sym_name.data!r} has no body")
+            raise CompileError(f"{self.label}: function {main.sym_name.data!r} has no body")
         if len(main.body.blocks) > 1:
             raise CompileError(
-                f"{self.what}: function {main.sym_name.data!r} has branches; weft reads one block"
+                f"{self.label}: function {main.sym_name.data!r} has branches; weft reads one block"
             )
         line = self.reader.lines.get(main, 1)
         arguments = tuple(
@@ -85,8 +87,8 @@ class _Inliner:
         results = self._run(block, arguments, 0)
         counts = len(arguments), len(results)
         notes = (
-            _notes(given, count)
-            for given, count in zip((main.arg_attrs, main.res_attrs), counts, strict=True)
+            _notes(attributes, count)
+            for attributes, count in zip((main.arg_attrs, main.res_attrs), counts, strict=True)
         )
         return Program(tuple(self.ops), arguments, tuple(results), *notes)
 
@@ -102,13 +104,14 @@ class _Inliner:
             return public[0]
         names = ", ".join(sorted(self.functions)[:8]) or "none"
         raise CompileError(
-            f"{self.what} must have a function main, or one alone that is not private; it has {names}"
+            f"{self.label} must have a function main, or one alone that is not private; it has {names}"
         )
 
     def _run(self, block: Block, arguments: Sequence[Value], depth: int) -> list[Value]:
         """Convert a block whose arguments have the values `arguments`; return the values that it returns."""
         known: dict[SSAValue, Value] = dict(zip(block.args, arguments, strict=True))
         for op in block.ops:
+            # Calls of calls multiply: count what is written out, before it fills the memory.
             self.count += 1
             line = self.reader.lines.get(op, 0)
             if self.count > WRITTEN_OUT:
@@ -130,7 +133,7 @@ class _Inliner:
                 )
                 results = list(outputs)
             known.update(zip(op.results, results, strict=True))
-        raise CompileError(f"{self.what}: a function ends without a return")
+        raise CompileError(f"{self.label}: a function ends without a return")
 
     def _call(self, op: Operation, operands: list[Value], depth: int) -> list[Value]:
         line, name = (

@@ -121,6 +121,7 @@ class Body:
             numbers = np.asarray(values.get(term.name, forms.CONSTANTS.get(term.name)), term.dtype).reshape(
                 -1
             )
+            # TOSA broadcasts only between equal ranks, and images have four axes.
             return self.constant(numbers if term.listed else numbers.reshape(1, 1, 1, -1))
         if id(term) not in results:
             parts = [self._form(part, values, results) for part in term.args]
@@ -146,11 +147,13 @@ def _attribute(key: str, value: Any) -> Attribute:
         return builtin.BoolAttr.from_bool(value)
     if isinstance(value, list):
         return builtin.DenseArrayBase.from_list(_LISTS.get(key, builtin.i64), value)
+    # `acc_type` is a type; the only other text is a rounding mode.
     if isinstance(value, str) and value.startswith("i"):
         return builtin.IntegerType(int(value[1:]))
     if isinstance(value, str):
         kind = builtin.UnregisteredAttr.with_name_and_type("tosa.rounding_mode", False)
         return kind("tosa.rounding_mode", False, False, value)
+    # The bounds of a clamp have the type of its elements.
     return builtin.IntegerAttr(
         value, builtin.IntegerType(8) if key in ("min_val", "max_val") else builtin.i32
     )

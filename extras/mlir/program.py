@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.onnx.limits import ELEMENTS
+from weft.compiler.ir.network import MAX_ELEMENTS
 
 INTEGERS = {"i4": "int4", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "si8": "int8",
             "ui4": "uint4", "ui8": "uint8", "ui16": "uint16", "ui32": "uint32", "ui64": "uint64", "index": "int64",
@@ -119,54 +119,55 @@ class Program:
     result_notes: tuple[Mapping[str, Any], ...]
 
 
-def quantised_type(text: str, shape: tuple[int, ...], where: str) -> TensorType:
+def quantised_type(text: str, shape: tuple[int, ...], place: str) -> TensorType:
     """Return the type for the text between the brackets of `!quant.uniform<...>`.
 
     Raises
     ------
     CompileError
-        If weft does not read the type; `where` is the place in the text.
+        If weft does not read the type; `place` is the place in the text.
     """
     match = _STORAGE.fullmatch("".join(text.split()))
     if match is None:
         raise CompileError(
-            f"{where}: !quant.uniform<{text[:80]}> is not a supported quantised type; examples are "
+            f"{place}: !quant.uniform<{text[:80]}> is not a supported quantised type; examples are "
             "i8:f32, 0.5:3 and i8<-127:127>:f32:0, {0.1, 0.2}"
         )
     sign, bits, low, high, _, axis, steps = match.groups()
     dtype, width = f"{'u' if sign == 'u' else ''}int{bits}", int(bits)
     if dtype not in QUANTISED:
         raise CompileError(
-            f"{where}: quantised elements are stored in {dtype}; weft reads {', '.join(QUANTISED)}"
+            f"{place}: quantised elements are stored in {dtype}; weft reads {', '.join(QUANTISED)}"
         )
     pairs = _STEP.findall(steps)
-    plain = "{" + ",".join(f"{scale}:{zero}" if zero else scale for scale, zero in pairs) + "}"
-    if not pairs or plain != (steps if axis is not None else "{" + steps + "}"):
-        raise CompileError(f"{where}: {steps[:80]} are not scales with zero points, such as 0.5:3")
-    scales = np.array([_number(scale, where) for scale, _ in pairs], np.float32)
+    # findall skips text that it does not match: compare the numbers that were read with the text.
+    read = "{" + ",".join(f"{scale}:{zero}" if zero else scale for scale, zero in pairs) + "}"
+    if not pairs or read != (steps if axis is not None else "{" + steps + "}"):
+        raise CompileError(f"{place}: {steps[:80]} are not scales with zero points, such as 0.5:3")
+    scales = np.array([_number(scale, place) for scale, _ in pairs], np.float32)
     zeros = np.array([int(zero or 0) for _, zero in pairs], np.int64)
     limits = np.iinfo(dtype)
     bounds = (int(limits.min if low is None else low), int(limits.max if high is None else high))
     if not (np.isfinite(scales).all() and (scales > 0).all()):
-        raise CompileError(f"{where}: scales must be finite and above 0, not {float(scales.min()):g}")
+        raise CompileError(f"{place}: scales must be finite and above 0, not {float(scales.min()):g}")
     if zeros.min() < limits.min or zeros.max() > limits.max or (width > 16 and zeros.any()):
-        raise CompileError(f"{where}: zero points must lie in {dtype}, and be 0 for 32 bits")
+        raise CompileError(f"{place}: zero points must lie in {dtype}, and be 0 for 32 bits")
     if not limits.min <= bounds[0] < bounds[1] <= limits.max:
-        raise CompileError(f"{where}: stored numbers in [{bounds[0]}, {bounds[1]}] do not fit {dtype}")
+        raise CompileError(f"{place}: stored numbers in [{bounds[0]}, {bounds[1]}] do not fit {dtype}")
     along = None if axis is None else int(axis)
     if along is not None and (along >= len(shape) or shape[along] != len(scales)):
-        raise CompileError(f"{where}: {len(scales)} scales along axis {along} of shape {shape}")
+        raise CompileError(f"{place}: {len(scales)} scales along axis {along} of shape {shape}")
     return TensorType(dtype, shape, Quantisation(scales, zeros, along, *bounds))
 
 
-def _number(text: str, where: str) -> float:
+def _number(text: str, place: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise CompileError(f"{where}: scale {text[:40]} is not a number") from None
+        raise CompileError(f"{place}: scale {text[:40]} is not a number") from None
 
 
-def check_shape(shape: tuple[int, ...], where: str) -> tuple[int, ...]:
+def check_shape(shape: tuple[int, ...], place: str) -> tuple[int, ...]:
     """Return a shape that is static and small enough.
 
     Raises
@@ -176,11 +177,11 @@ def check_shape(shape: tuple[int, ...], where: str) -> tuple[int, ...]:
     """
     if any(size < 0 for size in shape):
         raise CompileError(
-            f"{where}: a type has sizes that are not known before running; export the model with static shapes"
+            f"{place}: a type has sizes that are not known before running; export the model with static shapes"
         )
-    if math.prod(shape) > ELEMENTS:
+    if math.prod(shape) > MAX_ELEMENTS:
         raise CompileError(
-            f"{where}: a value has shape {'x'.join(map(str, shape))[:80]}; weft takes up to {ELEMENTS:,} elements"
+            f"{place}: a value has shape {'x'.join(map(str, shape))[:80]}; weft takes up to {MAX_ELEMENTS:,} elements"
         )
     return shape
 

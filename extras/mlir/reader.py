@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.network import ModelFormat, Network, Type
-from weft.compiler.onnx.limits import NODES
+from weft.compiler.ir.network import MAX_NODES, ModelFormat, Network, Type
 from weft.extras.mlir import operators
 from weft.extras.mlir.builder import Builder, compact
 from weft.extras.mlir.context import Context, Record
@@ -26,6 +25,21 @@ OPERATORS: tuple[Record, ...] = tuple(
 NAMES = {name: record for record in OPERATORS for name in record.names}
 _LARGEST_FOLDED = 1 << 20
 """Largest number of elements in a constant that is computed while reading; nodes compute larger ones."""
+BYTES = 1 << 29
+"""Size of the largest file."""
+# Comments and aliases may come before the first operation.
+_HEAD = re.compile(
+    rb"\s*(//[^\n]*\n\s*|#[A-Za-z_][\w$.-]*\s*=[^\n]*\n\s*)*(module\b|\"?builtin\.module\b|\"?func\.func\b|#loc\d*\s*=|!\w+\s*=)"
+)
+_BYTECODE = b"ML\xefR"
+_ENDS = ("float32", "float16", "int8", "uint8", "int16", "int32", "int64", "bool")
+"""Types that inputs and outputs may have."""
+_QUANTISED = {"QuantizeLinear", "DequantizeLinear", "MatMulInteger", "ConvInteger"}
+"""Operators that only quantised models have."""
+HOW_TO_QUANTISE = (
+    "quantise the model before exporting it, so that the text has !quant.uniform types, quantisation written out as "
+    "divide, round_nearest_even, clamp and convert, or operations of TOSA on i8"
+)
 
 
 def convert_operation(context: Context) -> None:
@@ -69,6 +83,7 @@ def _fold_constants(context: Context, record: Record) -> bool:
         return False
     if any(value.type.quantisation is not None for value in (*op.operands, *op.results)):
         return False
+    # Fold one element of a splat, not a million copies.
     operands = [compact(arrays[value]) for value in op.operands]
     if max(item.size for item in operands) > _LARGEST_FOLDED:
         return False
@@ -81,22 +96,6 @@ def _fold_constants(context: Context, record: Record) -> bool:
         raise context.refuse(f"makes a constant of {result.dtype} of shape {result.shape} for {type_}")
     arrays[op.results[0]] = np.broadcast_to(result, type_.shape)
     return True
-
-
-BYTES = 1 << 29
-"""Size of the largest file."""
-_HEAD = re.compile(
-    rb"\s*(//[^\n]*\n\s*|#[A-Za-z_][\w$.-]*\s*=[^\n]*\n\s*)*(module\b|\"?builtin\.module\b|\"?func\.func\b|#loc\d*\s*=|!\w+\s*=)"
-)
-_BYTECODE = b"ML\xefR"
-_ENDS = ("float32", "float16", "int8", "uint8", "int16", "int32", "int64", "bool")
-"""Types that inputs and outputs may have."""
-_QUANTISED = {"QuantizeLinear", "DequantizeLinear", "MatMulInteger", "ConvInteger"}
-"""Operators that only quantised models have."""
-HOW_TO_QUANTISE = (
-    "quantise the model before exporting it, so that the text has !quant.uniform types, quantisation written out as "
-    "divide, round_nearest_even, clamp and convert, or operations of TOSA on i8"
-)
 
 
 def is_mlir(head: bytes) -> bool:
@@ -160,8 +159,8 @@ def network_of(program: Program) -> Network:
         name = stored if kind is None else builder.dequantise(stored, kind, value.type)
         results.append((name, str(notes.get("weft.name", default))))
     network = builder.network(inputs, types, results)
-    if len(network.nodes) > NODES:
-        raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {NODES:,}")
+    if len(network.nodes) > MAX_NODES:
+        raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {MAX_NODES:,}")
     operators = {node.operator for node in network.nodes}
     if not operators & _QUANTISED and not _has_quantised_types(program):
         raise CompileError(f"the model is not quantised: {HOW_TO_QUANTISE}")

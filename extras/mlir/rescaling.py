@@ -52,6 +52,7 @@ class Scale:
         """Return the least value whose result is at least `level`, or None."""
         if not self.multiplier:
             return None
+        # Solve (value * multiplier + half + extra) >> shift >= level, where `extra` has the sign of the value.
         half, extra = 1 << (self.shift - 1), self.extra
         positive = _ceil((level << self.shift) - half - extra, self.multiplier)
         negative = _ceil((level << self.shift) - half + extra, self.multiplier)
@@ -143,6 +144,7 @@ def _search(
         return None
     _, shift = quantise_scale(float((least + most) / 2))
     low, high = math.ceil(least * (1 << shift)), math.floor(most * (1 << shift))
+    # The candidates nearest to TOSA's own scale are the most likely ones: search outwards.
     middle = min(max(round(exact * (1 << shift)), low), high)
     for offset in range(_CANDIDATES):
         for mantissa in {middle + offset, middle - offset}:
@@ -186,13 +188,13 @@ ONE = np.ones(1, np.float32)
 
 def byte_quantisation(scale: np.ndarray, zero: int, dtype: str, axis: int | None) -> Quantisation:
     """Return a quantisation with these scales, one for all or one for each index of `axis`, and one zero point."""
-    limits, whole = np.iinfo(dtype), scale.size == 1
+    limits, single = np.iinfo(dtype), scale.size == 1
     scales = scale.reshape(-1).astype(np.float32)
     zeros = np.full(scales.shape, zero, np.int64)
-    return Quantisation(scales, zeros, None if whole else axis, int(limits.min), int(limits.max))
+    return Quantisation(scales, zeros, None if single else axis, int(limits.min), int(limits.max))
 
 
-def quantise_whole(builder: Builder, name: str, zero: int, bounds: tuple[int, int], dtype: str) -> str:
+def quantise_integral(builder: Builder, name: str, zero: int, bounds: tuple[int, int], dtype: str) -> str:
     """Emit integral real numbers plus a zero point as bytes, clamped to `bounds`."""
     kind = Quantisation(ONE, np.array([zero]), None, *bounds)
     return builder.quantise(name, kind, dtype)
@@ -218,7 +220,7 @@ def emit_lookup(builder: Builder, value: Value, table: np.ndarray) -> str:
 def emit_byte_function(builder: Builder, value: Value, table: np.ndarray, dtype: str) -> str:
     """Emit the entry of `table` for each byte, as bytes."""
     limits = np.iinfo(dtype)
-    return quantise_whole(
+    return quantise_integral(
         builder, emit_lookup(builder, value, table), 0, (int(limits.min), int(limits.max)), dtype
     )
 
@@ -236,6 +238,7 @@ def sum_of_byte(builder: Builder, value: Value, table: np.ndarray) -> Sum:
     """
     dtype = value.type.dtype
     steps = np.diff(table)
+    # Times a power of two, a float32 scale stays exact.
     linear = (
         steps[0] > 0
         and (steps == steps[0]).all()
@@ -264,8 +267,8 @@ def emit_right_shift(builder: Builder, name: str, shifts: np.ndarray) -> str:
     """Emit 64-bit integers divided by powers of two, rounded down."""
     divisor = builder.constant(np.left_shift(np.int64(1), shifts.astype(np.int64)), "divisor")
     # ONNX's Div truncates towards 0 and its Mod has the divisor's sign: subtract the rest first to round down.
-    rest = builder.emit("Mod", (name, divisor), "rest")
-    return builder.emit("Div", (builder.emit("Sub", (name, rest), "whole"), divisor), "shift")
+    remainder = builder.emit("Mod", (name, divisor), "rest")
+    return builder.emit("Div", (builder.emit("Sub", (name, remainder), "whole"), divisor), "shift")
 
 
 def emit_rescale(

@@ -76,6 +76,7 @@ class _Own:
             self._group()
         elif token.kind == MLIRTokenKind.L_SQUARE:
             self.words.append(self._list())
+        # These three words begin a constant, which has a syntax of its own.
         elif token.kind == MLIRTokenKind.BARE_IDENT and token.span.text not in (
             "dense",
             "dense_resource",
@@ -232,12 +233,12 @@ class Reader(Parser):
     `lines` has the line of each operation, `resources` the constants at the end of the file.
     """
 
-    def __init__(self, text: str, what: str) -> None:
+    def __init__(self, text: str, label: str) -> None:
         context = Context(allow_unregistered=True)
         context.load_dialect(Builtin)
         context.load_dialect(Func)
-        super().__init__(context, "", what)
-        self._parser_state = ParserState(_Lexer(Input(text, what)))
+        super().__init__(context, "", label)
+        self._parser_state = ParserState(_Lexer(Input(text, label)))
         self._starts = [0]
         self._starts.extend(match.end() for match in re.finditer("\n", text))
         self._forms: dict[str, type[Operation]] = {}
@@ -265,6 +266,7 @@ class Reader(Parser):
     def _get_op_by_name(self, name: str) -> type[Operation]:
         if name.partition(".")[0] not in DIALECTS:
             operation = super()._get_op_by_name(name)
+            # The generic form begins with a parenthesis; xDSL parses no other of an unknown operation.
             if issubclass(operation, UnregisteredOp) and self._current_token.span.text != "(":
                 raise CompileError(
                     f"line {self._line}: {name[:80]} is not supported; "
@@ -303,7 +305,7 @@ class Reader(Parser):
 
     def parse_dense_int_or_fp_elements_attr(self, type: Any = None) -> Any:
         """Parse ``<...> : type`` after the word dense."""
-        where = self.where
+        place = self.place
         self.parse_punctuation("<", " in dense attribute")
         literal: Any = []
         text = self.parse_optional_str_literal()
@@ -315,7 +317,7 @@ class Reader(Parser):
             type = self.parse_type()
         shape, dtype = self._dense_type(type)
         values = (
-            decode_hex(text, shape, dtype, where) if text is not None else self._array(literal, shape, dtype)
+            decode_hex(text, shape, dtype, place) if text is not None else self._array(literal, shape, dtype)
         )
         return Elements((values, type))
 
@@ -323,12 +325,12 @@ class Reader(Parser):
         return self.parse_dense_int_or_fp_elements_attr(None)
 
     def _parse_builtin_dense_resource_attr(self) -> Any:
-        where = self.where
+        place = self.place
         self.parse_punctuation("<")
         key = self.parse_identifier_or_str_literal()
         self.parse_punctuation(">")
         self.parse_punctuation(":")
-        return Plain(Resource(key, *self._dense_type(self.parse_type()), where))
+        return Plain(Resource(key, *self._dense_type(self.parse_type()), place))
 
     def _parse_single_dialect_resources(self) -> None:
         self.parse_identifier()
@@ -344,7 +346,7 @@ class Reader(Parser):
         self._skip("{", "}")
 
     @property
-    def where(self) -> str:
+    def place(self) -> str:
         """Current place in the text, for messages."""
         return f"line {self.line}"
 
@@ -354,7 +356,7 @@ class Reader(Parser):
         dtype = DTYPES.get(str(type_.element_type), "")
         if not dtype:
             self.raise_error(f"weft reads no constants of {type_.element_type}")
-        return check_shape(tuple(type_.get_shape()), self.where), dtype
+        return check_shape(tuple(type_.get_shape()), self.place), dtype
 
     def _numbers(self) -> Any:
         """Parse a number or nested lists. Decimal literals are valid JSON, which parses much faster."""
@@ -411,6 +413,7 @@ class Reader(Parser):
                 if np.issubdtype(kind, np.integer) and values.size
                 else (0, 0)
             )
+            # Exporters print bytes signed or unsigned, whatever their type.
             if ends[0] < -(1 << (width - 1)) or ends[1] >= 1 << width:
                 self.raise_error(f"a constant of {dtype} has numbers that do not fit")
         except (ValueError, TypeError, OverflowError):

@@ -86,6 +86,7 @@ def _end(node: Node, name: str, value: str, graph: Graph, segment: HostSegment) 
         or dtype != "float32"
     ):
         raise _host_error(node, segment)
+    # The device stores uint8 as int8, less 128.
     stored = int(zero.reshape(-1)[0]) - (128 if zero.dtype == np.uint8 else 0)
     notes = {"weft.scale": float(np.float32(scale.reshape(-1)[0])), "weft.zero_point": stored}
     return End(value, name, notes)

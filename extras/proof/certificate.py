@@ -19,12 +19,12 @@ from weft.compiler.backend import DeviceProgram
 from weft.compiler.errors import ProgramFileError
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceSegment, Rounding
-from weft.compiler.ir.graph import View as IrView
-from weft.compiler.ir.graph import Window as IrWindow
+from weft.compiler.ir.views import View as IrView
+from weft.compiler.ir.windows import Window as IrWindow
 from weft.compiler.kernel.expressions import Expression, Rows
 from weft.compiler.kernel.operators import RowOp
 from weft.compiler.kernel.wide import WideConv
-from weft.compiler.machine.memory import CONSTANTS
+from weft.compiler.machine.areas import CONSTANTS
 from weft.errors import FileError
 from weft.extras.proof.model_match import differences
 from weft.extras.proof.programs.graph import FORMAT as GRAPH_FORMAT
@@ -86,7 +86,8 @@ class Rewrite(msgspec.Struct, forbid_unknown_fields=True):
     rules: tuple[str, ...]
     operator: str
     before: int
-    behind: int
+    # Certificates that exist have this name in their files.
+    after: int = msgspec.field(name="behind")
 
 
 class Certificate(msgspec.Struct, forbid_unknown_fields=True):

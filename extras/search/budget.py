@@ -46,6 +46,7 @@ class Budget:
         text = str(text_or_number).strip()
         percent = text.endswith("%")
         try:
+            # float(True) is 1: a truth value is no budget.
             value = float("nan") if isinstance(text_or_number, bool) else float(text.removesuffix("%"))
         except ValueError:
             value = float("nan")
@@ -164,6 +165,7 @@ class _OutputComparison:
         largest, total, count, choices, moved = 0, 0, 0, 0, 0
         for expected, actual in zip(self._expected, self._runs(graph), strict=True):
             for name in self._compared_names:
+                # Differences of bytes do not fit a byte.
                 distance = np.abs(actual[name].astype(np.int64) - expected[name])
                 largest = max(largest, int(distance.max(initial=0)))
                 total, count = total + int(distance.sum()), count + distance.size
@@ -234,6 +236,7 @@ class _Search:
                 self._progress(f"{item.operator}: {item.rule}")
                 costs = self._parts.compare(segment, item.segment)
                 if costs is not None and costs[1] < costs[0]:
+                    # Offers are applied by operator and rule: objects change with every rewrite before them.
                     offers_by_name[item.operator, item.rule] = Used((item.rule,), item.operator, *costs)
         return sorted(offers_by_name.values(), key=lambda offer: -offer.saving)
 

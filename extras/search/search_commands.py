@@ -229,6 +229,7 @@ class _ProgressBar:
 
     def __call__(self, exploration: Exploration, proposals: int) -> None:
         count, spent = len(exploration.measured), time.monotonic() - self._begin
+        # References and results of an earlier search are no progress of this one.
         if self._first is None:
             self._first, self._begin, spent = count, time.monotonic(), 0.0
         done = count - self._first

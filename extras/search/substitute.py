@@ -15,8 +15,7 @@ from weft.extras.search.substitution.rule import Rule, builtin_rules, prove_rule
 from weft.extras.search.substitution.search import Search, SearchResult, Used
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.run.devices import open_device
-from weft.run.options import RunOptions
+from weft.run.options import RunOptions, open_device
 from weft.run.runtime import Image, zeros
 
 MAX_PARTS = 1_000_000

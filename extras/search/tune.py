@@ -17,7 +17,8 @@ import numpy as np
 import weft
 from weft.arguments import SEED, integer
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Multiply, View
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Multiply
+from weft.compiler.ir.views import View
 from weft.compiler.machine.target import Target
 from weft.compiler.pipeline import PIPELINE
 from weft.compiler.plan.conv_plan import Chooser, ConvPlan, Tiling, candidates, plan
@@ -139,12 +140,12 @@ class Tuning:
         """
         try:
             values = schema.decode(schema.read_bytes(path), _File, format=FORMAT)
-            made_for = Config.from_dict(values.config)
+            tuned_config = Config.from_dict(values.config)
         except (schema.SchemaError, ConfigError) as error:
             raise FileError(f"{path} is not a valid tuning: {error}; run `weft tune` again") from None
-        if made_for != config:
+        if tuned_config != config:
             raise FileError(
-                f"{path} is for configuration {made_for.digest:#010x}, not {config.digest:#010x}: "
+                f"{path} is for configuration {tuned_config.digest:#010x}, not {config.digest:#010x}: "
                 "run `weft tune` with the same --config"
             )
         if values.sources != sources_digest():
@@ -298,6 +299,7 @@ class _Judge:
 
     def cycles(self, shape: ConvShape, chosen: ConvPlan) -> int:
         """Return the cycles of one layer compiled on its own."""
+        # No passes: the plan and the on-chip places are those of the whole program.
         image = Image(
             compile_segment(_isolate(shape, chosen), self.config, bandwidth=self.options.bandwidth, passes=())
         )
@@ -318,6 +320,7 @@ def _isolate(shape: ConvShape, chosen: ConvPlan) -> DeviceSegment:
         if isinstance(epilogue, Add | Multiply):
             epilogue = dataclasses.replace(epilogue, b=_with_kind(epilogue.b, "input"))
         isolated = dataclasses.replace(isolated, epilogue=epilogue)
+    # Only an epilogue with a second operand has a residual.
     operands = zip((op.src, op.dst, *op.sources[1:]), (shape.src, shape.dst, shape.residual), strict=False)
     resident = {
         view.buffer.name: at.resident for view, at in operands if at is not None and at.resident is not None
@@ -337,6 +340,7 @@ def _tune_layer(shape: ConvShape, judge: _Judge, trials: int, seed: int) -> Tune
         (folder / "layer.json").write_text(_search(shape, judge, trials, seed).text())
 
     cached = TunedLayer.load(entry(f"tuned-{'-'.join(map(str, key_parts))}", make) / "layer.json")
+    # Search again if the entry is damaged. Equal layers may have other names.
     return dataclasses.replace(cached or _search(shape, judge, trials, seed), name=shape.op.name)
 
 
@@ -355,6 +359,7 @@ def _search(shape: ConvShape, judge: _Judge, trials: int, seed: int) -> TunedLay
         cycles(index)
     if trials > RANKED_TRIALS and len(plans) > RANKED_TRIALS:
         _try_proposals(plans, cycles, trials, seed)
+    # Of equally fast plans, the one with the best estimate.
     best = min(cycles_by_plan, key=lambda index: (cycles_by_plan[index], index))
     return TunedLayer(shape.op.name, plans[best].tiling, cycles_by_plan[0], cycles_by_plan[best])
 
@@ -383,6 +388,7 @@ def _try_proposals(
     def parameters(index: int) -> dict[str, int]:
         return {name: choices.index(getattr(plans[index].tiling, name)) for name, choices in values.items()}
 
+    # Optuna starts from the plans that are measured already.
     for index in range(RANKED_TRIALS):
         study.add_trial(
             optuna.trial.create_trial(params=parameters(index), distributions=space, value=cycles(index))

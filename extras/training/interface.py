@@ -22,7 +22,7 @@ from weft.extras.training.gradient.real_network import to_real_network
 from weft.extras.training.settings import Settings
 from weft.extras.training.trainer import Epoch, Trainer
 from weft.hdl.isa.config import Config
-from weft.run.devices import NAMES
+from weft.run.options import DEVICES
 from weft.samples import SampleSource, array_of, fit_samples
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def train(
     InputError, FileError
         If samples or labels do not fit the model, or an argument is out of its limits.
     """
-    if on == "timing" or (isinstance(on, str) and on not in NAMES):
+    if on == "timing" or (isinstance(on, str) and on not in DEVICES):
         raise InputError(
             f"training takes 'golden', 'rtl' or a device, not {on!r}: it needs the results of steps"
         )
@@ -178,9 +178,6 @@ def parse_labels(labels: object, count: int) -> np.ndarray:
     return array.astype(np.int64)
 
 
-_QUANTISED = "QuantizeLinear"
-
-
 def accuracy(
     model: Source, samples: Mapping[str, np.ndarray], labels: np.ndarray, config: Config
 ) -> float | None:
@@ -195,13 +192,13 @@ def accuracy(
         If samples or labels do not fit it.
     """
     network = other_network(model) or read(model)
-    if not any(node.operator == _QUANTISED for node in network.nodes):
+    if not any(node.operator == "QuantizeLinear" for node in network.nodes):
         return None
     program = api.compile(model, config)
     if len(program.outputs) != 1:
         raise InputError(f"a classifier has one output; this model has {len(program.outputs)}")
     fitted = fit_samples(samples, program.inputs)
     output = next(iter(program.outputs))
-    rows = [program.run(given).outputs[output] for given in fitted]
+    rows = [program.run(inputs).outputs[output] for inputs in fitted]
     classes = np.concatenate([row.reshape(-1, row.shape[-1]).argmax(1) for row in rows])
     return float((classes == parse_labels(labels, len(classes))).mean())

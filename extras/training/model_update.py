@@ -35,6 +35,7 @@ def update_weights(
         stored = real_network.stored.get(name)
         if stored is None:
             changes.replace(name, value.astype(np.float32))
+        # Biases follow below, when the scales of their layer's input and weights are known.
         elif stored.values.dtype != np.int32:
             scale = scales[name] = _weight_scale(stored, value)
             changes.set(name, 0, _quantise(stored, value, scale))
@@ -65,15 +66,15 @@ class _Changes:
                 if read == name:
                     self.set(node.output[0], slot, value)
 
-    def readers(self, whole: str) -> list[str]:
-        """Return the results of DequantizeLinear nodes that read these integers, also after reshapes and transposes."""
+    def readers(self, integers: str) -> list[str]:
+        """Return the results of DequantizeLinear nodes that read `integers`, also after reshapes and transposes."""
         outputs = []
         for node in self.graph.node:
             if node.op_type == "DequantizeLinear":
                 root = node.input[0]
                 while root in self.producers and self.producers[root].op_type in MOVING:
                     root = self.producers[root].input[0]
-                if root == whole:
+                if root == integers:
                     outputs.append(node.output[0])
         return outputs
 
@@ -107,8 +108,9 @@ class _Changes:
 def _weight_scale(stored: Stored, value: np.ndarray) -> np.ndarray:
     """Return the smallest scales with which all weights fit their integer type."""
     limits, zero = np.iinfo(stored.values.dtype), stored.kind.zero.astype(np.int64)
+    # The zero point leaves different room on both sides; weights need it on both.
     room = np.maximum(np.minimum(limits.max - zero, zero - limits.min), 1)
-    if stored.kind.one:
+    if stored.kind.per_tensor:
         most = np.abs(value).max()
     else:
         most = np.abs(value).max(axis=tuple(at for at in range(value.ndim) if at != stored.kind.axis))
@@ -123,8 +125,8 @@ def _quantise(stored: Stored, value: np.ndarray, scale: np.ndarray) -> np.ndarra
     zero = stored.kind.zero.astype(np.int64)
     zero = zero.reshape(shape) if zero.size > 1 else zero.reshape(())
     limits = np.iinfo(stored.values.dtype)
-    whole = np.rint(value / scale.astype(np.float64).reshape(shape)) + zero
-    return np.clip(whole, limits.min, limits.max).astype(stored.values.dtype)
+    integers = np.rint(value / scale.astype(np.float64).reshape(shape)) + zero
+    return np.clip(integers, limits.min, limits.max).astype(stored.values.dtype)
 
 
 def _update_bias(
@@ -162,7 +164,7 @@ def _activation_scales(
     moving = dependents(real_network.network.nodes, trained)
     groups: dict[tuple[str, str], list[str]] = {}
     for name, link in real_network.links.items():
-        if name in moving and name in ranges and real_network.kinds[name].one:
+        if name in moving and name in ranges and real_network.kinds[name].per_tensor:
             groups.setdefault((link.input(1), link.input(2)), []).append(name)
     scales: dict[str, np.ndarray] = {}
     for names in groups.values():
@@ -173,8 +175,8 @@ def _activation_scales(
         scale, zero = _range_parameters(real_network.kinds[names[0]], low, high)
         for name in names:
             scales[name] = scale
-            whole = real_network.links[name].outputs[0]
-            for output in (whole, *changes.readers(whole)):
+            integers = real_network.links[name].outputs[0]
+            for output in (integers, *changes.readers(integers)):
                 changes.set(output, 1, scale)
                 changes.set(output, 2, zero)
     return scales

@@ -78,6 +78,7 @@ def train(
     suffixes = {"--output": (".onnx",), "--report": (".json",)}
     files.check_overwrites({"--output": output, "--report": report}, [*reads, config_file(config)], suffixes)
     check_only("board", options.on, {"--port": port, "--baud": baud})
+    # Slow imports come after the checks of the arguments.
     import weft
     from weft.run.board_run import open_board
 

@@ -41,13 +41,23 @@ from weft.run.stream import stream
 if TYPE_CHECKING:
     from weft.sim.device import Device
 
-
+Progress = Callable[[str], None]
+Layer = tuple[Node, tuple[str, ...]]
+"""A node with weights, and the names of its trainable constants: weights, bias."""
+_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""Operators with weights."""
 _ERRORS = 4
 """ONNX Runtime's log level for errors only."""
 _STEPS = 10
 """Steps with the largest gradient that the range of an all-zero weight allows for."""
 _AHEAD = 4.0
 """Largest momentum, in multiples of the largest gradient."""
+_CALIBRATION_BATCHES = 8
+"""Number of batches that ranges are measured on before each epoch."""
+_HEADROOM = 1.5
+"""Largest forward value, in multiples of the largest calibrated value."""
+_LEAST_PROBABILITY = 1e-3
+"""Lower bound of probabilities in the reported loss: the device's are multiples of 1/256."""
 
 
 class Measurement:
@@ -60,8 +70,8 @@ class Measurement:
             for name in node.outputs:
                 kind = network.types.get(name)
                 if name not in outputs and kind is not None and kind.dtype == "float32":
-                    made = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, kind.shape)
-                    model.graph.output.append(made)
+                    info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, kind.shape)
+                    model.graph.output.append(info)
         runtime = onnx_runtime()
         options = runtime.SessionOptions()
         options.log_severity_level = _ERRORS
@@ -70,9 +80,9 @@ class Measurement:
         )
         self._names = [item.name for item in self._session.get_outputs()]
 
-    def run(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return all values for some inputs."""
-        return dict(zip(self._names, self._session.run(None, dict(given)), strict=True))
+        return dict(zip(self._names, self._session.run(None, dict(inputs)), strict=True))
 
     def ranges(
         self, batches: Iterable[Mapping[str, np.ndarray]], states: Mapping[str, str] | None = None
@@ -123,14 +133,6 @@ def _backward(network: Network) -> set[str]:
     return dependents(network.nodes, (TARGET,))
 
 
-_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-"""Operators with weights."""
-
-
-Layer = tuple[Node, tuple[str, ...]]
-"""A node with weights, and the names of its trainable constants: weights, bias."""
-
-
 def layers_of(network: Network) -> list[Layer]:
     """Return the layers in order, with the float constants of each: weights, bias."""
     layers = []
@@ -168,15 +170,6 @@ def select_layers(network: Network, last: int | None, names: Sequence[str]) -> l
     elif last is not None:
         layers = layers[-last:]
     return layers
-
-
-Progress = Callable[[str], None]
-_CALIBRATION_BATCHES = 8
-"""Number of batches that ranges are measured on before each epoch."""
-_HEADROOM = 1.5
-"""Largest forward value, in multiples of the largest calibrated value."""
-_LEAST_PROBABILITY = 1e-3
-"""Lower bound of probabilities in the reported loss: the device's are multiples of 1/256."""
 
 
 @dataclass(frozen=True)
@@ -329,11 +322,12 @@ class Trainer:
         """Write weights and momenta into the program, as 16-bit integers."""
         assert self.program is not None
         self.scales = {name: scale_of_range(ranges[name], "int16")[0] for name in self.state}
-        whole = {
+        # The compiler calls a state that it keeps between runs `NAME/kept`.
+        integers = {
             f"{name}/kept": np.clip(np.rint(value / self.scales[name]), -32768, 32767).astype(np.int16)
             for name, value in self.state.items()
         }
-        self.program.reset(whole)
+        self.program.reset(integers)
 
     def _unload(self) -> None:
         assert self.program is not None
@@ -345,7 +339,7 @@ class Trainer:
         """Run the steps. A device computes one while the host writes the next."""
         assert self.program is not None
         if isinstance(self.on, str):
-            return (self.program.run(given, on=self.on) for given in batches)
+            return (self.program.run(inputs, on=self.on) for inputs in batches)
         return stream(self.program, batches, self.on)
 
     def _epoch(
@@ -353,6 +347,7 @@ class Trainer:
     ) -> Epoch:
         assert self.program is not None
         batch, order = self.settings.batch, rng.permutation(len(labels))
+        # Samples after the last full batch take part in another epoch, when the order differs.
         steps = len(labels) // batch
         loss, right, report = 0.0, 0, {}
         picks = [order[index * batch : (index + 1) * batch] for index in range(steps)]
@@ -378,9 +373,10 @@ class Trainer:
         weights = self.real_network.network.constants
         merged = {item.name: item.merge(weights[item.name], values) for item in self.adapters}
         picks = np.array_split(np.arange(len(labels)), max(len(labels) // self.settings.batch, 1))
-        whole = [at for at in picks if len(at) >= self.settings.batch]
-        batches = [self.batch(samples, labels, at[: self.settings.batch]) for at in whole[:64]]
+        # The network takes batches of one size: of larger parts, the first samples.
+        parts = [at for at in picks if len(at) >= self.settings.batch]
+        batches = [self.batch(samples, labels, at[: self.settings.batch]) for at in parts[:64]]
         constants = {**self.network.constants, **values}
         measured = Measurement(replace(self.network, constants=constants))
-        plain = [{name: given[name] for name in self.inputs} for given in batches]
+        plain = [{name: batch[name] for name in self.inputs} for batch in batches]
         return update_weights(self.source, self.real_network, merged or values, measured.ranges(plain))

@@ -83,6 +83,7 @@ class FaultLog(wiring.Component):
         m = Module()
         align = (self.config.bus_bytes - 1).bit_length()
         first = Signal(BusFault)
+        # Of several assignments to `first` the last wins, so sources are visited in reverse order.
         for name, port in reversed(self.source.items()):
             m.submodules[name] = log = _Addresses(32 - align, self.kept, self.outstanding)
             # Registered because responses arrive late in the cycle.
@@ -148,6 +149,7 @@ class _Addresses(wiring.Component):
             self.known.eq(under_way < self.kept),
         ]
         m.d.sync += [
+            # Both addresses wrap by themselves, because `kept` is a power of two.
             write.addr.eq(write.addr + self.asked),
             read.addr.eq(read.addr + self.ended),
             under_way.eq(under_way + self.asked - self.ended),
@@ -303,6 +305,7 @@ class AxiManager(wiring.Component):
     def _write(self, m: Module) -> None:
         axi, request, beat = self.axi, self.store.request, self.store.beat
         address = self._channel(m, "aw", axi.awvalid, axi.awready, Cat(axi.awaddr, axi.awlen))
+        # AXI allows the beats of a burst before its address, so both channels advance on their own.
         words = self._channel(m, "w", axi.wvalid, axi.wready, Cat(axi.wdata, axi.wstrb, axi.wlast))
         m.d.comb += [
             request.ready.eq(address.ready),
@@ -403,7 +406,9 @@ class BurstSplitter(wiring.Component):
                 (self.run.payload.bytes + self.run.payload.address[:align] - 1)[:33] >> align,
             ),
             coming.tag.eq(self.run.payload.tag),
+            # The block's last word has all low bits set, so no subtraction is needed.
             room.eq(~word[:inside]),
+            # Wraps in a run's last block, where it is not used.
             left.eq(rest - room - 1),
             bursts.i.valid.eq(active),
             move.eq(bursts.i.ready),
@@ -424,6 +429,7 @@ class BurstSplitter(wiring.Component):
                 active.eq(waiting.o.valid),
                 word.eq(following.word),
                 rest.eq(following.rest),
+                # The first burst of a run may begin anywhere in its block.
                 last.eq(following.rest <= ~following.word[:inside]),
                 tag.eq(following.tag),
             ]
@@ -431,6 +437,7 @@ class BurstSplitter(wiring.Component):
             m.d.sync += [
                 word.eq(((word >> inside) + 1) << inside),
                 rest.eq(left),
+                # The next block begins at its first word, so its room is `block - 1`.
                 last.eq(~left[inside:].any()),
             ]
         return m

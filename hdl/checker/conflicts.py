@@ -237,11 +237,12 @@ def _process_batch(
     first = number[uses.start - low]
     counts = number[uses.stop - low] - first
     use = np.repeat(np.arange(len(counts)), counts)
+    # The pieces of a use have consecutive numbers.
     piece = (first - np.cumsum(counts) + counts)[use] + np.arange(len(use))
     # Sort by piece, then by use, with one sort of integers that hold both.
     bits = len(counts).bit_length()
-    both = np.sort(piece << bits | use)
-    piece, use = both >> bits, both & ((1 << bits) - 1)
+    keys = np.sort(piece << bits | use)
+    piece, use = keys >> bits, keys & ((1 << bits) - 1)
     task, kind = uses.task[use], uses.kind[use]
     for earlier_kind in range(2 * _QUEUES):
         mine = kind == earlier_kind
@@ -251,14 +252,15 @@ def _process_batch(
         # Accesses that conflict with one of `earlier_kind`: of another queue, at least one of the two a write.
         others = kind >> 1 != earlier_kind >> 1
         conflicting = np.flatnonzero(others if earlier_kind & 1 else others & (kind & 1 == 1))
-        where = piece[conflicting]
+        accessed = piece[conflicting]
         earlier = np.full(len(conflicting), -1, np.int64)
         if before is not None:
-            earlier = np.maximum.reduceat(before[low:high], bounds[:-1])[where]
+            # The latest access to any address of the piece.
+            earlier = np.maximum.reduceat(before[low:high], bounds[:-1])[accessed]
         if places.size:  # the latest use in this batch counts, else the one of earlier batches
             nearest = np.cumsum(mine)[conflicting] - 1
             ahead = places[np.maximum(nearest, 0)]
-            earlier = np.where((nearest >= 0) & (piece[ahead] == where), task[ahead], earlier)
+            earlier = np.where((nearest >= 0) & (piece[ahead] == accessed), task[ahead], earlier)
         waiting, row = task[conflicting], latest[earlier_kind >> 1]
         later = earlier > row[waiting]
         np.maximum.at(row, waiting[later], earlier[later])

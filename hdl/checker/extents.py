@@ -152,6 +152,7 @@ def _access(
     low = (operand.first(i) + first) % ADDRESS_WRAP
     high = low + int(offsets[-1])
     if high >= size:
+        # The range may wrap to addresses that exist.
         cells = np.unique((low + offsets) % ADDRESS_WRAP)
         if cells[-1] >= size:
             raise ProgramError(f"{field!r} {verb(write)} {memory.value} {cells[-1]}, but there are {size}")
@@ -233,6 +234,7 @@ def _sum(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     if left.size < right.size:
         left, right = right, left
     present = np.zeros(ADDRESS_WRAP, bool)
+    # In parts, because all sums of two large sets would take gigabytes.
     for low in range(0, right.size, 64):
         present[(left[:, None] + right[low : low + 64]) % ADDRESS_WRAP] = True
     return np.flatnonzero(present)
@@ -375,14 +377,16 @@ class Extents:
         return allowed
 
     def _refusal(self, access: DramAccess) -> str:
-        what = f"{verb(access.write)} bytes {access.low} to {access.high - 1} of base register {access.base}"
+        action = (
+            f"{verb(access.write)} bytes {access.low} to {access.high - 1} of base register {access.base}"
+        )
         pieces = [piece for piece in self.pieces if piece.base == access.base]
         if not pieces:
             return f"base register {access.base} is not set for this program"
         touched = [piece for piece in pieces if piece.offset < access.high and access.low < piece.end]
         forbidden = [piece for piece in touched if not (piece.write if access.write else piece.read)]
         if forbidden:
-            return f"{what}, but no instruction may do so in {forbidden[0]}"
+            return f"{action}, but no instruction may do so in {forbidden[0]}"
         if touched:
-            return f"{what}, which leaves {touched[0]}"
-        return f"{what}, where nothing is"
+            return f"{action}, which leaves {touched[0]}"
+        return f"{action}, where nothing is"

@@ -231,9 +231,8 @@ def _set_unrolling(body: Code, program: _Loop) -> None:
         np.stack([body.field(mask) >> semaphore & 1 for semaphore in range(SEMAPHORES)], axis=1)
         for mask in ("wait", "signal")
     ]
-    counts = np.cumsum(
-        columns[1] - columns[0], axis=0
-    )  # of semaphores after each instruction, in program order
+    # Counts of semaphores after each instruction, in program order.
+    counts = np.cumsum(columns[1] - columns[0], axis=0)
     for loop in _inner_loops(program):
         own = np.array(list(loop.own_instructions()), np.int64)
         waits, signals = (column[own].sum(axis=0) for column in columns)
@@ -272,10 +271,10 @@ def _combinations(loops: Sequence[_Loop]) -> Iterator[Sequence[Turns]]:
         yield from itertools.product(*choices)
         return
     seen = set()
-    for one, two in itertools.combinations(range(len(loops)), 2):
-        for first, second in itertools.product(choices[one], choices[two]):
+    for loop_a, loop_b in itertools.combinations(range(len(loops)), 2):
+        for first, second in itertools.product(choices[loop_a], choices[loop_b]):
             counts = [choice[0] for choice in choices]
-            counts[one], counts[two] = first, second
+            counts[loop_a], counts[loop_b] = first, second
             if tuple(counts) not in seen:
                 seen.add(tuple(counts))
                 yield counts

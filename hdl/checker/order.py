@@ -91,10 +91,8 @@ class Order:
         return describe(index, self._code[index])
 
     def _run(self, queues: list[int], waits: list[int], signals: list[int]) -> None:
-        heads, ends = (
-            [0] * _QUEUES,
-            [0] * _QUEUES,
-        )  # positions of each queue's oldest instruction and of its end
+        # Positions of each queue's oldest instruction and of its end.
+        heads, ends = [0] * _QUEUES, [0] * _QUEUES
         starts: list[Clock] = [(0,) * _QUEUES] * _QUEUES
         fetched, count, depth = 0, len(queues), self._depth
         visited, clocks = self.visited, self.clocks
@@ -188,8 +186,8 @@ def check_sequence(instructions: Sequence[Instruction]) -> None:
     for semaphore in range(SEMAPHORES):
         signal, wait = signals >> semaphore & 1, waits >> semaphore & 1
         # Count after each instruction's wait and before its own signal.
-        left = np.cumsum(signal) - signal - np.cumsum(wait)
-        unsatisfied = np.flatnonzero(wait & (left < 0))
+        level = np.cumsum(signal) - signal - np.cumsum(wait)
+        unsatisfied = np.flatnonzero(wait & (level < 0))
         if unsatisfied.size:
             early.append((int(unsatisfied[0]), semaphore))
     if early:
@@ -228,10 +226,10 @@ def check_races(code: Code, config: Config, forms: Forms, order: Order) -> None:
 def _are_ordered(forms: Forms, order: Order) -> bool:
     """Check that semaphores order all instructions with conflicting address ranges."""
     visited = np.array(order.visited, np.int64)
-    _spans(forms.uses)
+    _spans(forms.uses)  # raises an error if DRAM is too large for the exact check
     latest = conflicts(len(visited), forms.uses.reorder(visited))
-    done = np.where(latest < 0, 0, order.positions[visited[latest]] + 1)
-    return not (done > np.array(order.clocks, np.int64).reshape(-1, _QUEUES)).any()
+    required = np.where(latest < 0, 0, order.positions[visited[latest]] + 1)
+    return not (required > np.array(order.clocks, np.int64).reshape(-1, _QUEUES)).any()
 
 
 def _spans(uses: Uses) -> dict[int, tuple[int, int]]:
@@ -273,9 +271,9 @@ class _Races:
         self, index: int, position: int, clock: Clock, chip: list[OnChipAccess], memory: list[DramAccess]
     ) -> None:
         """Compare an instruction with all earlier ones, then enter it into the tables."""
-        own = self._owners[index]
+        queue = self._owners[index]
         limits = np.array(clock, np.int32)
-        limits[own] = np.iinfo(np.int32).max
+        limits[queue] = np.iinfo(np.int32).max  # instructions of one queue take effect in order
         shared = [access for access in chip if access.memory in self._chip]
         for access in shared:
             table = self._chip[access.memory][:, :, access.cells]
@@ -286,15 +284,15 @@ class _Races:
             if run.base in self._dram:
                 self._visit_dram(index, position, limits, run)
         for access in shared:
-            self._chip[access.memory][int(access.write), own, access.cells] = position + 1
+            self._chip[access.memory][int(access.write), queue, access.cells] = position + 1
 
     def _refuse_chip(self, index: int, access: OnChipAccess, table: np.ndarray, limits: np.ndarray) -> None:
         """Raise the error for an access whose part of the tables has an entry above `limits`."""
         past = int((table[1].max(axis=1) > limits).any())
         other = int(np.argmax(table[past].max(axis=1) > limits))
         cell = int(np.argmax(table[past, other] > limits[other]))
-        where = f"{access.memory.value} {_address(access.cells, cell)}"
-        self._refuse(index, access.write, where, other, int(table[past, other, cell]), past)
+        location = f"{access.memory.value} {_address(access.cells, cell)}"
+        self._refuse(index, access.write, location, other, int(table[past, other, cell]), past)
 
     def _visit_dram(self, index: int, position: int, limits: np.ndarray, memory: DramAccess) -> None:
         # LOADs read and STOREs write DRAM, so a LOAD is compared with STOREs, and a STORE with LOADs.
@@ -304,15 +302,17 @@ class _Races:
         cells = memory.cells(tables[past], low)
         if cells.max() > limits[other]:
             late = np.unravel_index(np.argmax(cells > limits[other]), cells.shape)
-            where = f"byte {memory.address(late)} of base register {memory.base}"
-            self._refuse(index, memory.write, where, other, int(cells[late]), past)
+            location = f"byte {memory.address(late)} of base register {memory.base}"
+            self._refuse(index, memory.write, location, other, int(cells[late]), past)
         memory.cells(tables[int(memory.write)], low)[...] = position + 1
 
-    def _refuse(self, index: int, write: bool, where: str, queue: int, place: int, past_write: int) -> None:
+    def _refuse(
+        self, index: int, write: bool, location: str, queue: int, place: int, past_write: int
+    ) -> None:
         other = int(self._queues[queue][place - 1])
         (first, past), (second, now) = sorted([(other, past_write), (index, write)])
         raise ProgramError(
-            f"race: {describe(second, self._body[second])} {verb(now)} {where}, which"
+            f"race: {describe(second, self._body[second])} {verb(now)} {location}, which"
             f" {describe(first, self._body[first])} {verb(past)}, and no semaphore orders them"
         )
 

@@ -149,19 +149,19 @@ def _check_pages(body: Code) -> None:
     loads, stores = (np.flatnonzero(body.opcodes == int(opcode)) for opcode in (Opcode.LOAD, Opcode.STORE))
     loads = loads[body.field("paged", Opcode.LOAD, loads) == 1]
     pages: dict[int, tuple[str, int]] = {}
-    for what, field in (("the page table", "table"), ("pages", "base")):
+    for kind, field in (("the page table", "table"), ("pages", "base")):
         bases, first = np.unique(body.field(field, Opcode.LOAD, loads), return_index=True)
         pages |= {
-            base: (what, index) for base, index in zip(bases.tolist(), loads[first].tolist(), strict=True)
+            base: (kind, index) for base, index in zip(bases.tolist(), loads[first].tolist(), strict=True)
         }
     written = body.field("base", Opcode.STORE, stores)
     conflicting = np.flatnonzero(np.isin(written, list(pages)))
     if conflicting.size:
         base, index = int(written[conflicting[0]]), int(stores[conflicting[0]])
-        what, load = pages[base]
+        kind, load = pages[base]
         raise ProgramError(
             f"{describe(index, body[index])} writes to base register {base}, from which {describe(load, body[load])}"
-            f" reads {what}: no order of the two can be checked"
+            f" reads {kind}: no order of the two can be checked"
         )
 
 

@@ -99,13 +99,15 @@ def _check_in_place_kernel(ops: Sequence[MicroOp], i: Kernel, config: Config) ->
             )
 
 
-def same_addresses(one: Operand, other: Operand, i: Instruction, config: Config) -> bool:
+def same_addresses(left: Operand, right: Operand, i: Instruction, config: Config) -> bool:
     """Check that two operands access the same addresses in the same order, each of them once."""
     nests = [
         [(count, stride) for count, stride in operand.nest(i, config) if count > 1]
-        for operand in (one, other)
+        for operand in (left, right)
     ]
-    return one.first(i) == other.first(i) and nests[0] == nests[1] and has_distinct_addresses(tuple(nests[0]))
+    return (
+        left.first(i) == right.first(i) and nests[0] == nests[1] and has_distinct_addresses(tuple(nests[0]))
+    )
 
 
 ADDRESSES = 1 << 32

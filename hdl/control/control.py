@@ -316,6 +316,7 @@ class Control(wiring.Component):
             with m.Switch(write_address):
                 with m.Case(Reg.CONTROL >> 2):
                     m.d.sync += [
+                        # `busy` is 1 only from the cycle after `start` on.
                         self.start.eq(starts & strobe[0] & ~state.busy & ~self.start),
                         asked.eq(word[1] & strobe[0]),
                     ]
@@ -329,6 +330,7 @@ class Control(wiring.Component):
                             with m.If(strobe[lane]):
                                 m.d.sync += register.word_select(lane, 8).eq(word.word_select(lane, 8))
         if self._config.descriptors:
+            # After the assignments above, so that a descriptor has priority over the host.
             self._take(m)
 
     def _take(self, m: Module) -> None:

@@ -77,14 +77,14 @@ class Counters(wiring.Component):
         m.submodules.memory = memory = Memory(shape=self.bits, depth=words, init=[])
         update = memory.read_port()
         write = memory.write_port()
-        stale = Signal(
-            init=1
-        )  # the memory has old contents, which count as 0 until the end of the first round
+        # The memory has old contents, which count as 0 until the end of the first round.
+        stale = Signal(init=1)
         # Number of the word at the adder, in the next cycle, and in the cycle after that.
         word = Signal(range(words))
         next_word = Signal(range(words), init=int(len(counted) > MUX_INPUTS))
         coming = Signal(range(words), init=2 * int(len(counted) > MUX_INPUTS))
         high, slot = word[:chunks].any(), word[chunks:]
+        # A round takes `words` cycles, with at most one event in each.
         recent = [Signal(range(words + 1), name=f"recent_{counter.name.lower()}") for counter in counted]
         m.d.comb += self.index.eq(Cat(word[chunks - 1], Array(counter.value for counter in counted)[slot]))
 
@@ -92,11 +92,13 @@ class Counters(wiring.Component):
         events = Signal(len(Counter))
         m.d.sync += events.eq(Mux(self.enable, self.event, 0))
         if Counter.ARRAY_WINDOW in counted:
+            # A write adds all cycles since the previous write, so they are collected in 32 bits.
             window = self._window(m)
             recent[counted.index(Counter.ARRAY_WINDOW)] = Signal(32, name="recent_array_window")
         coming_high, coming_slot = coming[:chunks].any(), coming[chunks:]
         for place, (counter, gathered) in enumerate(zip(counted, recent, strict=True)):
             added = window if counter is Counter.ARRAY_WINDOW else events[counter]
+            # Events move to the adder with the counter's lowest word; later words only add its carry.
             moves = ~coming_high & (coming_slot == place)
             m.d.sync += gathered.eq(Mux(moves, 0, gathered) + added)
         last = word == words - 1

@@ -107,6 +107,7 @@ class Descriptors(wiring.Component):
         with m.If(self.taken[0]):
             m.d.sync += [last.eq(self.words[0]), marked.eq(self.words[1:32] == MARK >> 1)]
         with m.If(self.taken.any()):
+            # A bit for each beat, so it is back at the first beat after a descriptor.
             m.d.sync += due.eq(due.rotate_left(1))
         with m.FSM() as machine:
             m.d.comb += self.busy.eq(~machine.ongoing("REST"))

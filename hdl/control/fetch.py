@@ -131,6 +131,7 @@ class Fetch(wiring.Component):
             beats.eq(burst - address[shift : shift + burst.bit_length() - 1]),
             room.eq(pending <= burst * (BURSTS - 1)),
         ]
+        # The first burst of a page waits until buffer, parts and skid buffer are empty, because they may hold END.
         new_page = address[: PAGE.bit_length() - 1] == 0
         issue = Signal()
         asked = Signal()  # with loops only: a burst was requested since the last jump
@@ -157,9 +158,11 @@ class Fetch(wiring.Component):
             self._dispatch(m, part.o, part.o.payload.part, part.o.payload.queue, running)
             return m
         m.submodules.sequencer = sequencer
+        # READ takes one burst of its own size. Its address is aligned to that size, so the burst crosses no page.
         with m.If(sequencer.reads):
             m.d.comb += beats.eq(max(READ_BYTES // self._config.bus_bytes, 1))
         m.d.sync += asked.eq(~sequencer.jump & (asked | issue))
+        # The jump empties the prefetch buffer; `_count` tracks the beats that memory still owes.
         with m.If(sequencer.jump):
             m.d.sync += [pending.eq(0), address[shift:].eq(sequencer.target[shift:])]
         self._count(m, sequencer.jump, Mux(issue, beats, 0), wanted, none, space)
@@ -187,6 +190,7 @@ class Fetch(wiring.Component):
         ]
         m.d.sync += [
             coming.eq(left + asked),
+            # No burst is issued in the cycle of a jump, so the jump discards everything outstanding.
             void.eq(Mux(jump, left, void - (self.bus.beat.valid & ~wanted))),
         ]
 
@@ -301,6 +305,7 @@ class _Parts(wiring.Component):
             m.d.sync += [held.eq(held >> WORD_BITS), left.eq(left - 1)]
         if self._bus < WORD_BITS:
             m.d.sync += part.index.eq(part.index + taken)
+        # After the assignments above, so that it also discards a beat that is taken in this cycle.
         with m.If(self.clear):
             m.d.sync += [left.eq(0), part.index.eq(0)]
             if self._jumps:

@@ -126,13 +126,16 @@ class Dispatcher(wiring.Component):
             self.waiting.eq(head & ~granted & ~satisfied),
             word.opcode.eq(int(self._kinds[0].OPCODE)),
         ]
+        # The only word of the queue is the register itself.
         if self._depth == 1:
             m.d.comb += [head.eq(level != 0), taken.eq(accepted)]
         else:
             m.d.comb += taken.eq((level != 0) & (~head | accepted))
             m.d.sync += head.eq(taken | head & ~accepted)
         m.d.sync += level.eq(level + arrived - taken)
+        # Cleared after an instruction is accepted, because `satisfied` still belongs to that instruction.
         m.d.sync += granted.eq(Mux(self.stop, granted, head & satisfied) & ~accepted)
+        # `level == depth`, computed a cycle early.
         with m.If(arrived ^ taken):
             m.d.sync += full.eq(arrived & (level == self._depth - 1))
         with m.If(accepted):

@@ -112,9 +112,8 @@ class Sequencer(wiring.Component):
         m.submodules.registers = registers = Memory(shape=WORD, depth=PROGRAM_REGISTERS, init=[])
         looked_up = registers.read_port(domain="comb")
         loading = Signal(range(PROGRAM_REGISTERS + 1))  # registers still to be initialised
-        head = Signal(
-            HEAD_BITS
-        )  # first fields of the instruction; for SET and NEXT shifted by a slot per word
+        # First fields of the instruction; SET and NEXT shift them by a slot per word.
+        head = Signal(HEAD_BITS)
         at = Signal(range(WORD_BITS // WORD))  # number of the current word
         left = Signal(range(READ_BYTES // 4 + 1))  # words that READ still has to write
         word = Signal(WORD)  # the current word of the part
@@ -174,6 +173,7 @@ class Sequencer(wiring.Component):
                 head[: len(looked_up.addr)].eq(head_of(head, Opcode.READ, "first")),
                 left.eq(head_of(head, Opcode.READ, "count")),
             ]
+        # LOOP skips its body, READ goes to its words and back, and NEXT goes to the LOOP, which tests the count.
         jumps = loops | reads | back | done
         m.d.sync += self.jump.eq(jumps)
         with m.If(jumps):
@@ -198,6 +198,7 @@ class Sequencer(wiring.Component):
         align = (self._config.bus_bytes - 1).bit_length()
         m.d.comb += following.eq(Mux(reads, base, place) + step)
         m.d.sync += self.target.eq(following)
+        # `place` stays at READ while its words arrive: the jump back continues after READ.
         with m.If(moves):
             m.d.sync += place.eq(following)
         with m.If(self.start):

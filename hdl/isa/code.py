@@ -190,6 +190,7 @@ def pack(opcode: Opcode, columns: Mapping[str, Sequence[int] | np.ndarray], coun
     defaults = {field.name: field.default for field in dataclasses.fields(INSTRUCTIONS[opcode])}
     for name, place in places(opcode).items():
         column = columns.get(name, defaults[name])
+        # As objects, integers of any size reach the check below instead of wrapping.
         values = column if isinstance(column, np.ndarray) else np.asarray(column, object)
         invalid = (values < place.low) | (values > place.high)
         if invalid.any():

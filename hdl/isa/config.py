@@ -228,6 +228,7 @@ class Config:
         """Contents of the softmax table, see `weft.hdl.isa.Table`; all 0 without softmax."""
         top = (1 << self.probability_bits) - 1
         steps = self.table_depth // 16
+        # An entry stands for several distances, multiples of 1/128 octave, and has the value for their mean.
         octaves = [(entry + 0.5) / steps - 1 / 256 for entry in range(self.table_depth)]
         return bytes(round(top * 2.0**-octave) for octave in octaves)
 

@@ -119,6 +119,7 @@ class Instruction:
 
     def __init_subclass__(cls) -> None:
         if "OPCODE" in cls.__dict__:
+            # Sorted again for each class, because the classes are defined in several modules.
             by_opcode = sorted({**INSTRUCTIONS, cls.OPCODE: cls}.items())
             INSTRUCTIONS.clear()
             INSTRUCTIONS.update(by_opcode)

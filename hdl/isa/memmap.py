@@ -124,9 +124,9 @@ class Fault:
             FaultUnit.PAGE: "LOAD's read of a page table",
             FaultUnit.STORE: "STORE's write",
         }[self.unit]
-        where = "" if self.address is None else f" at {self.address:#x}"
+        location = "" if self.address is None else f" at {self.address:#x}"
         answer = RESPONSES.get(self.response, "OKAY")
-        return f"memory answered {access}{where} with {answer}"
+        return f"memory answered {access}{location} with {answer}"
 
 
 LISTED_BITS, LISTED_AT_DESCRIPTOR = 24, 31

@@ -89,6 +89,7 @@ class Divider(wiring.Component):
         with m.If(self.issue):
             m.d.sync += issued.eq(1)
         with m.If(self.step):
+            # Quotient and bias take equally long: 16 bits two by two, and the 8 bits of `v_zero` one by one.
             m.d.sync += [left.eq(DIVISION_LATENCY), occupied.eq(1), issued.eq(0)]
         with m.Elif(left.any()):
             m.d.sync += left.eq(left - 1)
@@ -147,6 +148,7 @@ class Divider(wiring.Component):
             divisor = operand[-bits:]
             m.d.sync += [top.eq(divisor), triple.eq((divisor << 1) + divisor), rest.eq(self.scale)]
         with m.Elif(left.any()):
+            # A normalised divisor has its top bit set, unless the sum is 0.
             m.d.sync += [rest.eq(following), quotient.eq((quotient << 2) | Mux(top[-1], digit, 0))]
 
     def _multiply(self, m: Module, left: Signal) -> None:
@@ -156,10 +158,12 @@ class Divider(wiring.Component):
         product = self.result.bias
         term = Mux(zero[-1], factor, 0)
         with m.If(self.step):
+            # Adding the highest bit that is shifted out rounds half up.
             m.d.sync += [factor.eq(self.sum[8:] + self.sum[7]), zero.eq(self.v_zero), product.eq(0)]
         with m.Elif(left.any()):
             m.d.sync += [
                 zero.eq(zero << 1),
+                # The sign bit counts negatively, so its term is added to the negative product.
                 product.eq(Mux(left == DIVISION_LATENCY, term, (product << 1) - term)),
             ]
 

@@ -141,6 +141,7 @@ class LoopNest(wiring.Component):
         near = Signal(name=f"near_{loop}", reset_less=True)
         with m.If(self.load):
             m.d.sync += [
+                # Wraps for a count of 1, but such a loop never advances by itself.
                 Cat(reload, left).eq((count - 2)[:width].replicate(2)),
                 Cat(single, self.last[loop]).eq((count == 1).replicate(2)),
                 Cat(double, near).eq((count == 2).replicate(2)),
@@ -169,7 +170,7 @@ class LoopNest(wiring.Component):
         # Moves are one-hot, so the adder's operands are ORs of masked terms.
         left, right, written = Const(0, width), Const(0, signed(width)), Const(0, len(own) + base)
         for (loop, _width), move in zip(self.loops.items(), moves, strict=True):
-            kept = len(levels)
+            outer_levels = len(levels)
             if loop in own:
                 levels.append(Signal(width, name=f"{name}_{loop}", reset_less=True))
                 stride = Signal(signed(own[loop]), name=f"{name}_stride_{loop}", reset_less=True)
@@ -177,7 +178,7 @@ class LoopNest(wiring.Component):
                     m.d.sync += stride.eq(self.strides[name][loop])
                 right = right | Mux(move, stride, 0)
             left = left | Mux(move, levels[-1], 0)
-            written = written | Mux(move, (1 << len(written)) - (1 << kept), 0)
+            written = written | Mux(move, (1 << len(written)) - (1 << outer_levels), 0)
         m.d.comb += self.values[name].eq(levels[-1])
         following = Signal(width, name=f"{name}_next")
         m.d.comb += following.eq(left + right)

@@ -150,6 +150,7 @@ def pass_registers(unit: Any, inner: Any, config: Config) -> Any:
 def register_value(unit: Any, kind: type[Instruction], name: str, number: Value, config: Config) -> Value:
     """Return the value of register `number`, which the instruction at the unit's input names in its field `name`."""
     if config.loops:
+        # The sequencer has read the register already: the value travels beside the instruction.
         value: Value = unit.values[register_fields(kind.OPCODE).index(name)]
         return value
     base: Value = unit.bases[number[: (BASES - 1).bit_length()]]

@@ -182,6 +182,7 @@ class LoadRequests(wiring.Component):
         passes = Signal(16)
         passes_reload = Signal(16)
         m.d.comb += [
+            # The descriptor leaves in the cycle in which its instruction is accepted, before the first run.
             self.instruction.ready.eq(~self.run.valid & self.unpack.ready),
             self.unpack.valid.eq(~self.run.valid & self.instruction.valid),
             self.run.payload.address.eq(address),
@@ -239,6 +240,7 @@ class LoadRequests(wiring.Component):
             unpack.split.eq(overlap),
             unpack.split_last.eq(Mux(overlap, rest, 0)),
             unpack.step_inner.eq(Mux(overlap, op.pitch, n)),
+            # At the end of a pixel its vectors have moved by `rest`. A pass of `split` ends there instead.
             unpack.step_outer.eq(op.pitch - rest),
             unpack.rows.eq(op.rows),
             unpack.outer.eq(Mux(overlap, vectors, op.pixels)),
@@ -259,6 +261,7 @@ class LoadRequests(wiring.Component):
         size, last = op.run, op.run - 1
         if self.config.int4:
             align = (self.config.bus_bytes - 1).bit_length()
+            # Each byte of the bus becomes two. The run's last word is widened completely, whatever part of it is used.
             words = Cat(Const(-1, align + 1), last[align : len(op.run)])
             size, last = Mux(op.int4, op.run << 1, op.run), Mux(op.int4, words, last)
             m.d.comb += unpack.int4.eq(op.int4)

@@ -110,6 +110,7 @@ class Transposer(wiring.Component):
         Returns a mask of the buffer that gets its last vector in this cycle, and a flag: fill is being written.
         """
         n, vector = self.config.n, self.vector.payload
+        # The buffer that fills, the pixel in it (which wraps at N, a power of two), and the vector of the pixel.
         target = Signal()
         index = Signal(range(n))
         fill_panel = Signal(self._panel)
@@ -120,6 +121,7 @@ class Transposer(wiring.Component):
         fill_last = Signal()
         padding = Signal()
         fill = Signal(8)
+        # The next vector is the first of its instruction, whose address is given; all others are computed.
         fresh = Signal(init=1)
         fill_following = Signal(self.config.widths.scratchpad_address)
         address = Signal.like(fill_following)
@@ -275,11 +277,11 @@ class Widener(wiring.Component):
         chosen = Mux(upper, word[half:], word[:half])
         halved = self.narrow & self.wide.valid & self.wide.ready
         factors, widened = self._groups(m, halved, chosen) if self.config.blocks else (0, self._widen(chosen))
-        whole = self.wide.ready & (upper | ~self.narrow)
+        used_up = self.wide.ready & (upper | ~self.narrow)
         m.d.comb += [
             self.wide.valid.eq(self.beat.valid & ~factors),
             self.wide.payload.eq(Mux(self.narrow, widened, word)),
-            self.beat.ready.eq(Mux(factors, self.wanted, whole) if self.config.blocks else whole),
+            self.beat.ready.eq(Mux(factors, self.wanted, used_up) if self.config.blocks else used_up),
         ]
         with m.If(halved):
             m.d.sync += upper.eq(~upper)
@@ -315,6 +317,7 @@ class Widener(wiring.Component):
         half = 1 << FACTOR_FRACTION_BITS - 1
         m.d.comb += [
             low.eq(Mux(value[0], factor, 0) + (Mux(value[1], factor, 0) << 1)),
+            # The highest bit of the value has negative weight.
             high.eq(Mux(value[2], factor, 0) - (Mux(value[3], factor, 0) << 1)),
         ]
         rounded = Signal(signed(12 - FACTOR_FRACTION_BITS + 1))

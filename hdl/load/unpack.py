@@ -358,6 +358,7 @@ class Unpacker(wiring.Component):
 
     def _rotate(self, m: Module, window: Value, position: Value) -> Value:
         """Return the vector at byte `position` of the window."""
+        # From the highest bit down: each stage only keeps the bytes that the following stages can still select.
         for bit in reversed(range(len(position))):
             stage = Signal(8 * (self.config.n + (1 << bit) - 1), name=f"rotate{bit}")
             m.d.comb += stage.eq(Mux(position[bit], window[8 << bit :], window))
@@ -368,6 +369,7 @@ class Unpacker(wiring.Component):
         """Return a mask of the lanes that hold bytes of the run and of the pixel."""
         bits = (self.config.n - 1).bit_length()
         lead, left = at.lead[:bits], at.left[:bits]
+        # Lanes only compare the low bits; larger distances exceed all of them.
         far, long = at.lead[bits:].any(), at.left[bits:].any()
         lanes = range(self.config.n)
         return Cat(*(~far & (lead <= lane) & (long | (left > lane)) & (limit > lane) for lane in lanes))

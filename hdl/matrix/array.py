@@ -68,6 +68,7 @@ def sums_along_rows(
     """
     first = rows[0]
     step = 2 // first.width
+    # The groups of columns N - 2T, N - 2T + 2 and so on, in which `depthwise` of `weft.hdl.isa.Mm` finds its weights.
     groups = [first.groups - (taps - tap) * step for tap in range(taps)]
     end = len(rows) - 1 + first.groups - 1 + first.cycles
     passing = _Flags(m, flags, 0, end, "flags")
@@ -81,6 +82,7 @@ def sums_along_rows(
         for tap, g in enumerate(groups):
             _add_from_left(m, rows, r, (g, step if tap else 0), along)
         last = row.sums(m, groups[-1])[0]
+        # Row k replaces column k, so its sum waits until the group with column k leaves the last row.
         lateness = len(rows) - 1 - r - groups[-1] + r // first.width
         sums.append(delay(m, last, lateness, f"wait{r}"))
     return [
@@ -106,7 +108,7 @@ def _add_from_left(
     north = row.even(rows[r - 1].below[g]) if r else [(Value.cast(0), lag) for _, lag in parts]
     west = row.even(row.below[g - step]) if step else parts
     for index, ((into, lag), (down, _), (along, _)) in enumerate(zip(parts, north, west, strict=True)):
-        held: Value = Value.cast(0)
+        earlier: Value = Value.cast(0)
         if step:
             # The sum is valid `step - 1` cycles before this group needs it, and belongs to the previous row of A.
             stages = [
@@ -115,8 +117,8 @@ def _add_from_left(
             ]
             with m.If(flags.at(entry + lag + 1 - step, _VALID)):
                 m.d.sync += Cat(*stages).eq(Cat(along, *stages[:-1]))
-            held = Mux(flags.at(entry + lag, _START), 0, stages[-1])
-        m.d.comb += into.eq(Mux(flags.at(entry + lag, _DEPTHWISE), held, down))
+            earlier = Mux(flags.at(entry + lag, _START), 0, stages[-1])
+        m.d.comb += into.eq(Mux(flags.at(entry + lag, _DEPTHWISE), earlier, down))
 
 
 def _row_of(

@@ -151,6 +151,7 @@ class MmUnit(wiring.Component):
         running = Signal(range(IN_FLIGHT))
         m.d.sync += running.eq(running + rows.load - lasts[-1])
         m.d.comb += [
+            # A row is at the memory's write port one cycle before it is visible.
             self.write.eq(writes[-2]),
             self.signal.eq(masks[-SEMAPHORES:]),
             self.busy.eq(running.any()),
@@ -195,6 +196,7 @@ class Alignments(wiring.Component):
             store.addr.eq(self.write.address),
             store.data.eq(self.write.data),
         ]
+        # Registers at address and output make the latency that of the other memories, `READ_LATENCY`.
         for name in ("mm", "vec"):
             port = getattr(self, name)
             fetch = memory.read_port()

@@ -137,6 +137,7 @@ class RowIssuer(wiring.Component):
             ahead.i.valid.eq(nest.active),
             nest.step.eq(nest.active & ahead.i.ready),
             self.free.eq(~nest.active | (nest.step & nest.last_all)),
+            # Coordinates are unsigned: negative coordinates are large, and so outside as well.
             ahead.i.payload.inside.eq((nest.values.y < h) & (nest.values.x < w)),
             ahead.i.payload.first.eq(nest.first.oy & nest.first.ox),
             ahead.i.payload.address.eq(nest.values.a),
@@ -218,8 +219,8 @@ class RowIssuer(wiring.Component):
             flight = Signal(len(source), name=f"flight{stage}")
             m.d.sync += flight.eq(source)
             source = flight
-        issued, swap, inside, fill, rest = source[0], source[1], source[2], source[3:11], source[11:]
-        along, zero = rest[: len(along)], rest[len(along) :]
+        issued, swap, inside, fill, optional = source[0], source[1], source[2], source[3:11], source[11:]
+        along, zero = optional[: len(along)], optional[len(along) :]
         m.d.sync += [self.a_valid.eq(issued), self.a_swap.eq(swap)]
         if taps:
             m.d.sync += Cat(self.a_depthwise, self.a_start).eq(along)

@@ -292,6 +292,7 @@ class PackedRow(PairRow):
 
     def sums(self, m: Module, group: int) -> list[Value]:
         last = self.below[group]
+        # `upper` and `lower` wait one cycle for the sum of h.
         upper = Signal(self.psum_width, name=f"upper{group}", reset_less=True)
         lower = Signal(len(last.lower), name=f"lower{group}", reset_less=True)
         columns = [

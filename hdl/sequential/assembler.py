@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from weft.hdl.isa import Instruction
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
-from weft.hdl.sequential.control import BASE
+from weft.hdl.sequential.control import BASE, REGISTERS
 
 
 class Function(enum.IntEnum):
@@ -185,7 +185,7 @@ class Assembler:
     groups_start: int = 0
     _words: list[_Word] = field(default_factory=list)
     _labels: dict[str, int] = field(default_factory=dict)
-    _next: int = 16
+    _next: int = REGISTERS
     _group: dict[str, int] | None = None
     _end: int = 0
     _unique: int = 0
@@ -200,6 +200,7 @@ class Assembler:
     def variable(self, name: str) -> int:
         if name in self.variables:
             return self.variables[name]
+        # Constants and addresses of blocks are initial content of data memory, so no group may overwrite them.
         if self._group is None or name[0] in "=@":
             self.variables[name] = self._next
             self._next += 1
@@ -298,6 +299,7 @@ class Assembler:
 
     def take(self, width: int, target: str, *, signed: bool = False) -> None:
         """Store the next field of the instruction in a variable."""
+        # FIELD has no source and no output: their bits hold signedness and width.
         bits = (
             int(Function.FIELD) << 1
             | int(signed) << 2 + FUNCTION_BITS
@@ -401,16 +403,16 @@ class Micro(Assembler):
 
         Each of `moves` names a variable, its initial value, and the stride that is added after each iteration.
         """
-        left = f"{count}.left"
+        remaining = f"{count}.left"
         for name, start, _ in moves:
             if name != start:
                 self.copy(name, start)
-        self.copy(left, count)
+        self.copy(remaining, count)
         again = self.label()
         body()
         for name, _, stride in moves:
             self.advance(name, stride)
-        self.advance(left, -1)
+        self.advance(remaining, -1)
         self.jump(again, Condition.ZERO, unless=True)
 
     def walk(self, loop: str, body: Callable[[], None], values: Mapping[str, tuple[str, ...]]) -> None:

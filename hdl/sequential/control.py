@@ -118,6 +118,7 @@ class Control(wiring.Component):
         ]
         low = taken & self.s_axi_wstrb[0]
         chosen = low & (address == Reg.CONTROL >> 2)
+        # `busy` is 1 only from the cycle after `start` on.
         m.d.sync += self.start.eq(chosen & self.s_axi_wdata[0] & ~state.busy & ~self.start)
         if self.stops:
             m.d.comb += state.asked.eq(chosen & self.s_axi_wdata[1])

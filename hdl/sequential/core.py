@@ -92,6 +92,7 @@ class Scratchpad(wiring.Component):
             read.addr.eq(self.read_address),
             self.vector.eq(vector),
             write.addr.eq(self.write_address),
+            # A single byte is offered in all lanes, of which the enable selects one.
             write.data.eq(coding.encode(Mux(self.write_byte, assembled[:8].replicate(config.n), assembled))),
             write.en.eq(Mux(self.write, (1 << config.n) - 1, Mux(self.write_byte, 1 << self.column, 0))),
         ]
@@ -259,6 +260,7 @@ class SequentialCore(wiring.Component):
         config = self.config
         coding = Coding(config, 32)
         size = coding.width(32)
+        # The upper half of the addresses is for one row, which stays 0.
         m.submodules.accumulator = memory = Memory(
             shape=config.n * size, depth=2 * config.accumulator_size, init=[]
         )
@@ -431,6 +433,7 @@ class SequentialCore(wiring.Component):
 
         `fault` keeps the unit of the interrupted instruction until the next start.
         """
+        # One cycle of reset, which also ends the run and with it `stop`.
         m.d.sync += abort.eq(control.stop & mover.quiet & ~abort)
         unit = Signal(FaultUnit, init=FaultUnit.FETCH)
         with m.If(busy[Queue.LOAD]):

@@ -78,12 +78,13 @@ def _entry(m: Micro, number: str, target: str) -> None:
 def kernel(m: Micro) -> None:
     """Write `weft.hdl.isa.Kernel`: the loops over blocks and strips of rows."""
     _entry(m, "f.start", "first")
-    part = m.new_label()
+    partial = m.new_label()
+    # A tail of N elements is a full vector, which 0 stands for.
     m.ld("f.tail")
     m.sub(m.config.n)
-    m.jump(part, Condition.ZERO, unless=True)
+    m.jump(partial, Condition.ZERO, unless=True)
     m.st("f.tail")
-    m.label(part)
+    m.label(partial)
 
     def block() -> None:
         m.copy("rows.left", "f.oy")
@@ -147,7 +148,7 @@ def _operation(m: Micro) -> None:
 
 def _reads(m: Micro) -> None:
     """Prepare reads of the first operand from memory: the first row's address, and the masks of its elements."""
-    nothing, mask, whole, there = m.new_label(), m.new_label(), m.new_label(), m.new_label()
+    registers, mask, full, staged = m.new_label(), m.new_label(), m.new_label(), m.new_label()
     # ``staged``: the first word with `a_memory` set, for operations on a staged first operand.
     m.copy("staged", "word")
     m.ld("shift.bits")
@@ -155,16 +156,16 @@ def _reads(m: Micro) -> None:
     m.add("a_memory")
     m.st("prepares")
     m.ld("a_memory")
-    m.jump(nothing, Condition.ZERO)
+    m.jump(registers, Condition.ZERO)
     m.copy("from.source", "f.source")
     _choose(m, "a", "from", SOURCES)
-    m.label(nothing)
+    m.label(registers)
     m.ld("a_memory")
-    m.jump(there, Condition.ZERO, unless=True)
+    m.jump(staged, Condition.ZERO, unless=True)
     m.ld("word")
     m.add(m.constant(_A_MEMORY))
     m.st("staged")
-    m.label(there)
+    m.label(staged)
     m.copy("mask", -1)
     m.ld("unsigned")
     m.op(Function.AND, "from.source")
@@ -175,9 +176,9 @@ def _reads(m: Micro) -> None:
     # Only the last column may have invalid elements.
     m.ld("columns.left")
     m.sub(1)
-    m.jump(whole, Condition.ZERO, unless=True)
+    m.jump(full, Condition.ZERO, unless=True)
     m.copy("behind", "f.tail")
-    m.label(whole)
+    m.label(full)
 
 
 def _writes(m: Micro) -> None:
@@ -194,7 +195,7 @@ def _choose(m: Micro, number: str, address: str, names: tuple[str, ...]) -> None
 
     All operands but the first are in the scratchpad.
     """
-    there = m.new_label()
+    chosen = m.new_label()
     m.ld(number)
     for index, name in enumerate(names):
         other = m.new_label()
@@ -205,10 +206,10 @@ def _choose(m: Micro, number: str, address: str, names: tuple[str, ...]) -> None
         if index and names == SOURCES:
             m.copy("from.source", 1)
         if name != names[-1]:
-            m.jump(there)
+            m.jump(chosen)
             m.label(other)
             m.sub(1)
-    m.label(there)
+    m.label(chosen)
     m.advance(address, f"{address}.behind")
 
 
@@ -227,7 +228,7 @@ def _follow(m: Micro) -> None:
     m.ld("second")
     shift_right(m, 24)
     m.op(Function.AND, 255)
-    m.add(Port.ACCUMULATOR)
+    m.add(Port.ACCUMULATOR)  # a micro-operation takes two words
     m.add("first")
     m.st("at")
     m.jump("kernel.op")
@@ -247,6 +248,7 @@ def _row(m: Micro) -> None:
     row, ready = m.label(), m.new_label()
     m.ld("prepares")
     m.jump(ready, Condition.ZERO)
+    # `_shift` of the previous row has selected the staged vector as the first operand.
     m.ld("word")
     m.memory(MemoryOut.OPERATION)
     _stage(m)
@@ -276,17 +278,17 @@ def _row(m: Micro) -> None:
 
 def _stage(m: Micro) -> None:
     """Stage the row's vector from memory."""
-    nothing, rows, there = m.new_label(), m.new_label(), m.new_label()
+    done, rows, copy = m.new_label(), m.new_label(), m.new_label()
     m.ld("a_memory")
-    m.jump(nothing, Condition.ZERO)
+    m.jump(done, Condition.ZERO)
     m.ld("from.source", Out.SOURCE)
     m.jump(rows, Condition.ZERO)
     m.ld("from", Out.SCRATCHPAD_READ)
-    m.jump(there)
+    m.jump(copy)
     m.label(rows)
     m.ld("from", Out.C)
     m.out(Out.ACCUMULATOR_READ)
-    m.label(there)
+    m.label(copy)
     m.advance("from", "from.step")
     m.ld(0, Out.COLUMN)
     m.out(Out.INDEX)
@@ -298,7 +300,7 @@ def _stage(m: Micro) -> None:
     # Replace elements beyond the end of the row.
     zero = m.new_label()
     m.ld("behind", Out.INDEX)
-    m.jump(nothing, Condition.ZERO)
+    m.jump(done, Condition.ZERO)
     m.ld("fill")
     m.jump(zero, Condition.ZERO)
     m.ld(m.constant(INT32_MIN))
@@ -306,7 +308,7 @@ def _stage(m: Micro) -> None:
     again = m.label()
     store_lane(m, Part.STAGED)
     m.jump(again, Condition.LANES_ZERO, unless=True)
-    m.label(nothing)
+    m.label(done)
 
 
 def _shift(m: Micro) -> None:

@@ -56,6 +56,7 @@ def normalise_left(m: Micro) -> None:
 def take_top_bits(m: Micro) -> None:
     """Store the top 17 bits of the accumulator in ``t``."""
     shift_right(m, 32 - _TOP_BITS)
+    # The shift is arithmetic, so copies of the top bit remain above.
     m.op(Function.AND, m.constant((1 << _TOP_BITS) - 1))
     m.st("t")
 
@@ -230,14 +231,14 @@ def _select(m: Micro) -> None:
     m.call("kernel.row")
 
     def body() -> None:
-        second, there = m.new_label(), m.new_label()
+        second, chosen = m.new_label(), m.new_label()
         m.ld(Lane(Part.PREDICATE))
         m.jump(second, Condition.ZERO)
         m.ld(_A)
-        m.jump(there)
+        m.jump(chosen)
         m.label(second)
         m.ld(_B)
-        m.label(there)
+        m.label(chosen)
         store_lane(m)
 
     _lanes(m, body)
@@ -338,7 +339,8 @@ def _divide(m: Micro) -> None:
     m.label("kernel.serial")
     _ignore_shift(m)
     m.call("kernel.row")
-    again, positive, one, rooted = m.label(), m.new_label(), m.new_label(), m.new_label()
+    again, positive, single, rooted = m.label(), m.new_label(), m.new_label(), m.new_label()
+    # The result for 0, and for the root of a negative number.
     m.copy("packed", m.constant(_QUOTIENT))
     m.ld(_A)
     m.st("value")
@@ -363,9 +365,9 @@ def _divide(m: Micro) -> None:
     _pack(m)
     m.label("kernel.quotient")
     m.ld("unsigned")
-    m.jump(one, Condition.ZERO)
+    m.jump(single, Condition.ZERO)
     _lanes(m, lambda: _result(m))
-    m.label(one)
+    m.label(single)
     _result(m)
     m.jump(again, Condition.LANES_ZERO, unless=True)
     m.jump("kernel.write")
@@ -391,6 +393,7 @@ def _pack(m: Micro) -> None:
     m.ld("r")
     m.op(Function.AND, m.constant((1 << MULTIPLIER_BITS) - 1))
     m.st("r")
+    # The exponent is above the factor: 16 places by bytes, the others by doubling.
     m.ld("bits")
     for _ in range(2):
         byte_left(m)

@@ -177,7 +177,7 @@ def _page(m: Micro) -> None:
     m.ld("f.paged")
     m.jump(skip, Condition.ZERO)
     m.base("f.table")
-    for _ in range(4):
+    for _ in range(4):  # bytes of an entry
         m.add("f.page")
     m.memory(MemoryOut.ADDRESS)
     m.ld(4)
@@ -235,6 +235,7 @@ def _open_narrow(m: Micro) -> None:
     m.minimum(m.config.n)
     m.memory(MemoryOut.LENGTH)
     m.memory(MemoryOut.GATHER)
+    # The accumulator has the number of gathered values: subtract it from ``into``.
     m.sub("into")
     m.st("into")
     m.ld(0)
@@ -322,6 +323,7 @@ def mm(m: Micro) -> None:
     m.ld("f.c_ox", Out.C_STEP)
 
     def tile() -> None:
+        # Weights and rows share the address register `A` and its step.
         m.ld("f.b_row", Out.A_STEP)
         m.ld("b.kc", Out.A)
         m.ld(0, Out.COLUMN)
@@ -386,11 +388,11 @@ def _mode(m: Micro) -> None:
     m.add("mode")
     _next_byte(m)
     if m.config.softmax:
-        m.add("f.align")  # `_QUIET`
+        m.add("f.align")  # bit 0: the rows do not write their sums, `_align` does
     m.st("mode")
     m.ld(1)
     m.sub("f.accumulate")
-    m.add(Port.ACCUMULATOR)  # `_OVERWRITE`
+    m.add(Port.ACCUMULATOR)  # bit 1: overwrite
     m.add("mode")
     m.st("mode.first")
 

@@ -18,14 +18,14 @@ _ANYWHERE = 1 << 24
 def softmax(m: Micro) -> None:
     """Write `weft.hdl.isa.Softmax`: ``y`` counts the columns up to the length, ``x`` the columns up to the diagonal."""
     m.call("parameters")
-    absolute, there, done, there_is = m.new_label(), m.new_label(), m.new_label(), m.new_label()
+    absolute, started, unmasked, masked = m.new_label(), m.new_label(), m.new_label(), m.new_label()
     m.ld("f.relative")
     m.jump(absolute, Condition.ZERO)
     m.base("f.register")
-    m.jump(there)
+    m.jump(started)
     m.label(absolute)
     m.ld(0)
-    m.label(there)
+    m.label(started)
     m.st("start")
     for field, limit in (("f.length", "f.y"), ("f.diagonal", "f.x")):
         m.ld(field)
@@ -33,7 +33,7 @@ def softmax(m: Micro) -> None:
         m.minimum(m.constant((1 << 15) - 1))
         m.maximum(m.constant(-(1 << 15)))
         if limit == "f.x":
-            m.add(1)
+            m.add(1)  # the diagonal itself is valid
         m.st(limit)
     # The limits move against the columns: N less in each group; the diagonal moves by 1 in each row.
     m.copy("f.s_ob", 0)
@@ -42,13 +42,13 @@ def softmax(m: Micro) -> None:
     m.st("f.x_ox")
     m.copy("f.y_ob", -m.config.n)
     m.ld("f.causal")
-    m.jump(done, Condition.ZERO)
+    m.jump(unmasked, Condition.ZERO)
     m.copy("f.x_ox", 1)
     m.copy("f.x_ob", -m.config.n)
-    m.jump(there_is)
-    m.label(done)
+    m.jump(masked)
+    m.label(unmasked)
     m.copy("f.x", m.constant(_ANYWHERE))
-    m.label(there_is)
+    m.label(masked)
     m.call("outputs")
     m.jump("softmax.body")
 
@@ -121,7 +121,7 @@ def _probabilities(m: Micro) -> None:
     m.copy("valid", "limit")
     m.copy("logit", m.constant_block("logits"))
     m.copy("total", 0)
-    again, nothing, there = m.label(), m.new_label(), m.new_label()
+    again, nothing, add = m.label(), m.new_label(), m.new_label()
     m.ld("logit", Out.INDEX)
     m.advance("valid", -1)
     m.jump(nothing, Condition.NEGATIVE)
@@ -131,10 +131,10 @@ def _probabilities(m: Micro) -> None:
     m.jump(nothing, Condition.NEGATIVE, unless=True)
     m.add(reach, Out.TABLE_ADDRESS)
     m.ld(Port.TABLE)
-    m.jump(there)
+    m.jump(add)
     m.label(nothing)
     m.ld(0)
-    m.label(there)
+    m.label(add)
     m.st("p")
     m.op(Function.ADD, "total", write=True)
     m.ld("p")
@@ -257,6 +257,7 @@ def _reciprocal(m: Micro) -> None:
 def _zero_part(m: Micro) -> None:
     """Compute ``z``: the negated contribution of the zero point of V, plus the offset of stored probabilities."""
     positive, minus, done = m.new_label(), m.new_label(), m.new_label()
+    # Multipliers are unsigned: multiply by the magnitude of the zero point, then apply its sign.
     m.copy("places", 8)
     m.ld("l")
     m.call("halve.unsigned")
@@ -277,6 +278,7 @@ def _zero_part(m: Micro) -> None:
     m.st("z")
     m.label(done)
     if m.config.wide_activations:
+        # The scratchpad holds probabilities of 8 bits minus 128.
         m.ld("f.source")
         for _ in range(7):
             m.add(Port.ACCUMULATOR)
@@ -300,11 +302,11 @@ def _halve(m: Micro) -> None:
     m.ld(1, Out.MULTIPLY)
     m.ld(0)
     m.op(Function.ROUND, Port.RAW)
-    m.st("whole")
+    m.st("shifted")
     m.ld(m.constant(INT32_MIN), Out.MULTIPLICAND)
     m.ld("places", Out.SHIFT)
     m.ld(1, Out.MULTIPLY)
-    m.ld("whole")
+    m.ld("shifted")
     m.sub(Port.RAW)
     m.sub(Port.RAW)
     m.back()

@@ -88,8 +88,7 @@ def _fill(m: Micro) -> None:
         m.out(Out.COLUMN_NEXT)
         m.jump(again, Condition.COLUMN_ZERO, unless=True)
 
-    one = m.constant(1)
-    m.loop("f.vectors", vector, [("from", "f.src", one)])
+    m.loop("f.vectors", vector, [("from", "f.src", m.constant(1))])
 
 
 def write_shared(m: Micro) -> None:
@@ -271,7 +270,7 @@ def _vec_many(m: Micro) -> None:
     m.st("first")
     m.label(start)
     m.st("outside")
-    one = m.label()
+    column = m.label()
     m.copy("reduced", "first")
     m.walk("ry", lambda: _row(m), loops_of(Vec, "src"))
     if m.config.multiply:
@@ -291,7 +290,7 @@ def _vec_many(m: Micro) -> None:
     m.label(finish)
     _next_pair(m)
     push(m)
-    m.jump(one, Condition.COLUMN_ZERO, unless=True)
+    m.jump(column, Condition.COLUMN_ZERO, unless=True)
     m.jump("checks.next")
 
 
@@ -370,14 +369,14 @@ def _row(m: Micro) -> None:
     """Write the loop over a row of the reduction, for one column."""
 
     def element() -> None:
-        outside, there, total, keep, done = (m.new_label() for _ in range(5))
+        outside, loaded, total, keep, done = (m.new_label() for _ in range(5))
         _in_range(m, "y.ry", "x.rx", outside)
         read(m, "src.rx")
         m.ld(Port.ELEMENT)
-        m.jump(there)
+        m.jump(loaded)
         m.label(outside)
         m.ld("outside")
-        m.label(there)
+        m.label(loaded)
         m.st("element")
         m.ld("f.reduce")
         m.jump(keep, Condition.ZERO)

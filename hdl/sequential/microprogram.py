@@ -62,12 +62,12 @@ class Microprogram:
 
     def __init__(self, config: Config) -> None:
         # The first two passes determine the number of variables and the bits of operands.
-        known = _write(Micro(config, 24)).shared_words
-        first = _write(Micro(config, 24, known))
+        shared = _write(Micro(config, 24)).shared_words
+        first = _write(Micro(config, 24, shared))
         blocks, depth = _blocks(config, first.used_words)
         words = len(first.assemble())
         self.operand_bits = max(_LEAST_OPERAND, (depth - 1).bit_length(), (words - 1).bit_length())
-        micro = Micro(config, self.operand_bits, known)
+        micro = Micro(config, self.operand_bits, shared)
         micro.blocks = blocks
         if config.kernel:
             micro.variables["immediate"] = processor.immediate(config.n, depth)
@@ -90,15 +90,15 @@ def _blocks(config: Config, start: int) -> tuple[dict[str, int], int]:
         end += size
     if not config.kernel:
         return blocks, 1 << (end - 1).bit_length()
-    numbered, taken = processor.last_words(config.n)
-    return blocks, max(1 << (end + taken - 1).bit_length(), numbered)
+    numbered, used = processor.last_words(config.n)
+    return blocks, max(1 << (end + used - 1).bit_length(), numbered)
 
 
 def _write(m: Micro) -> Micro:
     """Write the whole program to `m`, beginning with the fetch loop."""
     _boot(m)
     kinds = [kind for kind in INSTRUCTIONS.values() if kind in BODIES and not kind().unsupported(m.config)]
-    for name in ("error", "trash", "places", "whole"):
+    for name in ("error", "trash", "places", "shifted"):
         m.variable(name)
     _fetch(m, kinds)
     groups: dict[Queue | None, dict[str, int]] = {kind.QUEUE: {} for kind in kinds}
@@ -165,6 +165,7 @@ def _label(kind: type[Instruction]) -> str:
 
 def _boot(m: Micro) -> None:
     """Clear the row of zeros, and wait for a program."""
+    # Writes go to the row of zeros.
     m.ld(0b100, Out.MODE)
     m.ld(0, Out.COLUMN)
     clear = m.label()

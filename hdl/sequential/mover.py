@@ -157,7 +157,7 @@ class Mover(wiring.Component):
         inside = Signal()
         from_memory = Signal()
         ends = Signal()
-        byte, whole = self._narrow(m, word[lane], takes) if self.config.int4 else (word[lane], takes)
+        byte, used_up = self._narrow(m, word[lane], takes) if self.config.int4 else (word[lane], takes)
         wide = align > 2
         last_word = lane[2:].all() if wide else Const(1)
         m.d.comb += [
@@ -170,7 +170,7 @@ class Mover(wiring.Component):
             self.push.eq(step & ~out),
             self.byte.eq(Mux(from_memory, byte, fill)),
             self.column.eq(n - left),
-            ends.eq(whole & lane.all() | self.word_taken & last_word),
+            ends.eq(used_up & lane.all() | self.word_taken & last_word),
         ]
         # A byte moves in each `step`: fill before and after the pixel, else a byte of memory.
         with m.If(step):
@@ -179,10 +179,10 @@ class Mover(wiring.Component):
                 m.d.sync += [length.eq(length - 1), no_length.eq(length == 1)]
                 with m.If(skips):
                     m.d.sync += [skip.eq(skip - 1), skips.eq(skip != 1)]
-        with m.If(whole | self.word_taken):
-            taken = Mux(self.word_taken, 4, 1)
-            m.d.sync += [remain.eq(remain - taken), remains.eq(remain != taken)]
-        with m.If(whole | gives):
+        with m.If(used_up | self.word_taken):
+            used = Mux(self.word_taken, 4, 1)
+            m.d.sync += [remain.eq(remain - used), remains.eq(remain != used)]
+        with m.If(used_up | gives):
             m.d.sync += lane.eq(lane + 1)
         if wide:
             with m.If(self.word_taken):
@@ -191,11 +191,13 @@ class Mover(wiring.Component):
         self._write(m, word, strobe, writing, full, lane, gives)
         failed = Signal()
         m.d.comb += failed.eq(axi.rvalid & (axi.rresp != OKAY) | axi.bvalid & (axi.bresp != OKAY))
+        # After a failed write the address stays, for FAULT_ADDRESS.
         with m.If(ends | writing & axi.bvalid & ~failed):
             m.d.sync += page.eq(page + 1)
         with m.If(failed):
             m.d.sync += kept.eq(Mux(axi.rvalid, axi.rresp, axi.bresp))
 
+        # The registers share the comparison of their low bits with 0.
         some = Signal()
         many = Signal()
         m.d.comb += [
@@ -247,6 +249,7 @@ class Mover(wiring.Component):
             m.d.sync += here.eq(0)
         with m.If(axi.rvalid):
             m.d.sync += [reading.eq(0), word.eq(axi.rdata)]
+            # A word that arrives after the transfer was given up, or with an error, is dropped.
             m.d.sync += here.eq(remains & ~self.set_remain & (axi.rresp == OKAY))
 
     def _write(
@@ -275,5 +278,6 @@ class Mover(wiring.Component):
             m.d.sync += axi.wvalid.eq(0)
         with m.If(~writing & full & strobe.any() & ~self.hold):
             m.d.sync += [axi.awvalid.eq(1), axi.wvalid.eq(1), writing.eq(1)]
+        # One word at a time, so that the response belongs to this word.
         with m.If(writing & axi.bvalid):
             m.d.sync += [writing.eq(0), strobe.eq(0)]

@@ -100,6 +100,7 @@ class Multiplier(wiring.Component):
         m.d.comb += [
             multiplies.eq(left != 0),
             self.ready.eq(~going),
+            # `remaining_shift` is 0 after a product, unless it has been set since.
             start_shift.eq(
                 remaining_shift | (Mux(self.wide, 0, self.shift) if self.signed_bits else self.shift)
             ),
@@ -166,6 +167,7 @@ class Multiplier(wiring.Component):
                 m.d.comb += addend.eq(multiplicand << 1)
             with m.Case(3):
                 m.d.comb += addend.eq(~multiplicand)
+        # With digit -1, a 1 is added to the inverted multiplicand through a bit below it.
         m.d.comb += total.eq((Cat(1, high).as_signed() + Cat(digit.all(), addend).as_signed())[1:])
         return total
 
@@ -299,10 +301,12 @@ class Rows(wiring.Component):
             self.in_range.eq(~x[-1] & (x < bound)),
             self.vector_address.eq(a),
             self.vector_read.eq(self.active | self.step_a),
+            # The row of zeros is the first above the accumulator.
             self.row_address.eq(Cat(Mux(overwrite, 0, c), overwrite)),
             self.row_read.eq(stages[2] | self.read_c),
         ]
         m.d.sync += [
+            # `stages[i]`: a row entered i + 1 cycles ago. Its vector is there with stage 0, its products with stage 2.
             stages.eq(Cat(self.active, stages)),
             valid.eq(Cat(self.in_range & row_valid, valid)),
             self.row_written.eq(Cat(Mux(zeros, 0, c), zeros)),
@@ -352,6 +356,7 @@ class Rows(wiring.Component):
         ]
         if self.multipliers.dual:
             first = Signal(8 * n, reset_less=True)
+            # A block takes the weights of two columns at once, when those of the second arrive.
             with m.If(self.weight & ~self.weight_column[0]):
                 m.d.sync += first.eq(self.vector)
             for pair in range(n // 2):

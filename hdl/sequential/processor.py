@@ -149,9 +149,9 @@ class ProgramMemory(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        half, rest = halves(len(self.words))
-        m.submodules.low = low = Memory(shape=self.width, depth=half, init=self.words[:half])
-        m.submodules.high = high = Memory(shape=self.width, depth=rest, init=self.words[half:])
+        low_words, high_words = halves(len(self.words))
+        m.submodules.low = low = Memory(shape=self.width, depth=low_words, init=self.words[:low_words])
+        m.submodules.high = high = Memory(shape=self.width, depth=high_words, init=self.words[low_words:])
         low_port = low.read_port()
         high_port = high.read_port()
         chooses_high = Signal()
@@ -320,6 +320,7 @@ class Processor(wiring.Component):
         ]
         m.d.sync += [
             accumulator.eq(result),
+            # FIELD has its width in the bits of `out`.
             self.out.eq(Mux(executed.function == Function.FIELD, 0, executed.out)),
             self.operand.eq(executed.operand),
         ]

@@ -84,6 +84,7 @@ class KernelLanes(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
+        # Entry i is the issue of i cycles ago.
         stages = [self.issue]
         for stage in range(1, KERNEL_LATENCY + 1):
             following = Signal(self.issue.shape(), name=f"issue_{stage}")
@@ -122,6 +123,7 @@ class KernelLanes(wiring.Component):
         depth = STRIP_ROWS * config.groups
         group = asked.entry.group
         m.d.comb += self.group.eq(stages[READ_LATENCY - 1].entry.group)
+        # Exchanges over `lanes` elements or more are between lane groups; `_second` makes shorter exchanges.
         other = group ^ ((1 << asked.op.swap) >> 1 >> (lanes - 1).bit_length())[: len(group)]
         entry = Signal.like(divide.entry, name="written_entry")
         writes = Signal()
@@ -230,6 +232,7 @@ class KernelLanes(wiring.Component):
             a, b = first[lane], second[lane]
             shifted = Signal(signed(32), name=f"shifted_{lane}", reset_less=True)
             other = Signal(signed(32), name=f"other_{lane}", reset_less=True)
+            # A shift by 32 or more leaves nothing.
             m.d.sync += [shifted.eq(Mux(op.shift[5], 0, a << op.shift[:5])), other.eq(b)]
             simple, flag = self._simple(m, lane, stages[_CHOSEN + 1], shifted, other, delayed_predicate[lane])
             product, shift = self._product(m, lane, op, a, b)
@@ -248,6 +251,7 @@ class KernelLanes(wiring.Component):
             total = Signal(signed(34), name=f"total_{lane}")
             limit = Cat((~total[-1]).replicate(31), total[-1]).as_signed()
             m.d.comb += total.eq(quotient)
+            # The increment of rounding may exceed the 32 bits to which the quotient is saturated.
             fits = total[31:].all() | ~total[31:].any()
             m.d.sync += [
                 result[lane].eq(
@@ -257,6 +261,7 @@ class KernelLanes(wiring.Component):
             ]
             if self.config.lookup_tables:
                 byte = saturate(a)
+                # Entry 0 belongs to -128.
                 m.d.comb += self.index[lane].eq(Cat(byte[:7], ~byte[7]))
 
     def _entry_of(self, m: Module, lane: int) -> Value:
@@ -310,6 +315,7 @@ class KernelLanes(wiring.Component):
             low.eq(Cat(a[:_LOW], 0).as_signed() * factor),
             high.eq(a[_LOW:].as_signed() * factor),
             product.eq(low + (high << _LOW)),
+            # Products have fewer than 63 bits, so a larger distance makes no difference.
             shift[0].eq(Mux(total[6], 63, total)),
             shift[1].eq(shift[0]),
         ]
@@ -399,6 +405,7 @@ class KernelEngine(wiring.Component):
             self.group.eq(lanes.group),
             self.results.eq(lanes.results),
         ]
+        # Microcode has no results: it ends when it is stored.
         with m.If(sequence.loaded):
             m.d.comb += self.results.end.eq(1)
         with m.If(self.finish):

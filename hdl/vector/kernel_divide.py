@@ -169,6 +169,7 @@ class KernelDivide(wiring.Component):
             ]
         factor = Signal(MULTIPLIER_BITS)
         m.d.comb += factor.eq(Mux(negative, -quotient, quotient))
+        # The reciprocal of 0, and the root of a negative number, are the largest factor.
         with m.If(nothing):
             m.d.comb += factor.eq((1 << _QUOTIENT) - 1)
         return Cat(factor, Mux(nothing, 0, exponent))

@@ -321,6 +321,7 @@ class KernelSequence(wiring.Component):
             self.slot.issue.entry.eq(issue_entry),
             self.slot.issue.end.eq(place.done & last_slot),
         ]
+        # Saturates at the age from which the next micro-operation may follow.
         with m.If(steps & (age != least - 1)):
             m.d.sync += age.eq(age + 1)
         with m.If(steps & pause.any()):
@@ -343,6 +344,7 @@ class KernelSequence(wiring.Component):
         with m.Elif(turn):
             m.d.sync += [running.eq(~place.done), todo.eq(1), age.eq(0), issue_entry.eq(0)]
             next_serial = Cat(coming.op == kind for kind in SERIAL).any()
+            # A uniform serial operation is issued once for all lane groups of a row.
             m.d.sync += [serial.eq(next_serial), skips.eq(next_serial & coming.unsigned)]
         return real, group_last
 
@@ -364,14 +366,14 @@ class KernelSequence(wiring.Component):
         width = len(self.slot.address)
         with m.If(starts):
             m.d.sync += source.eq(view(Kernel, self.payload).source)
-        for address, index, behind, name in (
+        for address, index, offset, name in (
             (self.slot.address, coming.a[:2], coming.a[2], "read"),
             (self.slot.issue.dst, len(SOURCES) + coming.d[0], coming.d[1], "write"),
         ):
             at = Signal(width, name=f"{name}_at")
             step = Signal(signed(width), name=f"{name}_step")
             with m.If(turn):
-                m.d.sync += [at.eq(positions[index] + behind), step.eq(steps[index])]
+                m.d.sync += [at.eq(positions[index] + offset), step.eq(steps[index])]
             with m.Elif(row_done & self.ready):
                 m.d.sync += at.eq(at + step)
             m.d.comb += address.eq(at)

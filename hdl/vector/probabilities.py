@@ -201,6 +201,7 @@ class Probabilities(wiring.Component):
             peak = Signal(signed(PEAK_BITS), name=f"peak_{lane}", reset_less=True)
             below = Signal(FRACTION, name=f"below_{lane}", reset_less=True)
             m.d.sync += [
+                # The exponent is rounded up, so that `below` is never negative and a probability at most 1.
                 peak.eq(score[FRACTION:].as_signed() + score[:FRACTION].any()),
                 below.eq(-score[:FRACTION]),
             ]
@@ -284,6 +285,7 @@ class Probabilities(wiring.Component):
             m.d.comb += octaves.eq(peak - score.peak)
             distance = Cat(score.below, octaves[:4])
             m.d.sync += [
+                # A score 16 octaves or more below the exponent has probability 0.
                 near.eq(score.live & ~octaves[4:].any()),
                 index.eq(distance[len(distance) - depth_bits :]),
             ]
@@ -293,6 +295,7 @@ class Probabilities(wiring.Component):
         m.d.comb += self.p_valid.eq(delay(m, reading, PROBABILITY - 2, "p_valid"))
         p_last = Const(1)
         if config.groups > 1:
+            # Wraps by itself, because the number of groups is a power of two.
             m.d.sync += self.p_index.eq(self.p_index + self.p_valid)
             p_last = self.p_index.all()
 

@@ -36,9 +36,9 @@ def settings_layout(config: Config) -> data.StructLayout:
 
     Fields are those of `weft.hdl.isa.Vec`, but ``add`` is 0 if the second operand is a factor.
     """
-    own = {"subtract": 1} if config.multiply else {}
+    optional = {"subtract": 1} if config.multiply else {}
     return data.StructLayout(
-        own
+        optional
         | {
             "reduce": 2,
             "add": 1,
@@ -171,6 +171,7 @@ class Requantise(wiring.Component):
         """
         settings = self.settings
         below = (total - settings.low)[-1]
+        # A result below `low` becomes `low`, which may itself be above `high`.
         above = Mux(below, settings.low > settings.high, (settings.high - total)[-1])
         return Mux(above, settings.high, Mux(below, settings.low, total))[:8]
 
@@ -247,6 +248,7 @@ def shift_and_round(
     """
     width, size = len(product), 8 + narrow
     # Bit i of `bits` is bit i - 1 of the product, so that a shift by 0 has a guard bit, which is 0.
+    # The window of the largest shift by whole bytes begins at bit 56.
     bits = Signal(signed(max(width + 1, 56 + size)), name=f"bits_{lane}")
     m.d.comb += bits.eq(product << 1)
     window = Signal(size, name=f"window_{lane}")
@@ -338,14 +340,15 @@ class SerialRequantise(Requantise):
             m.d.sync += shifting.eq(0)
 
         other_bit = self.settings.b_mantissa.bit_select(step, 1)
-        there = []
+        # Columns have shifts of their own, so all lanes wait for the slowest.
+        finished = []
         for lane in range(self.config.lanes):
             result, done = self._serial_lane(
                 m, lane, accept, adding, multiplying, other_turn, other_bit, shifting
             )
-            there.append(done)
+            finished.append(done)
             m.d.sync += self.results[lane].eq(result)
-        m.d.comb += arrived.eq(Cat(*there).all())
+        m.d.comb += arrived.eq(Cat(*finished).all())
         return m
 
     def _serial_lane(
@@ -390,6 +393,7 @@ class SerialRequantise(Requantise):
             term.eq(Mux(multiplying & Mux(other_turn, other_bit, low[0]), Mux(other_turn, other, value), 0)),
             total.eq(high + term),
         ]
+        # With `add`, a bit takes two cycles: the first adds without a shift, the second adds and shifts.
         with m.If(multiplying & settings.add & ~other_turn):
             m.d.sync += high.eq(total)
         with m.Elif(shifting & bytes_left.any()):

@@ -82,6 +82,7 @@ class Mask(wiring.Component):
         inner = Signal(signed(_WIDTH), reset_less=True)  # before the diagonal in the current row
 
         # One adder computes both limits in turn.
+        # Phase 0 reads the register, 1 adds the length, 2 stores this sum and adds the diagonal, 3 stores that sum.
         phase = Signal(3)
         base = Signal(32, reset_less=True)
         total = Signal(signed(32), reset_less=True)
@@ -101,6 +102,7 @@ class Mask(wiring.Component):
         with m.If(phase == 2):
             m.d.sync += left.eq(limit)
         with m.If(phase == 3):
+            # Columns up to the limit, inclusive.
             m.d.sync += Cat(outer, inner).eq((limit + Const(1, signed(_WIDTH)))[:_WIDTH].replicate(2))
 
         # In the next row one more column is before the diagonal; in the next group N fewer columns are valid.
@@ -361,6 +363,7 @@ class SoftmaxPipe(wiring.Component):
             self.dst.eq(dst.dst),
             peaks.push.eq(probabilities.found),
             peaks.i.eq(probabilities.peak),
+            # The row state reads the exponent in this cycle, two cycles after `event`.
             peaks.pop.eq(started),
             states.valid.eq(event),
             states.address.eq(Mux(self.dividing, self.row, state.state)),

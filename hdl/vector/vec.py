@@ -93,6 +93,7 @@ class VecOperands(wiring.Component):
         planes = Signal(data.ArrayLayout(width, PARAMETER_VECTORS), reset_less=True)
         second = Signal(width, reset_less=True)
         with m.If(arrival.parameter):
+            # The vectors of a parameter block arrive in order, and shift in from the top.
             m.d.sync += planes.as_value().eq(Cat(planes.as_value()[width:], self.scratchpad))
         with m.If(arrival.second):
             m.d.sync += second.eq(self.scratchpad)
@@ -244,6 +245,7 @@ class VecWriter(wiring.Component):
                 with m.Case(index):
                     m.d.sync += vector.word_select(index, 8 * self.config.lanes).eq(results.bytes)
         m.d.sync += [
+            # The write is one cycle after the results, the signal two: then reads return what was written.
             self.write.valid.eq(results.write),
             self.write.address.eq(results.dst),
             ended.eq(results.end),
@@ -398,6 +400,7 @@ class VecUnit(wiring.Component):
         for name in ("accumulator", "scratchpad"):
             port, ours, others = (getattr(unit, name) for unit in (self, kernel, reader))
             m.d.comb += [
+                # Only one of both has an instruction, so at most one asks.
                 port.valid.eq(ours.valid | others.valid),
                 port.address.eq(Mux(kernel.active, ours.address, others.address)),
             ]
@@ -412,6 +415,7 @@ class VecUnit(wiring.Component):
 
         Returns the stage of look-up tables, if there is any.
         """
+        # Stages are added from the writer backwards: `results` is the input of the stage added last.
         tag, valid = requantise.result_tag, requantise.result_valid
         lookup = None
         last = Signal()

@@ -146,8 +146,8 @@ class VecReader(wiring.Component):
         ]
         return m
 
-    def _accept(self, m: Module, nest: LoopNest, taken: data.View, early: Signal) -> None:
-        """Accept an instruction when the stage is idle, or `early`, and store its settings in `taken`."""
+    def _accept(self, m: Module, nest: LoopNest, accepted: data.View, early: Signal) -> None:
+        """Accept an instruction when the stage is idle, or `early`, and store its settings in `accepted`."""
         payload, groups = self.instruction.payload, self.config.groups
         instruction, bounded, by_bytes = payload, Const(1), Const(0)
         if vector_kinds(self.config) != [Vec]:
@@ -161,32 +161,32 @@ class VecReader(wiring.Component):
             *nest.take(instruction, g=groups),
         ]
         with m.If(nest.load):
-            m.d.sync += [taken.bounded.eq(bounded), taken.bytewise.eq(by_bytes)]
-            m.d.sync += [taken[name].eq(instruction[name]) for name in _COPIED_FIELDS]
+            m.d.sync += [accepted.bounded.eq(bounded), accepted.bytewise.eq(by_bytes)]
+            m.d.sync += [accepted[name].eq(instruction[name]) for name in _COPIED_FIELDS]
             m.d.sync += [
-                taken.settings[name].eq(instruction[name]) for name, _ in settings_layout(self.config)
+                accepted.settings[name].eq(instruction[name]) for name, _ in settings_layout(self.config)
             ]
             m.d.sync += [
-                taken.second.eq(instruction.add),
-                taken.same_row.eq(instruction.b_oy == 0),
-                taken.same_column.eq(instruction.b_ox == 0),
+                accepted.second.eq(instruction.add),
+                accepted.same_row.eq(instruction.b_oy == 0),
+                accepted.same_column.eq(instruction.b_ox == 0),
             ]
             if self.config.multiply:
                 m.d.sync += [
-                    taken.multiply.eq(instruction.multiply),
-                    taken.settings.add.eq(instruction.add & ~instruction.multiply),
+                    accepted.multiply.eq(instruction.multiply),
+                    accepted.settings.add.eq(instruction.add & ~instruction.multiply),
                 ]
             if self.config.lookup_tables:
                 m.d.sync += [
-                    taken.lookup.eq(is_kind(Vec, payload) & payload.lookup),
-                    taken.table.eq(payload.table),
+                    accepted.lookup.eq(is_kind(Vec, payload) & payload.lookup),
+                    accepted.table.eq(payload.table),
                 ]
 
-    def _overlap(self, m: Module, load: Signal, taken: data.View, early: Signal, read: Signal) -> None:
+    def _overlap(self, m: Module, load: Signal, accepted: data.View, early: Signal, read: Signal) -> None:
         """Decide early acceptance, and delay the settings of the later stages.
 
         Drives `early`: all reads of the previous instruction are done (`read`) and the instruction at the input may be
-        accepted. Drives `signal` with the mask of the instruction that finishes next, and `current` with `taken`.
+        accepted. Drives `signal` with the mask of the instruction that finishes next, and `current` with `accepted`.
         """
         payload = self.instruction.payload
         offered = Signal()  # the instruction at the input may be accepted early
@@ -202,17 +202,17 @@ class VecReader(wiring.Component):
             m.d.comb += early.eq(read & offered & plain & ~behind & (settling == 0))
             with m.If(load):
                 m.d.sync += plain.eq(is_vec)
-        m.d.comb += self.signal.eq(Mux(behind, before, taken.signal))
+        m.d.comb += self.signal.eq(Mux(behind, before, accepted.signal))
         with m.If(self.finish):
             m.d.sync += behind.eq(0)
             with m.If(~behind):
                 m.d.sync += self.active.eq(0)
         with m.If(settling == 0):
-            m.d.sync += self.current.eq(taken)
+            m.d.sync += self.current.eq(accepted)
         with m.Else():
             m.d.sync += settling.eq(settling - 1)
         with m.If(load):
-            m.d.sync += [self.active.eq(1), behind.eq(self.active & ~self.finish), before.eq(taken.signal)]
+            m.d.sync += [self.active.eq(1), behind.eq(self.active & ~self.finish), before.eq(accepted.signal)]
             with m.If(self.active):
                 m.d.sync += settling.eq(SETTLING)
 
@@ -295,6 +295,7 @@ class VecReader(wiring.Component):
         index = Signal(bits, name="index") if bits else Const(0, 0)
         stride = Mux(current.bytewise, 1, config.lanes) if by_bytes else 1
         m.d.comb += [
+            # Coordinates wrap: a negative one has its top bit set.
             in_range.eq(~y[-1] & (y < current.h) & ~x[-1] & (x < current.w)),
             starts.eq(first.ry & first.rx),
             ends.eq(last.ry & last.rx),

@@ -277,8 +277,10 @@ class VecSoftmax(wiring.Component):
         ]
         m.d.comb += [getattr(divider, name).eq(settings[name]) for name in _NORMALISE_FIELDS[1:]]
         scaled = Mux(settings.scaled, self.alignment_read.data, 0)
+        # `grant` is one cycle late, and the element enters requantisation `CHOSEN` cycles after its grant.
         m.d.comb += alignment.eq(delay(m, scaled, CHOSEN - 1 - READ_LATENCY, "alignment"))
         with m.If(self.sequence.load):
+            # The operand stage combines `scale` with stored parameters by OR.
             m.d.sync += row_result.eq(0)
         with m.Elif(divider.take):
             m.d.sync += row_result.eq(divider.result)

@@ -136,12 +136,12 @@ def instruction_layout(config: Config) -> data.StructLayout:
     all rows, or all columns, of outputs share the second operand. ``lookup``, ``table``: results are looked up, in this
     table.
     """
-    own = {"source": 1, "h": 16, "w": 16, "pad": signed(8), "signal": SEMAPHORES}
+    fields = {"source": 1, "h": 16, "w": 16, "pad": signed(8), "signal": SEMAPHORES}
     kinds = {"bounded": 1, "bytewise": 1, "second": 1, "same_row": 1, "same_column": 1} | (
         {"multiply": 1} if config.multiply else {}
     )
     tables = {"lookup": 1, "table": range(max(config.lookup_tables, 2))} if config.lookup_tables else {}
-    return data.StructLayout(own | kinds | tables | {"settings": settings_layout(config)})
+    return data.StructLayout(fields | kinds | tables | {"settings": settings_layout(config)})
 
 
 def tag_layout(config: Config) -> data.StructLayout:
@@ -161,10 +161,10 @@ def element_layout(config: Config) -> data.StructLayout:
     ``in_range``; ``first`` and ``last`` of its reduction. With softmax also ``row``: the element is the first of a row.
     With tables of any kind also ``lane``, the lane of the byte if vectors are read bytewise.
     """
-    own: dict[str, ShapeLike] = {"row": 1} if config.softmax else {}
+    optional: dict[str, ShapeLike] = {"row": 1} if config.softmax else {}
     if bytewise_kinds(config):
-        own |= {"lane": range(max(config.lanes, 2))}
-    return data.StructLayout({"in_range": 1, "first": 1, "last": 1, "tag": tag_layout(config)} | own)
+        optional |= {"lane": range(max(config.lanes, 2))}
+    return data.StructLayout({"in_range": 1, "first": 1, "last": 1, "tag": tag_layout(config)} | optional)
 
 
 def arrival_layout(config: Config) -> data.StructLayout:
@@ -234,9 +234,9 @@ def grant_layout(config: Config) -> data.StructLayout:
     ``dst``: address of its output. ``first``, ``last``: it is the first or last group of its output. ``end``: it is the
     last of its instruction. With softmax also the note of the vector, and the address of its alignment.
     """
-    own = {"note": note_layout(config), "alignment": range(config.alignments)} if config.softmax else {}
+    optional = {"note": note_layout(config), "alignment": range(config.alignments)} if config.softmax else {}
     dst = config.widths.scratchpad_address
-    return data.StructLayout(own | {"granted": 1, "dst": dst, "first": 1, "last": 1, "end": 1})
+    return data.StructLayout(optional | {"granted": 1, "dst": dst, "first": 1, "last": 1, "end": 1})
 
 
 class VecSequence(wiring.Signature):

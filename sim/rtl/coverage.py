@@ -151,8 +151,8 @@ class Explanation:
     def _matches_name(self, name: str) -> bool:
         # A pattern with a range of bits matches single bits within that range.
         if bits := re.fullmatch(r"(.*)\[(\d+):(\d+)\]", self.name):
-            own = re.fullmatch(r"(.*)\[(\d+)\](?::.->.)?", name)
-            return bool(own) and _like(bits[1], own[1]) and int(bits[3]) <= int(own[2]) <= int(bits[2])  # type: ignore[index]
+            bit = re.fullmatch(r"(.*)\[(\d+)\](?::.->.)?", name)
+            return bool(bit) and _like(bits[1], bit[1]) and int(bits[3]) <= int(bit[2]) <= int(bits[2])  # type: ignore[index]
         return _like(self.name, name) or _like(self.name, name.partition(":")[0])
 
 
@@ -233,8 +233,8 @@ def close(
     total: dict[str, int] = collections.Counter(point.kind for point in points)
     units: dict[str, dict[str, tuple[int, int]]] = collections.defaultdict(dict)
     for point, count in points.items():
-        done, every = units[point.unit].get(point.kind, (0, 0))
-        units[point.unit][point.kind] = done + bool(count), every + 1
+        hits, size = units[point.unit].get(point.kind, (0, 0))
+        units[point.unit][point.kind] = hits + bool(count), size + 1
     explained: dict[Explanation, list[Point]] = collections.defaultdict(list)
     unexplained = []
     for point in sorted(point for point, count in points.items() if not count):

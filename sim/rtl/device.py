@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from weft.hdl.control.counters import HangDetector, describe_stalls
-from weft.hdl.core import Core
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import (
@@ -31,8 +29,6 @@ from weft.hdl.isa.memmap import (
     counter_register,
     failure,
 )
-from weft.hdl.sequential.core import SequentialCore
-from weft.hdl.verilog import generate_cached
 from weft.sim.device import (
     Closable,
     Device,
@@ -43,12 +39,9 @@ from weft.sim.device import (
     check_program,
     check_range,
 )
-from weft.sim.verilate import Model, Trace
+from weft.sim.rtl.library import Observed, build_model, core_verilog, load_model
 from weft.sim.waves import CYCLE_TIME, Waves
 
-TOP = "weft"
-Observed = Mapping[str, Sequence[str]]
-"""Signals by Verilog module that rtl_observe.h reads."""
 PAGE = 4096
 CHUNK = 100_000
 """Cycles between reads of the status register."""
@@ -61,78 +54,6 @@ STALLS = 0.3
 SETTLING_COLUMN, SETTLING = 5, 6
 """Cycles from a reset until a sequential core can start a program: per column of the array, and in addition."""
 _NEVER = 1 << 56  # cycles
-
-_SIGNATURES = {
-    "weft_open": (
-        ctypes.c_void_p,
-        [*[ctypes.c_uint64] * 2, *[ctypes.c_double] * 2, ctypes.c_uint64, ctypes.c_char_p,
-         *[ctypes.c_uint32] * 2, ctypes.POINTER(ctypes.c_int)],
-    ),
-    "weft_close": (None, [ctypes.c_void_p]),
-    "weft_reset": (None, [ctypes.c_void_p]),
-    "weft_idle": (None, [ctypes.c_void_p, ctypes.c_uint64]),
-    "weft_reorder": (None, [ctypes.c_void_p]),
-    "weft_fault": (
-        None,
-        [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, *[ctypes.c_uint32] * 3],
-    ),
-    "weft_no_faults": (None, [ctypes.c_void_p]),
-    "weft_memory": (ctypes.c_void_p, [ctypes.c_void_p]),
-    "weft_cycles": (ctypes.c_uint64, [ctypes.c_void_p]),
-    "weft_begun": (ctypes.c_uint64, [ctypes.c_void_p]),
-    "weft_window": (None, [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]),
-    "weft_observed": (ctypes.c_uint64, [ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64))]),
-    "weft_error": (ctypes.c_char_p, [ctypes.c_void_p]),
-    "weft_exhausted": (ctypes.c_int, [ctypes.c_void_p]),
-    "weft_write_register": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32]),
-    "weft_read_register": (
-        ctypes.c_int,
-        [ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32)],
-    ),
-    "weft_mark": (None, [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64), ctypes.c_uint64]),
-    "weft_marks": (ctypes.c_uint64, [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)]),
-    "weft_run": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64]),
-}  # fmt: skip
-
-
-@lru_cache(maxsize=8)
-def core_verilog(config: Config, *, sequential: bool = False) -> str:
-    """Return the Verilog of the core of `config`, from the cache unless its sources have changed."""
-    kind = SequentialCore if sequential else Core
-    return generate_cached(lambda: kind(config), name=TOP, of=f"{config} {sequential}").read_text()
-
-
-def build_model(
-    config: Config,
-    *,
-    trace: Trace = False,
-    observed: Observed | None = None,
-    verilog: str | None = None,
-    driver: str = "rtl_model.cpp",
-    coverage: bool = False,
-) -> Path:
-    """Build the shared library of the core of `config` unless the cache has it, and return its path.
-
-    The library records the changes of `observed` signals, which must be those of `weft.sim.rtl.trace`.
-
-    Raises
-    ------
-    weft.sim.verilate.BuildError
-        If Verilator or the C++ compiler fails.
-    """
-    return Model(
-        verilog=verilog if verilog is not None else core_verilog(config),
-        top=TOP,
-        driver=Path(__file__).with_name(driver),
-        output="model.so",
-        visible=observed,
-        defines=[f"WEFT_BUS_BYTES={config.bus_bytes}", *(["WEFT_OBSERVE=1"] if observed else [])],
-        link=["-Wl,-Bsymbolic"],
-        trace=trace,
-        # Models with waveforms or coverage take more than twice the time to compile, and rarely run for long.
-        optimise="-O0" if trace else "-O1" if coverage else "-O2",
-        coverage=coverage,
-    ).build()
 
 
 class RtlDevice(Closable, Device):
@@ -161,11 +82,11 @@ class RtlDevice(Closable, Device):
         Depth of traced modules: 1 for the ports, 2 for the wires between the units, and so on; None for all modules,
         which is about 10 kB a cycle as VCD.
     verilog : str or None
-        Verilog of the core (top module `TOP`) to use instead of generating it.
+        Verilog of the core (top module `weft.sim.rtl.library.TOP`) to use instead of generating it.
     sequential : bool
         Simulate a `weft.hdl.sequential.core.SequentialCore`.
     observed : Observed or None
-        See `build_model`.
+        See `weft.sim.rtl.library.build_model`.
 
     Raises
     ------
@@ -212,10 +133,7 @@ class RtlDevice(Closable, Device):
         library = build_model(
             config, trace=form, observed=observed, verilog=verilog, driver=self.DRIVER, coverage=self.COVERAGE
         )
-        self._library = ctypes.CDLL(str(library))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(self._library, name)
-            function.restype, function.argtypes = result, arguments
+        self._library = load_model(library)
         path = None if self._waves is None else str(self._waves.path).encode()
         exhausted = ctypes.c_int()
         model = self._library.weft_open(
@@ -418,10 +336,10 @@ class RtlDevice(Closable, Device):
             (the message says what it waits for). If an address is outside memory, the core violates the AXI protocol,
             memory answers with an error, an instruction is invalid, or the program was stopped.
         """
-        left = timeout
+        remaining = timeout
         watch = HangDetector(self.config, self._patience, sequential=self.sequential)
         while self._started:
-            chunk = CHUNK if left is None else min(CHUNK, left)
+            chunk = CHUNK if remaining is None else min(CHUNK, remaining)
             done = self._library.weft_run(self._handle, chunk)
             if self._waves is not None:
                 self._waves.ran = self.cycles - self._begun()
@@ -431,12 +349,12 @@ class RtlDevice(Closable, Device):
                 self._fail(message)
             if done:
                 self._end()
-            elif left is None:
+            elif remaining is None:
                 if watch.hangs(self.counters()):
                     self._fail(f"the program hangs: {self._diagnose(hangs=True)}")
             else:
-                left -= chunk
-                if left <= 0:
+                remaining -= chunk
+                if remaining <= 0:
                     self._fail(f"the program is not done after {timeout} cycles: {self._diagnose()}")
 
     def _end(self) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from weft.hdl.isa import WORD_BYTES, End, Instruction, Load, Queue, decode
 from weft.hdl.isa.config import Config
-from weft.sim.rtl.device import Observed, RtlDevice
+from weft.sim.rtl.device import RtlDevice
+from weft.sim.rtl.library import Observed
 from weft.sim.timing.device import SAMPLE, Interval
 
 OBSERVED: Observed = {
@@ -127,26 +128,28 @@ def _intervals(
     observation: _Observation, queue: Queue, program: Sequence[Instruction], config: Config
 ) -> Iterator[Interval]:
     """Yield the intervals of one unit, in the order of its instructions."""
-    own = [index for index, instruction in enumerate(program) if queue is instruction.QUEUE]
+    indices = [index for index, instruction in enumerate(program) if queue is instruction.QUEUE]
     offered = observation.bit(_OFFERED + queue)
     accepted = np.flatnonzero(offered & observation.bit(_READY + queue)) + 1
     # An instruction is at the head of its queue while it waits, while it is offered, and in the cycle between.
     head = np.flatnonzero(offered | observation.bit(_WAITING + queue) | np.append(offered[1:], False)) + 1
     first = head[np.searchsorted(head, np.append(0, accepted[:-1] + 1))] if accepted.size else accepted
     # The interval of an instruction begins in the cycle after its acceptance.
-    ends = _ends(observation, queue, [program[index] for index in own], config)
-    for index, since, at, end in zip(own, first.tolist(), accepted.tolist(), ends, strict=True):
+    ends = _ends(observation, queue, [program[index] for index in indices], config)
+    for index, since, at, end in zip(indices, first.tolist(), accepted.tolist(), ends, strict=True):
         if at > since + 1:
             yield Interval(queue, index, "waits", since, at + 1)
         yield Interval(queue, index, "runs", at + 1, end)
 
 
-def _ends(observation: _Observation, queue: Queue, own: Sequence[Instruction], config: Config) -> list[int]:
+def _ends(
+    observation: _Observation, queue: Queue, instructions: Sequence[Instruction], config: Config
+) -> list[int]:
     """Return the cycle after each instruction's signal, or after the last step of an instruction without a signal.
 
     Units do not report their current instruction. So this counts the steps of instructions, whose numbers are known.
     """
-    silent = np.array([not instruction.signal for instruction in own], np.int64)
+    silent = np.array([not instruction.signal for instruction in instructions], np.int64)
     if queue is Queue.VEC:
         # The writer is busy between the last results and the signal.
         busy = observation.bit(_RESULTS)
@@ -154,7 +157,7 @@ def _ends(observation: _Observation, queue: Queue, own: Sequence[Instruction], c
     # The signal follows 1 cycle after these events, and an interval ends in the cycle after it.
     if queue is Queue.STORE:
         return (observation.cycles(_CONFIRMED) + 2 - silent).tolist()
-    counts = np.cumsum([_steps(instruction, config) for instruction in own], dtype=np.int64)
+    counts = np.cumsum([_steps(instruction, config) for instruction in instructions], dtype=np.int64)
     if queue is Queue.LOAD:
         return (observation.cycles(_LOADED)[counts - 1] + 2 - silent).tolist()
     return (observation.cycles(_ROW)[counts - 1] + 2).tolist()

@@ -132,9 +132,8 @@ class TimingDevice(Device):
         self._marks = np.zeros(0, np.uint64)
         self._mark_cycles: list[int] = []
         self._counters: dict[Counter, int] = dict.fromkeys(Counter, 0)
-        self._tokens = (
-            0.0  # bytes that memory of a limited bandwidth has saved for bursts, at the start of a program
-        )
+        # Bytes that memory of a limited bandwidth has saved for bursts, at the start of a program.
+        self._tokens = 0.0
         self._program: int | None = None
         self._list: int | None = None
         self._listed = ListProgress(0)
@@ -291,6 +290,7 @@ class TimingDevice(Device):
         self._counters = dict(zip(Counter, map(int, counters), strict=True))
         cycles = (ctypes.c_uint64 * max(1, len(self._marks)))()
         self._mark_cycles = [int(cycle) for cycle in cycles[: self._library.weft_timing_marks(model, cycles)]]
+        # The arrays of intervals and samples belong to the model: copy them before it is freed.
         intervals = ctypes.POINTER(RawInterval)()
         count = self._library.weft_timing_intervals(model, ctypes.byref(intervals))
         raws = intervals[:count] if count else []

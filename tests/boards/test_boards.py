@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from amaranth.hdl import Module
+from amaranth.hdl import Fragment, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -17,6 +17,8 @@ from weft.boards.board import RATES, Board, MemoryKind
 from weft.boards.build.build import elaborate
 from weft.boards.build.flow import slow_link_notes
 from weft.boards.build.tools import run
+from weft.boards.bus.axi import AxiBridge
+from weft.boards.bus.port import Arbiter
 from weft.boards.errors import BoardError
 from weft.boards.families.ecp5 import ECP5
 from weft.boards.families.ecp5_sdram import pll
@@ -25,6 +27,7 @@ from weft.boards.families.ice40 import ICE40
 from weft.boards.flash.chip import spi_flash_pads
 from weft.boards.registry import BOARDS, find, line_rates
 from weft.boards.sdram.chip import sdram_pads
+from weft.boards.sdram.controller import ReadWords, SdramController
 from weft.boards.sdram.eye import CAS_LATENCY, arrival, best_eye
 from weft.boards.top import Top
 from weft.hdl.isa.config import Config
@@ -281,3 +284,53 @@ def test_optional_units_that_boards_have() -> None:
         == {"ulx3s-45f", "ulx3s-85f"}
         == {name for name, board in BOARDS.items() if not board.config.multiply}
     )
+
+
+@pytest.fixture
+def build_components(monkeypatch: pytest.MonkeyPatch) -> dict[type, Any]:
+    """Return the last component of each of these classes."""
+    components: dict[type, Any] = {}
+
+    def spy(kind: type) -> None:
+        original = kind.__init__
+
+        def init(self: Any, *arguments: Any, **named: Any) -> None:
+            original(self, *arguments, **named)
+            components[kind] = self
+
+        monkeypatch.setattr(kind, "__init__", init)
+
+    for kind in (SdramController, ReadWords, AxiBridge, Arbiter):
+        spy(kind)
+    return components
+
+
+@pytest.mark.parametrize("clock", [25e6, 66e6, 80e6, 130e6])
+def test_the_cycle_model_has_the_boards_sdram(clock: float, build_components: dict[type, Any]) -> None:
+    board = find("ulx3s-12f")
+    sdram = board.sdram(clock)
+    assert sdram is not None
+    Fragment.get(Top(board, board.config, clock, 400, board.family.fabric), None)
+    controller = build_components[SdramController]
+    for name in ("rcd", "rp", "ras", "rc", "rrd", "rfc", "wr", "refresh"):
+        assert getattr(sdram, name) == getattr(controller.cycles, name), name
+    assert 2 << (sdram.row_bits + sdram.column_bits + 2) == controller.size == board.memory.size
+    assert (sdram.row_bits, sdram.column_bits) == (controller.row_bits, controller.column_bits)
+    assert sdram.cas_latency == controller.cas_latency
+    assert controller.calibrator is not None
+    begins = controller.calibrator.signature.members["late"].init
+    assert sdram.read_latency == build_components[ReadWords].latency + begins
+    assert (sdram.pieces, sdram.commands) == (
+        build_components[AxiBridge].pieces,
+        build_components[Arbiter].commands,
+    )
+
+
+def test_boards_without_sdram() -> None:
+    for board in BOARDS.values():
+        assert (board.sdram(board.clock) is None) == (board.memory.kind is not MemoryKind.SDRAM), board.name
+
+
+def test_a_clock_that_the_sdram_cannot_have() -> None:
+    with pytest.raises(BoardError, match=r"^the SDRAM cannot run at 300 MHz: "):
+        find("ulx3s-85f").sdram(300e6)

@@ -17,7 +17,7 @@ from weft.boards.link.loader import build_copy_image
 from weft.boards.registry import BOARDS, find
 from weft.cli import main
 from weft.cli.board_commands import flash_image
-from weft.compiler.machine.memory import CONSTANTS
+from weft.compiler.machine.areas import CONSTANTS
 from weft.examples import digits
 from weft.run.runtime import Image
 

@@ -25,11 +25,13 @@ from support.recurrent_models import Cell, CellNet
 import weft
 from weft.compiler.backend import DeviceProgram, Lowering, compile_segment
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, Rescale, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, Rescale
 from weft.compiler.ir.layout import Rows
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.fuse import fuse_epilogue, fuse_lookup, fuse_pool
-from weft.compiler.passes.rows import overlap_rows
+from weft.compiler.passes.groups import overlap_rows
 from weft.compiler.pipeline import PIPELINE, Pass
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner

@@ -9,8 +9,8 @@ import pytest
 from support.recurrent_models import Cell, CellNet
 
 import weft
-from weft.compiler.ir.graph import Buffer
 from weft.compiler.ir.network import Node
+from weft.compiler.ir.views import Buffer
 from weft.hdl.isa.config import PRESETS
 
 CONFIG = PRESETS["small"].replace(kernel=64)

@@ -9,8 +9,9 @@ from support.op_cases import convolution, segment_of, split_operators, whole
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import IrError
-from weft.compiler.ir.graph import DeviceSegment, Window
+from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.model import dump_segment
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.pipeline import PIPELINE, Pass, run_passes
 from weft.compiler.planner import Planner

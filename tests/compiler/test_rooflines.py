@@ -17,7 +17,8 @@ from support.rooflines import LATENCY, bounds, ends, filled_bound, random_layer,
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Attention, Conv, DeviceSegment, Window
+from weft.compiler.ir.graph import Attention, Conv, DeviceSegment
+from weft.compiler.ir.windows import Window
 from weft.hdl.checker.program import check
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter

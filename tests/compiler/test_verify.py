@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from weft.compiler.errors import IrError
-from weft.compiler.ir.graph import Add, Attention, Buffer, Conv, DeviceOp, DeviceSegment, Rescale, View
+from weft.compiler.ir.graph import Add, Attention, Conv, DeviceOp, DeviceSegment, Rescale
 from weft.compiler.ir.model import Graph, Transfer
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.verify import verify, verify_op
 
 SHAPE = (1, 4, 4, 2)

@@ -22,7 +22,7 @@ from weft.boards.top import Top
 from weft.hdl.isa.config import Config
 from weft.hdl.sequential.core import check_config
 from weft.hdl.verilog import generate
-from weft.sim.rtl.device import core_verilog
+from weft.sim.rtl.library import core_verilog
 
 LARGEST = 16
 """Ports do not know how large the array is: instead of larger ones, arrays of this size are looked at."""

@@ -17,7 +17,7 @@ from weft.hdl.core import Core
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import convert_named, generate, run_yosys
-from weft.sim.rtl.device import core_verilog
+from weft.sim.rtl.library import core_verilog
 
 LARGE = ("large", "xlarge")
 CORES = {

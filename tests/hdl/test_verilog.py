@@ -19,7 +19,7 @@ import weft
 from weft.hdl.errors import PrefixError, YosysError
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.verilog import check_prefix, generate, run_yosys
-from weft.sim.rtl.device import core_verilog
+from weft.sim.rtl.library import core_verilog
 from weft.sim.verilate import verilator_root
 
 CONFIGS = {

@@ -16,7 +16,7 @@ input's step, which decides ties."""
 
 
 def check(name: str, rtl: int) -> None:
-    model = zoo.quantised(name)
+    model = zoo.quantise_network(name)
     program = weft.compile(model, CONFIG)
     feeds = models.image(program)
     result = program.run(feeds)

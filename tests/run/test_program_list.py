@@ -16,7 +16,7 @@ from support.small_models import small
 import weft
 from weft.boards.registry import find
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.machine.memory import CONSTANTS, OUTPUTS
+from weft.compiler.machine.areas import CONSTANTS, OUTPUTS
 from weft.examples import digits
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.graph import Attention, Buffer, Rounding, Softmax, View
+from weft.compiler.ir.graph import Attention, Rounding, Softmax
+from weft.compiler.ir.views import Buffer, View
 from weft.hdl.isa.config import Config
 
 WORK = 1_000_000

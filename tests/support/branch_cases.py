@@ -5,20 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from support.op_cases import convolution, draw, random_lookup, whole
-from weft.compiler.ir.graph import (
-    ONE,
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pad,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pad, Pool, Rescale
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import ONE, Window
 
 KINDS = ("pool", "rescale", "sum", "product", "pad", "overlapping maximum", "channels")
 

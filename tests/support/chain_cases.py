@@ -7,7 +7,9 @@ import dataclasses
 import numpy as np
 
 from support.op_cases import convolution, whole
-from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Rescale, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Rescale
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 
 
 def conv(name: str, src: View, out: int, kernel: int = 1, kind: str = "temp", stride: int = 1) -> Conv:

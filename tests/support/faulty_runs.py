@@ -17,7 +17,8 @@ from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import RESPONSES, Counter, Fault, FaultUnit, Reg, Status
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
-from weft.sim.rtl.device import RtlDevice, core_verilog
+from weft.sim.rtl.device import RtlDevice
+from weft.sim.rtl.library import core_verilog
 
 CONFIG = PRESETS["tiny"].replace(probability_bits=0)
 """Only scratchpad, accumulators and tables, which each program fills: no program depends on earlier ones."""

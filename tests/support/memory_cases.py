@@ -11,7 +11,8 @@ from support.attention_cases import random_inputs as attention_inputs
 from support.op_cases import convolution, draw, random_inputs, random_op, random_view, segment_of, whole
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, Rescale, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, Rescale
+from weft.compiler.ir.windows import Window
 from weft.hdl.isa.config import Config
 from weft.run.runtime import Image
 

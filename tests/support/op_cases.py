@@ -7,19 +7,9 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir.graph import (
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pad,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pad, Pool, Rescale
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.verify import verify_op
 from weft.hdl.isa.config import Config
 

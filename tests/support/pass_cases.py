@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from support.op_cases import draw, random_mixture, whole
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool, Window
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool
+from weft.compiler.ir.windows import Window
 from weft.hdl.isa.config import Config
 
 

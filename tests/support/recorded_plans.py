@@ -22,7 +22,8 @@ from support.attention_cases import random_attention
 from support.certified_cases import EVERY_CONFIG, KINDS, compile_random
 from support.op_cases import extend_epilogue, random_op
 from support.rooflines import random_layer, small_layer
-from weft.compiler.ir.graph import Conv, DeviceOp, Region, View
+from weft.compiler.ir.graph import Conv, DeviceOp, Region
+from weft.compiler.ir.views import View
 from weft.compiler.kernel.wide import WideConv
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import operator_of

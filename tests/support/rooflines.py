@@ -12,7 +12,8 @@ import math
 import numpy as np
 
 from support.op_cases import convolution, whole
-from weft.compiler.ir.graph import Conv, Window
+from weft.compiler.ir.graph import Conv
+from weft.compiler.ir.windows import Window
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import rmw_latency

@@ -9,7 +9,8 @@ import numpy as np
 
 from support.configurations import every
 from support.op_cases import draw, random_source, random_view, whole
-from weft.compiler.ir.graph import DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment
+from weft.compiler.ir.views import View
 from weft.compiler.kernel.evaluate import _value
 from weft.compiler.kernel.expressions import Expression, Rows
 from weft.compiler.operators.record import operator_of

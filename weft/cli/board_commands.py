@@ -344,7 +344,7 @@ def flash_image(program: Program, board: Board) -> bytes:
         raise InputError("nothing of this program runs on the device, so there is nothing to write")
     needed = max(part.memory_bytes for part in parts)
     # Fixed parts are code, weights and parameters; values stay in memory.
-    fixed, room, where = [part.read_only for part in parts], board.flash.room, f"the flash of {board.name}"
+    fixed, room, place = [part.read_only for part in parts], board.flash.room, f"the flash of {board.name}"
     if board.copies_flash:
         if needed > board.memory.size:
             raise InputError(
@@ -355,10 +355,10 @@ def flash_image(program: Program, board: Board) -> bytes:
                 f"{board.name} copies one part of a program to its memory when it starts, and this one has "
                 f"{len(fixed)} that take turns there: use `weft run`, which sends them over the link"
             )
-        return build_copy_image(fixed[0], room, where)
+        return build_copy_image(fixed[0], room, place)
     if needed > board.memory.size:
         raise InputError(
             f"with code and weights in its flash, {board.name} has {board.memory.size:,} bytes of memory, and the "
             f"program's values need {needed:,}"
         )
-    return build_image(fixed, room, where)
+    return build_image(fixed, room, place)

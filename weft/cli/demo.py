@@ -19,7 +19,8 @@ from weft.arguments import integer
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.frontend import import_model
 from weft.compiler.ir import products
-from weft.compiler.ir.graph import Attention, DeviceSegment, View
+from weft.compiler.ir.graph import Attention, DeviceSegment
+from weft.compiler.ir.views import View
 from weft.examples import load
 from weft.hdl.isa.config import Config
 from weft.run.runtime import Image
@@ -215,6 +216,7 @@ def attention_errors(
 
 
 def _read(memory: np.ndarray, image: Image, view: View) -> np.ndarray:
+    # Without reuse of memory, every buffer is still in memory after the run.
     start, (_, h, w, c) = image.address(view.buffer.name), view.shape
-    whole = memory[start : start + view.buffer.size].reshape(view.buffer.shape)
-    return whole[:, view.y : view.y + h, view.x : view.x + w, view.c : view.c + c]
+    values = memory[start : start + view.buffer.size].reshape(view.buffer.shape)
+    return values[:, view.y : view.y + h, view.x : view.x + w, view.c : view.c + c]

@@ -132,11 +132,11 @@ def _refuse(error: TyperException) -> NoReturn:
     if not message:
         sys.exit(error.exit_code)
     context = getattr(error, "ctx", None)
-    where = f"; `{context.command_path} -h` shows how to call it" if context is not None else ""
-    _fail(f"{message[0].lower()}{message[1:]}{where}", error.exit_code)
+    hint = f"; `{context.command_path} -h` shows how to call it" if context is not None else ""
+    _fail(f"{message[0].lower()}{message[1:]}{hint}", error.exit_code)
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    # Names in the text come from files: `reports.told` cuts them and escapes control characters.
+    # Names in the text come from files: `reports.printable_line` cuts them and escapes control characters.
     print("error:", "\n".join(map(reports.printable_line, text.splitlines())), file=sys.stderr)
     sys.exit(code)

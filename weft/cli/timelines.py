@@ -225,8 +225,8 @@ def _names(pid: int, timeline: Timeline) -> Iterator[Event]:
         yield _meta(pid, tid, "thread_sort_index", sort_index=tid)
 
 
-def _meta(pid: int, tid: int, what: str, **args: Any) -> Event:
-    return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": args}
+def _meta(pid: int, tid: int, kind: str, **args: Any) -> Event:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": args}
 
 
 def _timed_events(pid: int, timeline: Timeline) -> Iterator[Event]:

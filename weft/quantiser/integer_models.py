@@ -113,6 +113,7 @@ class _Reading(Rewriting):
 
 def _dynamic(reading: _Reading, node: onnx.NodeProto) -> Nodes:
     """Note the results of DynamicQuantizeLinear."""
+    # A model may leave out the last outputs.
     quantised, step, zero = (*node.output, "", "")[:3]
     reading.note(quantised, _Quantised(node.input[0], step, zero))
     reading.note(step, _Step((step,), _ONE))
@@ -187,24 +188,24 @@ def _float_product(reading: _Reading, product: _Product, output: str) -> Nodes:
     """Write a float operator whose constant side absorbs the factor; None if the factor varies within a channel."""
     node, names = product.node, []
     conv = node.op_type == "ConvInteger"
-    rest = product.factor
+    remaining_factor = product.factor
     for side, source in enumerate(product.sources):
         if isinstance(source, str):
             names.append(source)
             continue
-        scale = _scale_of(rest, source, 0 if conv else source.ndim - 1, conv)
-        if scale is None or (side == 0 and rest.size > 1):
+        scale = _scale_of(remaining_factor, source, 0 if conv else source.ndim - 1, conv)
+        if scale is None or (side == 0 and remaining_factor.size > 1):
             return None
-        rest = _ONE
+        remaining_factor = _ONE
         integers = Integers(source, check_scales(label(node), scale), product.kind)
         names.append(reading.weights(node.input[side], integers))
     attributes = attributes_of(node) if conv else {}
     floats = helper.make_node("Conv" if conv else "MatMul", names, [output], node.name, **attributes)
     # Two activations have no constant side: multiply their product.
-    if rest.size == 1 and rest.reshape(-1)[0] == 1:
+    if remaining_factor.size == 1 and remaining_factor.reshape(-1)[0] == 1:
         return [floats]
     floats.output[0] = reading.new_value(f"{output}_product")
-    factor = reading.new_constant(f"{output}_factor", rest)
+    factor = reading.new_constant(f"{output}_factor", remaining_factor)
     return [floats, helper.make_node("Mul", [floats.output[0], factor], [output], f"{node.name}_scaled")]
 
 

@@ -120,10 +120,10 @@ class _Restoring:
         floats = integers.floats.astype(np.float64)
         zero = self._array(link.input[2]).astype(np.int64)
         stored = values.astype(np.int64) - (zero.reshape(shape) if zero.size > 1 else zero)
-        rest = floats - stored * (scale.reshape(shape) if scale.size > 1 else scale).astype(np.float64)
+        error = floats - stored * (scale.reshape(shape) if scale.size > 1 else scale).astype(np.float64)
         # The floats of the file are rounded to float32: smaller differences do not count.
-        same = bool((np.abs(rest) <= np.abs(floats) * 2.0**-24).all())
-        snr = decibels(float(np.vdot(floats, floats)), 0.0 if same else float(np.vdot(rest, rest)))
+        same = bool((np.abs(error) <= np.abs(floats) * 2.0**-24).all())
+        snr = decibels(float(np.vdot(floats, floats)), 0.0 if same else float(np.vdot(error, error)))
         return Weights(node.name, integers.kind, same, snr)
 
     def _rescale_bias(

@@ -25,7 +25,7 @@ from weft import files
 from weft.arguments import integer
 from weft.compiler.errors import CompileError
 from weft.compiler.host.onnx_model import first_line
-from weft.compiler.onnx.limits import ELEMENTS
+from weft.compiler.ir.network import MAX_ELEMENTS
 from weft.compiler.onnx.reader import Source
 from weft.errors import InputError
 from weft.hdl.schema import printable
@@ -132,11 +132,12 @@ def _check(
             raise InputError(f"{argument!r} must be a list of names of nodes, not {value!r}")
     if not isinstance(shapes, Mapping | None):
         raise InputError(f"'shapes' must be a mapping of names to sizes, not {type(shapes).__name__}")
-    return {name: integer(f"shapes[{name!r}]", size, 1, ELEMENTS) for name, size in (shapes or {}).items()}
+    return {
+        name: integer(f"shapes[{name!r}]", size, 1, MAX_ELEMENTS) for name, size in (shapes or {}).items()
+    }
 
 
 def _source(model: Any, samples: SampleSource) -> Source:
-
     if is_module(model):
         return export(model, samples)
     if not isinstance(model, Source):

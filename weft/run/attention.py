@@ -12,9 +12,10 @@ import numpy as np
 from weft.arguments import flag, integer, positive
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Attention, Buffer, DeviceSegment, View
+from weft.compiler.ir.graph import Attention, DeviceSegment
 from weft.compiler.ir.scales import CALIBRATION_HEADROOM, SCALE_LIMIT, SCORE_CLAMP, ScoreRange
-from weft.compiler.machine.memory import LENGTH
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.machine.areas import LENGTH
 from weft.compiler.onnx.attention import CALIBRATED_NOTE, MAX_HEAD_SIZE, MAX_KEYS, MAX_ROW
 from weft.configurations import configuration, sequential_boards
 from weft.errors import InputError

@@ -269,6 +269,7 @@ def _report(program: Program, board: Board, needed: int, *, flash: bool) -> dict
 
     # A model that is too large for the board still gets its cycles, with more memory.
     device = board_model(board, program.config, board.clock, max(needed, board.memory.size), flash=flash)
+    # The cycle model computes no values.
     inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
     return program.run(inputs, on=device, memory=False).report
 

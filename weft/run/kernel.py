@@ -26,7 +26,8 @@ import numpy as np
 from weft.arguments import integer
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import KernelError
-from weft.compiler.ir.graph import Buffer, DeviceSegment, View
+from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.expressions import Expression, Rows, constant
 from weft.compiler.kernel.operators import RowFunction
@@ -36,8 +37,7 @@ from weft.errors import InputError
 from weft.hdl.isa import MicroOp
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.run.devices import open_device
-from weft.run.options import RunKeywords, RunOptions
+from weft.run.options import RunKeywords, RunOptions, open_device
 from weft.run.runtime import Image
 from weft.sim.device import Device
 

@@ -1,8 +1,10 @@
-"""Options of a run: one record for the command line, the Python API and the devices."""
+"""Options of a run, and the devices that they name: one record for the command line and the Python API."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -11,9 +13,15 @@ from weft.arguments import BANDWIDTH, SEED, Real, Whole, check_fields, option
 from weft.errors import InputError
 
 if TYPE_CHECKING:
-    from weft.run.devices import Opening
+    from weft.hdl.isa.config import Config
     from weft.sim.device import Device
     from weft.sim.waves import Waves
+
+
+Opening = Callable[["Config"], contextlib.AbstractContextManager["Device"]]
+"""Function that opens a device for a configuration."""
+DEVICES = ("golden", "rtl", "timing")
+_CHOICE = "'golden', 'rtl' or 'timing'"
 
 
 class MemoryKeywords(TypedDict, total=False):
@@ -113,3 +121,75 @@ class RunOptions:
 
             return Waves(Path(self.waves), self.waves_from, self.waves_cycles)
         return self.waves
+
+
+def check_target(on: str | Device | Opening, config: Config) -> None:
+    """Raise `InputError` unless `on` is the name of a device, or a device for `config`."""
+    from weft.sim.device import Device
+
+    if isinstance(on, str):
+        if on not in DEVICES:
+            raise InputError(f"unknown device {on!r}; choose {_CHOICE}")
+    elif not isinstance(on, Device):
+        raise InputError(f"'on' must be {_CHOICE}, or a device, not {type(on).__name__}")
+    elif on.config != config:
+        raise InputError(
+            f"the program is for configuration {config.digest:#010x}, the device is {on.config.digest:#010x}: "
+            "compile the model for the device's configuration"
+        )
+
+
+@contextlib.contextmanager
+def open_device(options: RunOptions, config: Config, memory_bytes: int, less: str = "") -> Iterator[Device]:
+    """Open the device that `options.on` names. A device that is open already stays open.
+
+    Raises `InputError` if the device has too little memory; `less` is a remedy to add to that message.
+    """
+    with _open(options, config, memory_bytes) as device:
+        if device.memory_bytes < memory_bytes:
+            raise InputError(
+                f"the program needs {memory_bytes} bytes of memory, the device has {device.memory_bytes}{less}"
+                f"{device.advice}"
+            )
+        yield device
+
+
+@contextlib.contextmanager
+def _open(options: RunOptions, config: Config, memory_bytes: int) -> Iterator[Device]:
+    on = options.on
+    if not isinstance(on, str) and callable(on):
+        with on(config) as device:
+            check_target(device, config)
+            yield device
+        return
+    check_target(on, config)
+    if isinstance(on, str):
+        with contextlib.closing(_simulator(options, config, memory_bytes)) as device:
+            yield device
+    else:
+        yield on
+
+
+def _simulator(options: RunOptions, config: Config, memory_bytes: int) -> Device:
+    # Imported here, because the command line loads this module for its help, which must appear at once.
+    from weft.configurations import sequential_boards
+
+    if options.on == "rtl":
+        from weft.sim.rtl.device import RtlDevice
+
+        return RtlDevice(
+            config,
+            memory_bytes,
+            stall_seed=options.stall_seed,
+            waves=options.recording,
+            sequential=bool(sequential_boards(config)),
+            **options.memory,
+        )
+    if options.on == "timing":
+        from weft.sim.timing import SequentialTimingDevice, TimingDevice
+
+        kind = SequentialTimingDevice if sequential_boards(config) else TimingDevice
+        return kind(config, memory_bytes, **options.memory)
+    from weft.sim.compiled.device import golden_device
+
+    return golden_device(config, memory_bytes)

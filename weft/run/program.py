@@ -315,11 +315,11 @@ class Program:
         }
 
 
-def _array(what: str, name: str, value: object) -> np.ndarray:
+def _array(kind: str, name: str, value: object) -> np.ndarray:
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
-        raise InputError(f"{what} {name!r} is no array: {error}") from None
+        raise InputError(f"{kind} {name!r} is no array: {error}") from None
 
 
 def _quote_names(names: Iterable[str]) -> str:

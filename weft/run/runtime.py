@@ -10,14 +10,13 @@ import numpy as np
 
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.ir.model import HostSegment
-from weft.compiler.machine.memory import CONSTANTS
+from weft.compiler.machine.areas import CONSTANTS
 from weft.configurations import runs_in_turn
 from weft.hdl.checker.order import check_sequence
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.isa.program_lists import Record
-from weft.run.devices import check_target, open_device
-from weft.run.options import RunOptions
+from weft.run.options import RunOptions, check_target, open_device
 from weft.sim.device import Device
 
 

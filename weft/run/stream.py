@@ -11,7 +11,7 @@ import numpy as np
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.host.segments import prepare, run_host
 from weft.compiler.ir.model import HostSegment
-from weft.compiler.machine.memory import CONSTANTS, INPUTS, OUTPUTS
+from weft.compiler.machine.areas import CONSTANTS, INPUTS, OUTPUTS
 from weft.errors import InputError
 from weft.hdl.checker.program import ListedProgram, check_places
 from weft.hdl.errors import ProgramError
@@ -191,6 +191,7 @@ def alternate_images(
     first = Image(part, flash_address)
     bases = {base: at for base, at in first.bases.items() if flash_address is None or base != CONSTANTS}
     ends = [*sorted(bases.values())[1:], first.memory_bytes]
+    # Areas follow one another, so each ends where the next begins.
     sizes = {base: end - bases[base] for base, end in zip(sorted(bases), ends, strict=True)}
     # Only inputs and outputs are duplicated, after the first image; images share everything else.
     step = sizes[INPUTS] + sizes[OUTPUTS]

@@ -51,7 +51,7 @@ class Variants:
             raise InputError(f"a choice is between two programs or more, not {len(self.programs)}")
         first = self.programs[0]
         for place, program in enumerate(self.programs[1:], 1):
-            for what, mine, other in (
+            for noun, mine, other in (
                 ("configuration", program.config, first.config),
                 ("inputs", program.inputs, first.inputs),
                 ("outputs", program.outputs, first.outputs),
@@ -59,7 +59,7 @@ class Variants:
             ):
                 if mine != other:
                     raise InputError(
-                        f"program {place} has other {what} than program 0: all are to be of one model"
+                        f"program {place} has other {noun} than program 0: all are to be of one model"
                     )
         rates = [program.memory for program in self.programs]
         if len(set(rates)) < len(rates):
@@ -70,7 +70,7 @@ class Variants:
         self.choice = 0
         self._last = first  # the program that ran last, which has the current states
         self._cycles: list[int | None] = [None] * len(self.programs)
-        self._where: object = None  # device and memory that `_cycles` belong to
+        self._setting: object = None  # device and memory that `_cycles` belong to
 
     @property
     def states(self) -> dict[str, np.ndarray]:
@@ -103,18 +103,18 @@ class Variants:
         result = program.run(inputs, record, memory=memory)
         self._last = program
         device = record.on if isinstance(record.on, str) else id(record.on)
-        where = (device, record.latency, record.bandwidth, record.stall_seed is None)
-        result.report["variant"] = self._learn(where, result.report)
+        setting = (device, record.latency, record.bandwidth, record.stall_seed is None)
+        result.report["variant"] = self._learn(setting, result.report)
         return result
 
-    def _learn(self, where: object, report: Mapping[str, Any]) -> dict[str, Any]:
+    def _learn(self, setting: object, report: Mapping[str, Any]) -> dict[str, Any]:
         """Record the cycles of a run, choose the next program, and return the report's ``variant``."""
         ran, cycles = self.choice, report["cycles"]
         loads, waits = (
             report["counters"][name] / cycles if cycles else None for name in ("load_busy", "load_memory")
         )
-        if where != self._where:  # cycles with another memory or device do not compare
-            self._cycles, self._where = [None] * len(self.programs), where
+        if setting != self._setting:  # cycles with another memory or device do not compare
+            self._cycles, self._setting = [None] * len(self.programs), setting
         if loads is None:
             why = "the device counts no cycles"
         else:

@@ -208,13 +208,13 @@ def key_mask(context: NodeContext) -> Activation | None:
 
 def added_mask(context: NodeContext) -> np.ndarray | None:
     """Return the keys, (..., queries, keys), that an Add or Where node leaves; None if it is not a mask."""
-    where = context.node.op == "Where"
+    is_where = context.node.op == "Where"
     index = next(index for index, symbol in enumerate(context.symbols) if isinstance(symbol, Scores))
     scores = context.symbols[index]
     assert isinstance(scores, Scores)
     if context.output != context.shape(index):
         return None
-    if where:
+    if is_where:
         selects, floats = context.model.constants.get(context.node.inputs[0]), context.floats(3 - index)
         if selects is None or floats is None or not (floats <= MASKED).all():
             return None

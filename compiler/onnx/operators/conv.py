@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Conv, DeviceOp, View, Window
+from weft.compiler.ir.graph import Conv, DeviceOp
 from weft.compiler.ir.layout import spatial
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import COUNT_MAX, STEP_MAX, has_coordinates
 from weft.compiler.onnx.conditions import (
     bias_constant,

@@ -11,9 +11,10 @@ import math
 import numpy as np
 
 from weft.compiler.errors import NarrowError
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, Rescale, View
+from weft.compiler.ir.graph import Conv, DeviceOp, Rescale
 from weft.compiler.ir.layout import BITS
 from weft.compiler.ir.products import Embedding
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.kernel.wide import WIDE_FUNCTION_TABLES, Lines, WideFunction, fit_lines
 from weft.compiler.onnx.conditions import input_quantisable
 from weft.compiler.onnx.elementwise import ARITHMETIC, MOVES, PLAIN
@@ -149,6 +150,7 @@ def sums_fit(context: NodeContext) -> str | None:
     symbol = context.symbol(0)
     for op in symbol.ops if isinstance(symbol, Pending) else ():
         if isinstance(op, Conv) and not is_wide(op.src):
+            # The largest sum has the input that is farthest from its zero point everywhere.
             totals = np.abs(op.weight).sum(axis=(1, 2, 3), dtype=np.int64)
             most = int(
                 (totals * max(127 - op.x_zero, op.x_zero + 128) + np.abs(op.bias.astype(np.int64))).max()
@@ -307,6 +309,7 @@ def _fit_lines(real: Entries, rounded: Entries, quant: Quant) -> tuple[Lines, in
     half = 1 << quant.bits - 1
     with np.errstate(all="ignore"):
         values = real.values.astype(np.float64) / quant.scale + quant.zero
+    # Infinite results saturate, as do these numbers.
     exact = np.nan_to_num(values, nan=0.0, posinf=2.0**40, neginf=-(2.0**40))
     lines = fit_lines(exact, (-half, half - 1))
     fitted = WideFunction(name="", wide=quant.bits > 8, src=_NO_VIEW, dst=_NO_VIEW, **lines._asdict())

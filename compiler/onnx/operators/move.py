@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, DeviceOp, Rescale, View
+from weft.compiler.ir.graph import DeviceOp, Rescale
 from weft.compiler.ir.layout import BITS, Layout, Shape4, natural, row_major_layout, spatial, to_signed
 from weft.compiler.ir.products import INDICES, Embedding, RowIndices
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.lower.rows import MAX_OFFSETS
 from weft.compiler.onnx.conditions import softmax_unit
 from weft.compiler.onnx.operator import NodeContext, Operator
@@ -81,6 +82,7 @@ def transpose(context: NodeContext) -> Tensor | Pending | None:
     if isinstance(symbol, Activation):
         symbol = symbol.tensor
     assert isinstance(symbol, Tensor | Pending)
+    # The inverse permutation leads from a layout that the device computes in to the present order.
     back = tuple(np.argsort(perm).tolist())
     for layout in (natural(output), row_major_layout(output)):
         before = layout.transpose(output, back)
@@ -191,6 +193,7 @@ def concat(context: NodeContext) -> Pending | Recipe:
     for index, (tensor, symbol) in enumerate(zip(tensors, map(as_activation, context.symbols), strict=True)):
         quant = symbol.quant if isinstance(symbol, Activation) else integers(tensor)
         box = list(layout.nhwc)
+        # The input's share of all elements: the device's axis may join several axes of the model.
         box[dim] = math.prod(context.shape(index)) * box[dim] // math.prod(context.output)
         boxed = (box[0], box[1], box[2], box[3])
         at = {dim: position}

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import Multiply, Window
+from weft.compiler.ir.graph import Multiply
 from weft.compiler.ir.layout import row_major_layout
 from weft.compiler.ir.products import Counts, Product
+from weft.compiler.ir.windows import Window
 from weft.compiler.onnx.attention import (
     MAX_HEAD_SIZE,
     MAX_ROW,

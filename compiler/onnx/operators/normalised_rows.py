@@ -226,8 +226,8 @@ def _factor(context: NodeContext) -> tuple[_Parts, Divisor, Rows, Tensor] | None
         rows = rows_of(parts.source.tensor, parts.shape, axes)
         if rows is None or not row_fits(context.model.config, rows.layout.nhwc[3]):
             continue
-        rest = tuple(range(len(padded)))
-        number = to_layout(divisor.tensor, Layout(padded, rest, (*rows.layout.nhwc[:3], 1)))
+        all_axes = tuple(range(len(padded)))
+        number = to_layout(divisor.tensor, Layout(padded, all_axes, (*rows.layout.nhwc[:3], 1)))
         return None if number is None else (parts, divisor, rows, number)
     return None
 

@@ -148,6 +148,7 @@ def group_norm(context: NodeContext) -> Pending:
         result(layout.nhwc),
         weight,
         bias,
+        # The variance of integers is in squared steps.
         float(context.node.attributes.get("epsilon", _EPSILON)) / quant.scale**2,
         x_zero=quant.zero,
         group=_group_size(context),
@@ -241,6 +242,7 @@ def layer_norm(context: NodeContext) -> Pending:
         result(layout.nhwc),
         np.broadcast_to(np.ones(1) if weight is None else weight.reshape(-1), count).astype(np.float64),
         np.broadcast_to(np.zeros(1) if bias is None else bias.reshape(-1), count).astype(np.float64),
+        # The variance of integers is in squared steps.
         epsilon / quant.scale**2,
         x_zero=quant.zero,
         centre=context.node.operator == "LayerNormalization",

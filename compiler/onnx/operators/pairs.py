@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Add, DeviceOp, View
+from weft.compiler.ir.graph import Add, DeviceOp
 from weft.compiler.ir.layout import Layout
+from weft.compiler.ir.views import View
 from weft.compiler.kernel.rows import LARGEST_LOGARITHM, POWER_TABLES, RowPair, RowPower
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import PITCH_MAX
@@ -300,6 +301,7 @@ def _sum_of_parts(
 
     With `rising`, the part for negative inputs is negative.
     """
+    # For every input, one of the two parts is at the zero point, so that their sum is exact.
     zero, parts, shape = quant.zero, list[DeviceOp](), above[0].dst.buffer.shape
     for part, ops, clamp in (
         ("above", above, (zero, 127)),

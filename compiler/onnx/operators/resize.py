@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Conv, DeviceOp, Rescale, View, Window
+from weft.compiler.ir.graph import Conv, DeviceOp, Rescale
 from weft.compiler.ir.layout import spatial
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 from weft.compiler.onnx.conditions import activation, image_operand, input_quantised
 from weft.compiler.onnx.convolutions import RANKS
 from weft.compiler.onnx.operator import NodeContext, Operator

@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir.graph import DeviceOp, Pad, Pool, View, Window
+from weft.compiler.ir.graph import DeviceOp, Pad, Pool
 from weft.compiler.ir.layout import Layout, Shape4, row_major_layout, spatial
-from weft.compiler.ir.windows import axes
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window, axes
 from weft.compiler.machine.target import COUNT_MAX, has_coordinates
 from weft.compiler.onnx.conditions import (
     activation,
@@ -204,6 +205,7 @@ def _pool(
         result(pooled),
         kind,
         window,
+        # A sum is an average times the number of elements.
         quant.scale * (math.prod(window.kernel) if context.node.op == "ReduceSum" else 1),
         quant.zero,
         include_pad=include_pad,
@@ -296,6 +298,7 @@ def _fill_byte(context: NodeContext) -> int:
         return symbol.quant.level(value)
     tensor = tensor_of(symbol)
     assert tensor is not None
+    # Unsigned integers are stored as signed ones, less half their range.
     return int(value) - (1 << (15 if tensor.wide else 7)) * tensor.unsigned
 
 

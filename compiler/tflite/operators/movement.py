@@ -41,8 +41,8 @@ def slices_of(context: Context) -> list[Range]:
     """
     tensor = context.tensor()
     begin, end, strides = (
-        [int(value) for value in context.numbers(index, what)]
-        for index, what in ((1, "where it begins"), (2, "where it ends"), (3, "strides"))
+        [int(value) for value in context.numbers(index, label)]
+        for index, label in ((1, "where it begins"), (2, "where it ends"), (3, "strides"))
     )
     if not len(begin) == len(end) == len(strides):
         raise context.refuse(
@@ -54,6 +54,7 @@ def slices_of(context: Context) -> list[Range]:
         name: int(context.option(f"{name}Mask"))
         for name in ("Begin", "End", "Ellipsis", "NewAxis", "ShrinkAxis")
     }
+    # Ranges of axes of the input: not of new axes, and not the ellipsis.
     old = [at for at in range(len(begin)) if not (masks["NewAxis"] | masks["Ellipsis"]) >> at & 1]
     if len(old) > tensor.rank or masks["Ellipsis"].bit_count() > 1:
         raise context.refuse(f"has {len(old)} ranges for {tensor.rank} dimensions")
@@ -87,6 +88,7 @@ def _range(context: Context, range_: Range, size: int, masked: tuple[bool, bool]
     if not step:
         raise context.refuse("has stride 0")
     first = (0 if step > 0 else size - 1) if masked[0] else first
+    # Backwards, the end is one place before element 0; ONNX would count -1 from the end.
     last = (size if step > 0 else -size - 1) if masked[1] else last
     return first, last, step
 

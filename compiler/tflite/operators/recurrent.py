@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.onnx.limits import NODES
+from weft.compiler.ir.network import MAX_NODES
 from weft.compiler.tflite.context import Context, StateValue
 from weft.compiler.tflite.file import Quantisation, Tensor
 from weft.compiler.tflite.record import Record
@@ -29,7 +29,7 @@ _INPUTS = {
 """First input of each optional part of an LSTM."""
 _HIDDEN, _CELL = 18, 19
 """Inputs that are states between runs."""
-_STEPS = NODES // 40
+_STEPS = MAX_NODES // 40
 """Most steps; each becomes about 40 nodes."""
 _ORDER = (0, 3, 1, 2)
 """The gates input, output, forget and cell, in the file's order."""
@@ -277,6 +277,7 @@ class _Form:
         """Return the sum over rank and time of products with the weights, plus biases: (batch, units, 1, 1)."""
         context = self.context
         unit = _svdf_scale(context.tensor(_STATE)) * _svdf_scale(context.tensor(2))
+        # ~w is -1 - w, so that the larger of the two has all bits of w but its sign.
         bits = max(int(np.maximum(self.weights, ~self.weights).max(initial=0)).bit_length() - 7, 0)
         if not bits:
             return self._convolve(image, self.weights.astype(np.int8), 0, unit, biased=True)
@@ -286,8 +287,8 @@ class _Form:
             (self.weights & (1 << bits) - 1).astype(np.uint8),
         )
         step = _svdf_scale(context.output())
-        rest = _LARGEST * lower.astype(np.int64).sum(axis=(1, 2)) + np.abs(self.bias)
-        places = math.floor(math.log2(_LARGEST / (_SVDF_STEPS + float(rest.max()) * unit / step)))
+        largest_lower = _LARGEST * lower.astype(np.int64).sum(axis=(1, 2)) + np.abs(self.bias)
+        places = math.floor(math.log2(_LARGEST / (_SVDF_STEPS + float(largest_lower.max()) * unit / step)))
         if places < _LEAST:
             return self._convolve(image, self.weights, 0, unit, biased=True)
         parameters = context.array(math.ldexp(step, -places), "float32"), context.array(0, "int16")

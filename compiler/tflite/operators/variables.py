@@ -98,7 +98,7 @@ def to_batch(context: Context) -> None:
         padded[axis] += sum(pair)
         if padded[axis] % block:
             raise context.refuse(f"cuts {padded[axis]} elements into blocks of {block}")
-    count, rest = len(blocks), shape[len(blocks) + 1 :]
+    count, inner_sizes = len(blocks), shape[len(blocks) + 1 :]
     if math.prod(padded) != math.prod(output.shape):
         raise context.refuse(f"splits {math.prod(padded):,} elements into {math.prod(output.shape):,}")
     value, same = _value(context)
@@ -106,12 +106,13 @@ def to_batch(context: Context) -> None:
         places = [
             0,
             *(pair[0] for pair in pads),
-            *[0] * len(rest),
+            *[0] * len(inner_sizes),
             0,
             *(pair[1] for pair in pads),
-            *[0] * len(rest),
+            *[0] * len(inner_sizes),
         ]
         tensor = context.tensor()
+        # Pads are 0, which stored values represent by the zero point.
         zero = 0 if tensor.quantisation is None or not same else int(tensor.quantisation.zeros[0])
         fill = context.array(zero, tensor.dtype if same else "float32")
         value = context.emit("Pad", value, context.array(places), fill, suffix="pad", mode="constant")
@@ -119,8 +120,8 @@ def to_batch(context: Context) -> None:
     for size, block in zip(padded[1 : count + 1], blocks, strict=True):
         cut += [size // block, block]
     inner = range(1, 2 * count + 1, 2)
-    perm = [*(axis + 1 for axis in inner), 0, *inner, *range(2 * count + 1, 2 * count + 1 + len(rest))]
-    _finish_transposed(context, value, same, [*cut, *rest], perm)
+    perm = [*(axis + 1 for axis in inner), 0, *inner, *range(2 * count + 1, 2 * count + 1 + len(inner_sizes))]
+    _finish_transposed(context, value, same, [*cut, *inner_sizes], perm)
 
 
 def to_space(context: Context) -> None:
@@ -130,19 +131,19 @@ def to_space(context: Context) -> None:
     images, count = math.prod(blocks), len(blocks)
     if not images or shape[0] % images:
         raise context.refuse(f"joins {shape[0]} images to blocks of {images}")
-    rest = shape[count + 1 :]
+    inner_sizes = shape[count + 1 :]
     joined = [size * block for size, block in zip(shape[1:], blocks, strict=False)]
     cropped = [size - sum(pair) for size, pair in zip(joined, crops, strict=True)]
-    if (shape[0] // images, *cropped, *rest) != output.shape:
+    if (shape[0] // images, *cropped, *inner_sizes) != output.shape:
         raise context.refuse(f"crops {joined} to {cropped}, which gives another shape than the file's")
     value, same = _value(context)
     cut = [*blocks, shape[0] // images, *shape[1:]]
     perm = [count]
     for axis in range(count):
         perm += [count + 1 + axis, axis]
-    perm += range(2 * count + 1, 2 * count + 1 + len(rest))
+    perm += range(2 * count + 1, 2 * count + 1 + len(inner_sizes))
     value = context.builder.transpose(context.reshape(value, cut), perm, context.name)
-    value = context.reshape(value, [shape[0] // images, *joined, *rest])
+    value = context.reshape(value, [shape[0] // images, *joined, *inner_sizes])
     starts, ends = (
         [pair[0] for pair in crops],
         [size - pair[1] for size, pair in zip(joined, crops, strict=True)],
@@ -174,11 +175,11 @@ def _blocks(context: Context) -> list[int]:
     return blocks
 
 
-def _pairs(context: Context, what: str) -> list[tuple[int, int]]:
+def _pairs(context: Context, label: str) -> list[tuple[int, int]]:
     """Return the numbers of elements at both ends of the axes of blocks."""
-    values = [int(value) for value in context.numbers(2, what)]
+    values = [int(value) for value in context.numbers(2, label)]
     if len(values) != 2 * len(_blocks(context)) or min(values) < 0:
-        raise context.refuse(f"has {what} {values[:16]}; it takes two for each axis of blocks, none below 0")
+        raise context.refuse(f"has {label} {values[:16]}; it takes two for each axis of blocks, none below 0")
     return list(zip(values[::2], values[1::2], strict=True))
 
 

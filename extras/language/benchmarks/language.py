@@ -1,11 +1,11 @@
-"""Decoding with a language model of the shape of stories15M, one text, by the cycle model.
+"""Speed of decoding on the cycle model and the golden interpreter, with a language model of stories15M's shape.
 
     python extras/language/benchmarks/language.py
 
-Weights are random, which cycles do not depend on: 6 blocks of width 288, 6 heads of 48, 768 elements between the
-products of a feed-forward network, and 32,000 tokens, whose embeddings are the head's as well. The token is the
-hundredth of its text. A second table is of prompts, whose tokens are computed many together, and of several texts side
-by side, a third one of how quick the golden interpreter is.
+The model has 6 blocks of width 288, 6 heads of length 48, 768 elements between the products of a feed-forward network,
+and 32,000 tokens, whose embeddings are also the head's weights. Weights are random; cycles do not depend on them. The
+first table shows the hundredth token of one text; the second, prompts with many tokens per step, and several texts
+side by side; the third, the speed of the golden interpreter.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def row(*cells: str) -> None:
 
 
 def decoding_table(every: Mapping[str, Integers]) -> None:
-    """Return a table of decoding one text token by token."""
+    """Print a table of decoding one text token by token."""
     row(
         "weights",
         "on",
@@ -181,7 +181,7 @@ def decoding_table(every: Mapping[str, Integers]) -> None:
 
 
 def batching_table(every: Mapping[str, Integers]) -> None:
-    """Return a table of prompt tokens computed together, and of several texts side by side."""
+    """Print a table of prompt tokens computed together, and of several texts side by side."""
     row("tokens", "weights", "on", "memory", "cycles a token", "array")
     row(*["---"] * 6)
     default = configuration("default")
@@ -189,15 +189,15 @@ def batching_table(every: Mapping[str, Integers]) -> None:
         every.items(), (default.lanes, default.n), (0, TEXTS)
     ):
         on = "`default`" + f" with `lanes` {lanes}" * (lanes != default.lanes)
-        what = f"{texts} texts side by side" if texts else f"a prompt of {PROMPT}"
+        subject = f"{texts} texts side by side" if texts else f"a prompt of {PROMPT}"
         decoder = decoder_for(numbers, default.replace(lanes=lanes), texts)
         for bandwidth in (default.bus_bytes, 2):
             cycles, share = measure_together(decoder, texts, bandwidth)
-            row(what, name, on, f"{bandwidth} bytes a cycle", f"{cycles:,}", f"{share:.1%}")
+            row(subject, name, on, f"{bandwidth} bytes a cycle", f"{cycles:,}", f"{share:.1%}")
 
 
 def interpreter_table(every: Mapping[str, Integers]) -> None:
-    """Return a table of the golden interpreter's tokens per second for one text."""
+    """Print a table of the golden interpreter's tokens per second for one text."""
     row("weights", "configuration", "tokens a second on the golden interpreter")
     row(*["---"] * 3)
     for (name, numbers), preset in itertools.product(every.items(), ("default", "small")):

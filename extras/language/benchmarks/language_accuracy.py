@@ -3,10 +3,10 @@
     python extras/language/benchmarks/language_accuracy.py [TABLE ...] [--tokens 4096] [--problems 100] [--write PAGE]
 
 Tables are `budget` (perplexities in float32 and on the device, for types of weights), `errors` (of logits and products,
-beside those of products in blocks as processors compute them), `causes` (each rounding alone, and all others) and
-`keys` (steps of keys and values that the device has, and others). Windows of 256 tokens do not overlap. The device is
-the golden interpreter with `default`, its ranges those of texts that the model makes by itself. ``--write`` puts
-each table between its two comments in a page, extras/language/README.md.
+also for products in blocks as processors compute them), `causes` (each rounding alone, and all others without it) and
+`keys` (the device's steps of keys and values, and others). Windows of 256 tokens do not overlap. The device is the
+golden interpreter with `default`; ranges are those of texts that the model generates. ``--write`` puts each table
+between its two comments in a page, extras/language/README.md.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ FILES: dict[str, dict[str, str] | None] = {
     "Q4_0": {},
     "Q4_0, embeddings Q8_0": {"token_embd.weight": "Q8_0"},
 }
-"""Types of matrices: those of the file as it is, or Q4_0 but for some tensors."""
+"""Types of matrices: None keeps those of the example's file; else Q4_0 except for these tensors."""
 BLOCK = 2
 """Index of the block whose products are compared."""
 PRODUCTS = ("query", "key", "value", "attention_output", "gate", "up", "down")
 CAUSES: dict[str, dict[str, object]] = {
     "weights: int8, a scale for each row, but one for all of queries and of keys": {"weights": "device"},
-    "weights: int8, a scale for each row of all": {"weights": "row"},
-    "what goes into products: int8 by a power of two for each token": {"normal": True, "gated": True},
-    "what goes into products behind norms": {"normal": True},
-    "what goes into products behind gates": {"gated": True},
+    "weights: int8, a scale for each row of all matrices": {"weights": "row"},
+    "inputs of products: int8 by a power of two for each token": {"normal": True, "gated": True},
+    "inputs of products after norms": {"normal": True},
+    "inputs of products after gates": {"gated": True},
     "queries: int8, fixed steps": {"query": "device"},
     "keys: int8, fixed steps": {"key": "device"},
     "values: int8, fixed steps": {"value": "device"},
@@ -82,20 +82,20 @@ CAUSES: dict[str, dict[str, object]] = {
     "probabilities: 7 bits": {"probabilities": 7},
     "residual stream: 24 bits, fixed steps": {"residual": 24},
     "residual stream: 16 bits, fixed steps": {"residual": 16},
-    "behind the gate: 16 bits, fixed steps": {"inner": True},
+    "after the gate: 16 bits, fixed steps": {"inner": True},
     "sigmoid: a table, interpolated": {"table": True},
     "logits: 16 bits, fixed steps": {"logits": True},
 }
 """Roundings, each alone."""
 SCHEMES: dict[str, tuple[str, Sequence[float]]] = {
     "of the device, for each block": ("device", (1.0, 1.25, 1.5)),
-    "fixed for each block, by turned keys": ("block", (1.0, 1.25, 1.5)),
+    "fixed for each block, by rotated keys": ("block", (1.0, 1.25, 1.5)),
     "fixed for each head": ("head", (1.0, 1.25, 1.5)),
     "a power of two for each head of a token": ("power", (BYTE_MARGIN,)),
     "any number for each head of a token": ("free", (BYTE_MARGIN,)),
     "not rounded": ("", (BYTE_MARGIN,)),
 }
-"""Steps of keys and values, and how much room they have."""
+"""Steps of keys and values, with their margins over the range of a text."""
 
 
 @dataclass(frozen=True)
@@ -125,17 +125,17 @@ class Case:
     Parameters
     ----------
     kinds : dict of str to str, or None
-        None is the file as it is; else its matrices become Q4_0, but for these tensors.
+        None keeps the example's file; else its matrices become Q4_0, except for these tensors.
     texts : dict of str to list of int
         Tokens by name.
     problems : int
-        Of each kind.
+        Number of problems of each kind.
     """
 
     def __init__(
         self, kinds: dict[str, str] | None, texts: Mapping[str, Sequence[int]], problems: int
     ) -> None:
-        self._content, self.model = _file(kinds)
+        self._content, self.model = _convert(kinds)
         self.reference, self._problems = Reference(self.model), problems
         self.tokenizer = Tokenizer(self.model.vocabulary)
         self.texts = [Text.of(name, tokens, self.reference.logits) for name, tokens in texts.items()]
@@ -143,14 +143,14 @@ class Case:
     def device(self) -> weft.extras.language.run.lm.Model:
         return weft.extras.language.run.lm.load(self._content, PRESET, rows=ROWS)
 
-    def measured(self, logits: Logits, *, solve: bool = True) -> Measured:
+    def measure(self, logits: Logits, *, solve: bool = True) -> Measured:
         solved = answers(logits, self.tokenizer, self._problems) if solve else {}
         return Measured([difference(text, logits) for text in self.texts], solved)
 
     @functools.cached_property
     def texts_on_device(self) -> Measured:
         with self.device() as device:
-            return self.measured(device.logits, solve=False)
+            return self.measure(device.logits, solve=False)
 
     @functools.cached_property
     def on_device(self) -> Measured:
@@ -161,11 +161,11 @@ class Case:
 
     @functools.cached_property
     def exact(self) -> Measured:
-        return self.measured(self.reference.logits)
+        return self.measure(self.reference.logits)
 
     @functools.cached_property
     def block_arithmetic(self) -> Measured:
-        return self.measured(BlockArithmetic(self.model).logits)
+        return self.measure(BlockArithmetic(self.model).logits)
 
     @functools.cached_property
     def numbers(self) -> tuple[Integers, Config]:
@@ -176,18 +176,18 @@ class Case:
     def magnitudes(self) -> dict[str, np.ndarray]:
         return magnitudes(*self.numbers, generate_texts(self.reference))
 
-    def apply(self, which: Roundings, *, solve: bool = False) -> Measured:
-        return self.measured(Rounded(*self.numbers, which, self.magnitudes).logits, solve=solve)
+    def apply(self, roundings: Roundings, *, solve: bool = False) -> Measured:
+        return self.measure(Rounded(*self.numbers, roundings, self.magnitudes).logits, solve=solve)
 
 
-def _file(kinds: dict[str, str] | None) -> tuple[bytes, LanguageModel]:
+def _convert(kinds: dict[str, str] | None) -> tuple[bytes, LanguageModel]:
     content = example.model()
     if kinds is None:
         return content, read(content)
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         path = Path(folder) / "model.gguf"
-        made = write(read(content), path, "Q4_0", kinds)
-        return path.read_bytes(), made
+        model = write(read(content), path, "Q4_0", kinds)
+        return path.read_bytes(), model
 
 
 class Bench:
@@ -196,15 +196,15 @@ class Bench:
     Parameters
     ----------
     tokens : int
-        Of each text at most.
+        Maximum number of tokens of each text.
     problems : int
-        Of each kind.
+        Number of problems of each kind.
     """
 
     def __init__(self, tokens: int, problems: int) -> None:
         self._problems, tokenizer = problems, Tokenizer(read(example.model()).vocabulary)
         self.texts = {
-            name.removesuffix(f" {platform.python_version()}"): measure.joined(tokenizer, some)[:tokens]
+            name.removesuffix(f" {platform.python_version()}"): measure.encode_all(tokenizer, some)[:tokens]
             for name, some in measure.texts().items()
         }
         self._cases: dict[str, Case] = {}
@@ -229,16 +229,16 @@ def budget(bench: Bench) -> str:
     stored = bench.case("Q8_0").exact.texts
     names = [f"{text.name} ({text.tokens:,})" for text in bench.case("Q8_0").texts]
 
-    def row(name: str, arithmetic: str, found: Measured) -> list[str]:
+    def row(name: str, arithmetic: str, result: Measured) -> list[str]:
         cells = []
-        for item, before in zip(found.texts, stored, strict=True):
+        for item, before in zip(result.texts, stored, strict=True):
             parts = (
                 [] if item.perplexity == before.perplexity else [_percent(item.perplexity / before.exact - 1)]
             )
             if arithmetic != "float32":
                 parts.append(f"{_percent(item.change)} ± {100 * item.deviation:.2f}")
             cells.append(f"{item.perplexity:.3f}" + (f" ({'; '.join(parts)})" if parts else ""))
-        return [name, arithmetic, *cells, *(str(sum(some)) for some in found.solved.values())]
+        return [name, arithmetic, *cells, *(str(sum(some)) for some in result.solved.values())]
 
     def rows() -> Iterator[list[str]]:
         for name in FILES:
@@ -266,12 +266,9 @@ def errors(bench: Bench) -> str:
                 yield [name, arithmetic, *parts]
 
     def products() -> Iterator[list[str]]:
-        every = {name: product_errors(bench.case(name)) for name in FILES if "," not in name}
-        for what in PRODUCTS:
-            yield [
-                what.replace("_", " "),
-                *(f"{part:.4f}" for result in every.values() for part in result[what]),
-            ]
+        results = [product_errors(bench.case(name)) for name in FILES if "," not in name]
+        for name in PRODUCTS:
+            yield [name.replace("_", " "), *(f"{part:.4f}" for result in results for part in result[name])]
 
     head = ["logits of", "arithmetic", "RMS", *(f"{100 * part:g} %" for part in QUANTILES)]
     arithmetics = [f"{name} {how}" for name in FILES if "," not in name for how in ("in blocks", "device")]
@@ -285,10 +282,10 @@ class _Inputs(Reference):
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__(model)
-        self.given: dict[int, list[np.ndarray]] = {}
+        self.recorded: dict[int, list[np.ndarray]] = {}
 
     def _linear(self, linear: Linear, x: np.ndarray) -> np.ndarray:
-        self.given.setdefault(id(linear), []).append(x)
+        self.recorded.setdefault(id(linear), []).append(x)
         return super()._linear(linear, x)
 
 
@@ -300,7 +297,7 @@ def product_errors(case: Case) -> dict[str, tuple[float, float]]:
     result = {}
     for name in PRODUCTS:
         linear = getattr(case.model.blocks[BLOCK], name)
-        x = np.concatenate(inputs.given[id(linear)])
+        x = np.concatenate(inputs.recorded[id(linear)])
         assert isinstance(linear.weight, BlockTensor)
         exact = x @ dense(linear.weight).T
         results = product(linear.weight, x), device_product(case.numbers[0], BLOCK, name, x)
@@ -314,21 +311,21 @@ def causes(bench: Bench) -> str:
     case = bench.case("Q8_0")
     none = Roundings()
 
-    def row(what: str, alone: Measured | None, without: Measured | None) -> list[str]:
+    def row(rounding: str, alone: Measured | None, without: Measured | None) -> list[str]:
         cells = ["-"] * 2 + ["-"] * len(case.texts)
         if alone is not None:
             changes = [f"{_percent(item.change)} ± {100 * item.deviation:.2f}" for item in alone.texts]
             cells = [f"{alone.error:.4f}", f"{1e3 * alone.divergence:.2f}", *changes]
-        return [what, *cells, "-" if without is None else f"{1e3 * without.divergence:.2f}"]
+        return [rounding, *cells, "-" if without is None else f"{1e3 * without.divergence:.2f}"]
 
     def rows() -> Iterator[list[str]]:
         yield row("the device itself", case.texts_on_device, None)
         yield row("all of these in float32", case.apply(DEVICE), None)
-        for what, change in CAUSES.items():
+        for rounding, change in CAUSES.items():
             # Alternatives replace the device's own rounding.
             own = all(getattr(DEVICE, name) == value for name, value in change.items())
             other = {name: getattr(none, name) for name in change} if own else change
-            yield row(what, case.apply(replace(none, **change)), case.apply(replace(DEVICE, **other)))  # type: ignore[arg-type]
+            yield row(rounding, case.apply(replace(none, **change)), case.apply(replace(DEVICE, **other)))  # type: ignore[arg-type]
 
     names = [text.name for text in case.texts]
     return table(["rounding", "error", "divergence", *names, "all but this"], rows())
@@ -340,14 +337,14 @@ def keys(bench: Bench) -> str:
     exact = case.exact.all_solved
 
     def rows() -> Iterator[list[str]]:
-        for what, (how, rooms) in SCHEMES.items():
+        for scheme, (how, rooms) in SCHEMES.items():
             for room in rooms:
                 alone = case.apply(Roundings(key=how, value=how, room=room))
                 result = case.apply(replace(DEVICE, key=how, value=how, room=room), solve=True)
                 changes = [f"{_percent(item.change)} ± {100 * item.deviation:.2f}" for item in result.texts]
                 changed = sum(a != b for a, b in zip(result.all_solved, exact, strict=True))
                 yield [
-                    what, f"{room:g}" if len(rooms) > 1 else "", f"{1e3 * alone.divergence:.2f}",
+                    scheme, f"{room:g}" if len(rooms) > 1 else "", f"{1e3 * alone.divergence:.2f}",
                     f"{1e3 * result.divergence:.2f}", *changes, f"{sum(result.all_solved)}", f"{changed}",
                 ]  # fmt: skip
 
@@ -371,8 +368,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)}; all by default")
-    parser.add_argument("--tokens", type=int, default=4096, help="of each text at most")
-    parser.add_argument("--problems", type=int, default=100, help="of each kind")
+    parser.add_argument("--tokens", type=int, default=4096, help="maximum number of tokens of each text")
+    parser.add_argument("--problems", type=int, default=100, help="number of problems of each kind")
     parser.add_argument("--write", type=Path, help="also put the tables into this file")
     arguments = parser.parse_args()
     if unknown := set(arguments.tables) - set(TABLES):

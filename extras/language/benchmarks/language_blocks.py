@@ -1,9 +1,9 @@
 """A language model with block products in integers, as CPU programs compute them from GGUF's files.
 
-A row that goes into a product is cut into blocks of 32 elements, each of which becomes int8 with a scale of half
-precision, its largest magnitude divided by 127. Of each block the products with the integers of the weights are added
-up as integers; that times both scales is added up in float32. All else is float32. This follows from what the types
-``Q8_0`` and ``Q4_0`` are; results of a program that adds in another order differ in the last bits.
+Input rows of products are split into blocks of 32 elements. Each block becomes int8 with a scale of half precision: its
+largest magnitude divided by 127. The products of a block are summed as integers; these sums, times both scales, are
+summed in float32. All else is float32. This follows from the types ``Q8_0`` and ``Q4_0``; programs that add in another
+order have other last bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BLOCK = 32
 """Elements per scale."""
 
 
-def in_blocks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def quantise_blocks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Quantise float32 rows (rows, columns) to integers and scales: (rows, blocks, `BLOCK`) and (rows, blocks)."""
     blocks = x.reshape(len(x), -1, BLOCK)
     exact = np.abs(blocks).max(axis=2) / np.float32(127)
@@ -40,7 +40,7 @@ def product(weight: BlockTensor, x: np.ndarray) -> np.ndarray:
     """
     if weight.block != BLOCK or weight.minimums is not None:
         raise ValueError(f"weights must be in blocks of {BLOCK} without minimums")
-    values, scales = in_blocks(x)
+    values, scales = quantise_blocks(x)
     integers = weight.values.reshape(len(weight.values), -1, BLOCK).astype(np.float32)
     result = np.zeros((len(x), len(integers)), np.float32)
     for block in range(values.shape[1]):  # sums of 32 products are exact in float32

@@ -20,7 +20,7 @@ EVERY = 5
 
 @dataclass(frozen=True)
 class Text:
-    """A text of several windows, predicted but for each window's first token, with exact logits."""
+    """A text in windows, with exact logits; all tokens but the first of each window are predicted."""
 
     name: str
     windows: list[list[int]]
@@ -54,7 +54,7 @@ class Difference:
     error : float
         Root of the mean square of errors, which are divided by the standard deviation of the exact logits.
     errors : numpy.ndarray of float32
-        Those of every `EVERY`-th logit.
+        Errors of every `EVERY`-th logit.
     """
 
     perplexity: float
@@ -106,6 +106,6 @@ def _logarithms(logits: np.ndarray) -> np.ndarray:
 def answers(logits: Logits, tokenizer: Tokenizer, count: int = measure.COUNT) -> Mapping[str, list[bool]]:
     """Return which problems of each kind are solved."""
     return {
-        kind: [measure.right(logits, tokenizer, problem) for problem in measure.problems(kind, count)]
+        kind: [measure.solves(logits, tokenizer, problem) for problem in measure.problems(kind, count)]
         for kind in measure.KINDS
     }

@@ -1,9 +1,9 @@
 """A language model in float32 with a selection of the decoder's roundings.
 
-It is what `weft.extras.language.compiler.integers` and `weft.extras.language.compiler.kernels` say, in float32 and
-for whole texts at once, so that what a rounding costs can be told apart from all others, and roundings that the
-device has not can be tried. With all of the device's own it comes about as near to the device as that does to
-float32; it is not equal.
+It follows `weft.extras.language.compiler.integers` and `weft.extras.language.compiler.kernels`, but in float32 and for
+whole texts at once. This way each rounding's cost can be measured by itself, also for roundings that the device does
+not use. With all roundings of the device, its results differ from the device's about as much as the device's differ
+from float32.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from weft.sim.golden import vector
 
 STEPS = ("", "device", "block", "head", "power", "free")
 """Steps of int8 queries, keys, values or results of attention: none; those of the device, which are fixed for a block;
-fixed by the largest magnitude on a text, of a block or of each head; for each head of each token a power of two, or
-any number. A result of attention has one for the heads of a token together with the last two."""
+fixed by the largest magnitude on a text, of a block or of each head; a power of two, or any number, for each head of
+each token. With the last two, the results of attention have one step for all heads of a token."""
 
 
 @dataclass(frozen=True)
@@ -46,24 +46,24 @@ class Roundings:
     Attributes
     ----------
     weights : "", "device" or "row"
-        int8 with a scale for each row, where on the device those of queries and keys have one for the matrix; or with a
-        scale for each row of all. In blocks of 4 bits times factors of 8 bits where the integers have them.
+        int8 with a scale for each row; "device" has one scale for each matrix of queries or of keys, and keeps matrices
+        in blocks as 4 bits times factors of 8 bits.
     normal, gated : bool
-        int8 by a power of two of each token, in front of products: what norms make, and what comes out of the gate.
+        Round the inputs of products after norms and after gates to int8 by a power of two for each token.
     residual : int
         Bits of the residual stream, 24 or 16; 0 for float32.
     inner : bool
-        16 bits, of what comes out of the gate; 17 of its second factor.
+        Round the gate's results to 16 bits, and its second factor to 17.
     table : bool
-        The sigmoid by interpolation in a table.
+        Interpolate the sigmoid in a table.
     query, key, value, mixed : str
-        One of `STEPS`.
+        One of `STEPS`; `mixed` is for attention's results.
     room : float
-        How many times the range of a text values with fixed steps have.
+        Largest value with fixed steps, as a multiple of the largest one on a text.
     probabilities : int
-        Bits of softmax's; 0 for float32.
+        Bits of softmax's probabilities; 0 for float32.
     logits : bool
-        16 bits.
+        Round logits to 16 bits.
     """
 
     weights: str = ""
@@ -191,10 +191,12 @@ class Rounded(Reference):
         limit = (1 << 15) - 1
         y = np.clip(np.rint(scores * (vector.OCTAVE * math.log2(math.e))), -limit - 1, limit).astype(np.int64)
         y = np.pad(y, ((0, 0), (0, 0), (0, more))).reshape(*y.shape[:2], -1, n)
-        some = np.broadcast_to(np.pad(valid, ((0, 0), (0, more))).reshape(1, len(valid), -1, n), y.shape)
-        exponents = vector.group_exponents(y, some)
+        valid_groups = np.broadcast_to(
+            np.pad(valid, ((0, 0), (0, more))).reshape(1, len(valid), -1, n), y.shape
+        )
+        exponents = vector.group_exponents(y, valid_groups)
         table = np.frombuffer(self._config.exp2_table, np.uint8)
-        result = vector.probabilities(y, some, exponents, table).astype(np.float32)
+        result = vector.probabilities(y, valid_groups, exponents, table).astype(np.float32)
         result *= np.exp2(exponents - exponents.max(axis=-1, keepdims=True)).astype(np.float32)[..., None]
         shares = result.reshape(*scores.shape[:2], -1)[..., :keys]
         return shares / shares.sum(axis=-1, keepdims=True)
@@ -258,13 +260,13 @@ def _round_fixed(x: np.ndarray, unit: float, most: int) -> np.ndarray:
 
 def _round_weights(numbers: Integers, how: str) -> LanguageModel:
     """Return the model with rounded weights and norm gains folded into the next products, as on the device."""
-    model, kept = numbers.model, bool(numbers.gains)
+    model, keeps_gains = numbers.model, bool(numbers.gains)
     ones = np.ones(model.sizes.width, np.float32)
 
     def linear(exact: Linear, norm: Norm | None, device: Weights) -> Linear:
         if how == "device":
             return Linear(_dense(device))
-        folded = dense(exact.weight) * (1.0 if norm is None or kept else norm.weight)
+        folded = dense(exact.weight) * (1.0 if norm is None or keeps_gains else norm.weight)
         if how == "row":
             quantised = Weights.quantise(folded)
             folded = quantised.values * quantised.scales[:, None]
@@ -276,15 +278,15 @@ def _round_weights(numbers: Integers, how: str) -> LanguageModel:
         assert block.gate is not None
         blocks.append(
             Block(
-                first if kept else Norm(ones), linear(block.query, first, layer.matrices["query"]),
+                first if keeps_gains else Norm(ones), linear(block.query, first, layer.matrices["query"]),
                 linear(block.key, first, layer.matrices["key"]), linear(block.value, first, layer.matrices["value"]),
-                linear(block.attention_output, None, layer.matrices["output"]), second if kept else Norm(ones),
+                linear(block.attention_output, None, layer.matrices["output"]), second if keeps_gains else Norm(ones),
                 linear(block.gate, second, layer.matrices["gate"]), linear(block.up, second, layer.matrices["up"]),
                 linear(block.down, None, layer.matrices["down"]),
             )
         )  # fmt: skip
     return dataclasses.replace(
-        model, blocks=tuple(blocks), output_norm=model.output_norm if kept else Norm(ones),
+        model, blocks=tuple(blocks), output_norm=model.output_norm if keeps_gains else Norm(ones),
         output=linear(model.output, model.output_norm, numbers.head),
     )  # fmt: skip
 

@@ -73,6 +73,7 @@ def _prove_program(
     try:
         check(words, config)
         model = describe_model(memory.decoder.numbers)
+        # The seed is secret: no program can be made that exactly these random values miss.
         proven = prove_steps(model, config, describe_layout(memory, program), secrets.randbits(64), progress)
     except (ProgramError, Unproven) as error:
         raise CertificateError(f"{name} is not proven: {error}") from None
@@ -147,6 +148,7 @@ def describe_layout(memory: DecoderMemory, program: Program) -> StepLayout:
         frame=frame,
         encode_frame=lambda tokens, numbers, pages: _frame(program, tokens, numbers, pages),
         turn_register=ROWS_LEFT if places.tokens_per_text < rows else None,
+        # The prompt program does not read the number of rows.
         unspecified=[(0, HEADER_BYTES)] if prompt else [],
         tokens=HEADER_BYTES,
         places=HEADER_BYTES + 4 * rows,

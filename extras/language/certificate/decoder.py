@@ -133,6 +133,7 @@ class Decoder:
         heads = {name: self._heads(layer, name, inputs, shift) for name in ("query", "key", "value")}
         self.blocks.append(Block(heads["query"], heads["key"], heads["value"], np.zeros_like(heads["query"])))
         results = self.blocks[-1].results
+        # Values of their own for attention's results: all that follows is computed once for all positions.
         results[:] = self.result_names(len(self.blocks) - 1)
         even = np.full((self.rows, 1, 1), self.model.even)
         stream = self._add(layer, "output", results.reshape(self.rows, -1), even, stream)
@@ -244,6 +245,7 @@ class Decoder:
         state = self._initial_state(layer, row)
         for first in range(0, len(keys), n):
             keys_slice = slice(first, first + n)
+            # A prefix of keys has one state, however many tokens see it.
             key = (state.number, digest(keys[keys_slice], values[keys_slice]))
             if key not in self._states:
                 self._states[key] = self._extend(layer, row, state, keys[keys_slice], values[keys_slice])

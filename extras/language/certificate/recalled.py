@@ -146,6 +146,7 @@ class RecallingDevice(ValueDevice):
         turn = self.memories.register(self.turn_register)
         if turn == self._turn:
             return
+        # The first turn keeps what the program has loaded before the loop.
         if 1 <= turn == self._turn - 1:
             for memory in _NUMBERED_MEMORIES:
                 written = [rows for place, rows in self._written if place is memory]
@@ -176,6 +177,7 @@ class RecallingDevice(ValueDevice):
 
     def _footprint(self, instruction: Instruction) -> _Footprint:
         if instruction not in self._instructions:
+            # Semaphores do not change results: instructions that differ only in them share a number.
             unsynchronised = dataclasses.replace(instruction, wait=0, signal=0)
             if unsynchronised != instruction:
                 self._instructions[instruction] = self._footprint(unsynchronised)

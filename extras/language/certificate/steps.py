@@ -145,6 +145,7 @@ class StepProver:
         device.forget()
         for plane, before in zip(device.planes, self._initial_memory, strict=True):
             plane.dram[:] = before
+        # Random pages, so that the program cannot rely on an order.
         pages = self._draw_pages(tokens)
         self._fill_cache(pages)
         self._write_frame(tokens, pages)
@@ -200,6 +201,7 @@ class StepProver:
                 raise Unproven(
                     f"{_describe(tokens)}: the host passes the program other rows than these tokens'"
                 )
+            # Symbolic offsets stand for any token, and for the row of any position.
             self.device.set_values(at.frame + start, words.ravel())
         for start, size in at.unspecified:
             self.device.set_values(at.frame + start, self.values.new_inputs(size))
@@ -255,6 +257,7 @@ class StepProver:
             expected = np.stack([[block.keys[row], block.values[row]] for block in self.decoder.blocks])
             self._check_equal(f"keys and values of {_describe([token])}", places, expected)
             changed[places] = False
+        # A prompt program also writes undefined keys and values for missing rows.
         for row in range(len(tokens), at.rows) if at.consecutive else ():
             changed[self._token_addresses(Token(tokens[0].text, tokens[0].place + row), pages)] = False
         if at.logits is not None:

@@ -76,9 +76,8 @@ class Attend:
         self._places, self._code, self._n, self._at = places, code, places.config.n, places.at
         self._groups, self._text_tokens = places.groups, places.tokens_per_text
         self._queries_per_group = places.sizes.heads // places.sizes.key_value_heads
-        self._score_rows = (
-            self._groups * self._queries_per_group * self._text_tokens
-        )  # rows of scores in one pass
+        # The rows of scores in one pass.
+        self._score_rows = self._groups * self._queries_per_group * self._text_tokens
         self._sums_row = places.config.accumulator_size // 2  # the first half holds scores
         # The parameters of the scores come first, because LOAD works in order.
         load = vectors(places, BLOCK, 0, PARAMETER_VECTORS, self._at["scores"])
@@ -248,6 +247,7 @@ class Attend:
         """Yield the LOAD of the keys of one head group."""
         places, panel = self._places, self._places.page * self._places.head
         load = vectors(places, PAGES, first * places.head_bytes, panel, self._at["keys"])
+        # The keys of the previous page must not be overwritten before its scores are complete.
         yield dataclasses.replace(
             load, rows=self._groups, row_pitch=places.head_bytes, dst_row=panel, paged=1, table=TABLE,
             wait=_KEYS_FREE,
@@ -269,6 +269,7 @@ class Attend:
                     dst=self._at["values"] + head * page + part * page * self._groups, dst_vector=1,
                     dst_pixel=page * self._groups, dst_row=n, transpose=1, paged=1, table=TABLE, wait=wait,
                 )  # fmt: skip
+                # LOADs work in order: only the first has to wait.
                 wait = 0
 
     def _softmax(self, columns: int) -> Softmax:

@@ -131,7 +131,8 @@ class Contents:
         mantissas = [
             numbers.scaled[name][index].mantissas
             if name in numbers.scaled
-            else np.ones(len(layer.matrices[name].values), np.int16)  # unused: one factor holds for all rows
+            # Unused: one factor holds for all rows.
+            else np.ones(len(layer.matrices[name].values), np.int16)
             for name in names
         ]
         biases = [numbers.biases[name].numbers[index] for name in names if name in numbers.biases]
@@ -156,6 +157,7 @@ class Contents:
                 part = self._encode_tiles(stacked, columns, first, ring.head_tiles)
                 self.records[start + offset : start + offset + len(part)] = part
                 first += ring.head_tiles
+        # There are none if matrices contain them.
         for gains in numbers.gains[-1:]:
             content = to_digit_pairs(gains, self._n).tobytes()
             self.records[begin + self.gains : begin + self.gains + len(content)] = content
@@ -178,6 +180,7 @@ class Contents:
     def _place_head(self) -> tuple[list[int], int]:
         """Return the offsets of the head's parts in a record, and the size of a record."""
         ring, slots = self.ring, len(self.ring.slots)
+        # The last block's LOADs fetch its successor's first parts from a record of the head, which must hold them.
         last = self.offsets[slots - 1] + _round_up(ring.vectors[slots - 1] * self._n) + _ALIGNMENT_BYTES
         if self.alike:
             return self.offsets[:slots], _round_up(last)
@@ -211,15 +214,15 @@ class _StackedWeights:
     ) -> _StackedWeights:
         """Stack matrices, one after the other or N rows of each in turn, with `padding` rows of zeros at the end."""
 
-        def stacked(parts: list[np.ndarray]) -> np.ndarray:
+        def stack_rows(parts: list[np.ndarray]) -> np.ndarray:
             joined = interleave(parts, n) if interleaved else np.concatenate(parts)
             return np.pad(joined, ((0, padding), (0, 0)))
 
         if not blocks:
-            return cls(stacked([matrix.values for matrix in matrices]), None)
+            return cls(stack_rows([matrix.values for matrix in matrices]), None)
         nibbles = [matrix.nibbles for matrix in matrices if matrix.nibbles is not None]
         factors = [matrix.factors for matrix in matrices if matrix.factors is not None]
-        return cls(stacked(nibbles), stacked(factors))
+        return cls(stack_rows(nibbles), stack_rows(factors))
 
     def encode(self, lines: slice, n: int) -> bytes:
         """Return the bytes of some rows."""
@@ -227,6 +230,7 @@ class _StackedWeights:
         if self._factors is None:
             return content
         groups = np.frombuffer(content, np.int8).reshape(-1, encoding.GROUP_WORDS, n)
+        # As `encode_words` pads the rows.
         padded = np.pad(self._factors[lines], ((0, -len(self._factors[lines]) % n), (0, 0)))
         factors = padded.reshape(-1, n, padded.shape[1]).swapaxes(1, 2).reshape(-1, n)
         return _pad(encoding.pack_groups(groups, factors))
@@ -251,7 +255,7 @@ class _ColumnParameters:
     ) -> _ColumnParameters:
         """Stack the parameters of matrices as `_StackedWeights.stack` stacks their rows."""
 
-        def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
+        def stack_rows(parts: Sequence[np.ndarray]) -> np.ndarray:
             return (
                 interleave([part[:, None] for part in parts], n)[:, 0]
                 if interleaved
@@ -259,8 +263,8 @@ class _ColumnParameters:
             )
 
         # Mantissas are at least 1.
-        padded = np.pad(stacked(mantissas), (0, padding), constant_values=1)
-        return cls(padded, np.pad(stacked(biases), (0, padding)) if digits else np.zeros(0), digits)
+        padded = np.pad(stack_rows(mantissas), (0, padding), constant_values=1)
+        return cls(padded, np.pad(stack_rows(biases), (0, padding)) if digits else np.zeros(0), digits)
 
     def encode(self, lines: slice, n: int) -> bytes:
         """Return the bytes of some rows."""
@@ -292,7 +296,8 @@ def plan_ring(places: Places, other: Places | None = None) -> Ring:
     CompileError
         If the scratchpad is too small.
     """
-    gates = 2 if places.form.gated else 1  # a tile of the gate and one of the other product stay together
+    # A tile of the gate and one of the other product stay together.
+    gates = 2 if places.form.gated else 1
     tiles = {
         "qkv": places.queries + 2 * places.keys, "output": places.width, "inner": gates * places.inner,
         "down": places.width, "head": ceil_div(places.sizes.vocabulary, places.config.n),

@@ -125,10 +125,12 @@ class Decoder:
         self._sum_kernels = SumKernels(self.places, self.kernels)
         self._load_tables()
         self._load_rows()
+        # Each turn advances to the next block's record, and to its keys and values in each page.
         steps = {LAYERS: -1, BLOCK: self.contents.record_bytes, PAGES: self.places.block_bytes}
         with self._code.loop(LAYERS, steps):
             self._emit_block()
-        if main is None:  # without a head, the parts that the last block loads stay unused
+        # Without a head, the parts that the last block loads stay unused.
+        if main is None:
             self._emit_head()
         self._code.add(End())
         self.code = b"".join(item.encode() for item in self._code.instructions)
@@ -189,7 +191,8 @@ class Decoder:
         attend.add()
         self._add_to_residual("output", "a", At(self._at["even"]))
         normalised = code.add(self._normalise_kernel(1))
-        if places.form.gains:  # gains of the next block, or of the head
+        # The gains of the next block, or of the head.
+        if places.form.gains:
             code.add_parallel(self._load_gains(self.contents.record_bytes), normalised)
         for sums in self._multiply(ring.of("inner"), "a"):
             self._emit_all(self._sum_kernels.inner_kernels(sums))
@@ -224,7 +227,8 @@ class Decoder:
         if not self.places.form.gains:
             return kernel
         gains = at["gains"] + norm * pitch
-        wait = 0 if norm else _GAINS_LOADED  # one LOAD fetches the gains of both
+        # One LOAD fetches the gains of both.
+        wait = 0 if norm else _GAINS_LOADED
         return dataclasses.replace(kernel, with_c=1, c=gains, c_ox=2, c_vectors=2, wait=wait)
 
     def _quantise_kernel(self) -> Kernel:

@@ -192,13 +192,13 @@ class Pieces:
         scores = self._vocabulary.scores
 
         def rank(left: str, right: str) -> float | None:
-            whole = left + right
-            token = self._pieces.get(whole)
+            merged = left + right
+            token = self._pieces.get(merged)
             if token is None:
                 return None
             # Unused pieces take part in merging and are split again later.
-            if whole in self._unused:
-                parts[whole] = left, right
+            if merged in self._unused:
+                parts[merged] = left, right
             return -scores[token]
 
         tokens: list[int] = []
@@ -238,8 +238,8 @@ class Pieces:
 def _byte_characters() -> dict[int, str]:
     """Return GPT-2's character for each byte: itself if it is printable in Latin-1, else one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(rest)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
 
 
 CHARACTERS = _byte_characters()

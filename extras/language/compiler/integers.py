@@ -96,7 +96,7 @@ class Integers:
     gate_places : int
         Fractional bits of the input of SiLU or GELU.
     inner_places : int
-        Bits that a feed-forward network's result loses; see `weft.extras.language.compiler.kernels.gated`.
+        Bits that a feed-forward network's result loses; see `weft.extras.language.compiler.kernels.gate_and_multiply`.
     gains : list of numpy.ndarray
         Weights of each norm in order, the one before the head last: int64 (width,). Empty if they are folded into
         matrices.
@@ -293,6 +293,7 @@ def describe_outlier(model: LanguageModel) -> str:
         if (linear := getattr(block, field)) is not None
     }
     median = float(np.median(list(magnitudes.values())))
+    # 1e-45 is below the smallest float32 number, so that matrices of zeros have a logarithm.
     distances = {
         name: abs(math.log((most or 1e-45) / (median or 1e-45))) for name, most in magnitudes.items()
     }

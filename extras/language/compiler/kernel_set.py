@@ -51,6 +51,7 @@ def columnwise_kernel(
     operands : At
         By name: `src`, `dst`, and the kernel's other operands.
     """
+    # Columns are independent, so that any nesting of the loops gives equal results.
     order = min(((0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 0, 1)), key=lambda each: _cycles(config, counts, each))
     fields: dict[str, int] = dict(zip(("ob", "oy", "ox"), (counts[place] for place in order), strict=True))
     for name, at in operands.items():
@@ -66,10 +67,15 @@ def columnwise_kernel(
 def _cycles(config: Config, counts: tuple[int, int, int], order: tuple[int, int, int]) -> int:
     """Return the cycles of a micro-operation on all rows and columns, with loops in this order."""
     blocks, rows, columns = (counts[place] for place in order)
-    strips, rest = divmod(rows, STRIP_ROWS)
+    strips, remainder = divmod(rows, STRIP_ROWS)
     minimum = kernel_min_cycles(config.groups)
+    # A micro-operation takes at least `minimum` cycles for a strip of rows.
     full_strip = max(minimum, STRIP_ROWS * config.groups)
-    return blocks * columns * (strips * full_strip + (max(minimum, rest * config.groups) if rest else 0))
+    return (
+        blocks
+        * columns
+        * (strips * full_strip + (max(minimum, remainder * config.groups) if remainder else 0))
+    )
 
 
 class KernelSet:
@@ -161,7 +167,7 @@ def _inner_kernels(numbers: Integers) -> dict[str, Rows]:
     columns, form, places = numbers.model.sizes.feed_forward, numbers.form, numbers.inner_places
     scaled = {name: numbers.scaled[name][0] for name in ("gate", "up") if name in numbers.scaled}
     if form.gates_sums:
-        return {"inner": kernels.gated(columns, scaled["gate"], scaled["up"], places)}
+        return {"inner": kernels.gate_and_multiply(columns, scaled["gate"], scaled["up"], places)}
     shifts = {name: numbers.biases[name].shift if name in numbers.biases else None for name in scaled}
     if not form.gated:
         return {"inner": kernels.gelu(columns, scaled["up"], places, shifts["up"])}
@@ -231,6 +237,7 @@ class SumKernels:
             tile = max(part.first, first)
             end = min(part.first + part.tiles, first + count * head)
             while tile < end:
+                # A part may begin inside a head: finish that head before whole ones.
                 within = (tile - first) % head
                 whole_heads = 0 if within else (end - tile) // head
                 tiles = head if whole_heads else min(head - within, end - tile)
@@ -262,6 +269,7 @@ class SumKernels:
         if not form.rotary or name == "value":
             yield self._on_sums(name, columns, sources | {"dst": dst}, heads)
             return
+        # Biases take the operand that angles would need: a second kernel rotates.
         unrotated = At(self._at["unturned"], 2 * heads * columns, 2 * columns, 2, 2)
         yield self._on_sums(name, columns, sources | {"dst": unrotated}, heads)
         yield self._on_rows("turn", columns, {"src": unrotated, "dst": dst, **self._angles(tiles[1])}, heads)
@@ -321,6 +329,7 @@ class SumKernels:
             }  # fmt: skip
             yield self._on_sums("inner", columns, operands)
             return
+        # With biases, no operand is left for the second factor: each factor gets its own kernel.
         gate, biases = At(self._at["gates"], 2 * columns, 0, 2, 2), self._biases_vector(sums)
         for tile, (name, dst) in enumerate((("gate", gate), ("up", up))):
             operands = {

@@ -121,8 +121,10 @@ def normalise(
     _check_epsilon(min_bits, epsilon, unit)
     bits = largest_value.bits().maximum(min_bits) if min_bits else largest_value.bits()
     scaled = x.over(bits.power(), UNIT_PLACES, 1 << UNIT_PLACES)
+    # Each square loses `dropped` bits, so that the sum of all columns has at most 31.
     square = rows.sum(scaled.times(scaled, dropped), high=1 << 30)
     epsilon_part = _divide_by_square(epsilon_steps, bits)
+    # A row of zeros has no root.
     root = (square + epsilon_part).maximum(1).rsqrt()
     if gains:
         scaled = scaled.times(rows.digits(2).assume(-DIGITS, DIGITS), GAIN_PLACES)
@@ -266,7 +268,7 @@ def offset(columns: int) -> Rows:
     return rows
 
 
-def gated(columns: int, gate: Scaled, up: Scaled, places: int) -> Rows:
+def gate_and_multiply(columns: int, gate: Scaled, up: Scaled, places: int) -> Rows:
     """Compute ``silu(gate) * up`` from sums to two digits (target 0).
 
     Each element has two sums (0), the gate's first, with their mantissas (1 and 2) and the shift of the row (3). Sums
@@ -278,6 +280,7 @@ def gated(columns: int, gate: Scaled, up: Scaled, places: int) -> Rows:
     x = _scale_sums(rows, 0, gate, 1, shift_of_row)
     share = x.interpolate(_SIGMOID, TABLE_PLACES)
     limit = FACTOR - 1
+    # The second factor of a product has at most 17 bits.
     factor = _scale_sums(rows, 1, up, 2, shift_of_row).minimum(limit).maximum(-limit)
     silu = x.times(share, SHARE_PLACES)
     rows.put_digits(silu.times(factor, GATE_PLACES + places).assume(-(1 << 30), 1 << 30), 0)
@@ -285,7 +288,7 @@ def gated(columns: int, gate: Scaled, up: Scaled, places: int) -> Rows:
 
 
 def gated_digits(columns: int, gate_places: int, places: int) -> Rows:
-    """Compute ``silu(gate) * up`` as `gated` does, from two digits of the gate (0) and of the other product (1).
+    """Compute ``silu(gate) * up`` like `gate_and_multiply`, from two digits of the gate (0) and the other product (1).
 
     The gate has `gate_places` fractional bits; the result has two digits (target 0).
     """

@@ -96,12 +96,12 @@ def _has_bias(block: Block, product: str) -> bool:
     )
 
 
-def _uniform(what: str, flags: list[bool]) -> bool:
+def _uniform(feature: str, flags: list[bool]) -> bool:
     """Return the common value of all flags; raise `CompileError` if they differ."""
     if len(set(flags)) > 1:
         raise CompileError(
-            f"the model has {what} in some places and not in others: a decoder on the device has them everywhere, or "
-            "nowhere"
+            f"the model has {feature} in some places and not in others: a decoder on the device has them everywhere, "
+            "or nowhere"
         )
     return flags[0]
 
@@ -165,6 +165,7 @@ class Places:
                 f"configuration: it has row_states={self.config.row_states}, alignments={self.config.alignments}, and "
                 f"{self.config.accumulator_size} rows of the accumulator"
             )
+        # Two slots for a tile of the widest product with its mantissas; tables pass through the same vectors.
         if self.room < max(2 * (n * max(self.width, self.inner) + 2), self.config.table_depth // n):
             raise CompileError(
                 f"the scratchpad of {self.config.scratchpad_size} vectors has room for {self.room} behind "
@@ -235,6 +236,7 @@ class Places:
     def _fits(self, groups: int) -> bool:
         """Return whether scores and the rest of attention fit for `groups` heads of keys and values."""
         config = self.config
+        # One half of the accumulator holds scores, the other half sums of values.
         rows, half = self.queries_of(groups) * self.tokens_per_text, config.accumulator_size // 2
         return (
             rows <= min(config.row_states, COUNT_MAX) and rows * self.head <= half
@@ -261,6 +263,7 @@ class Places:
         size = sum(common.values()) + max(sum(attention.values()), sum(inner.values()))
         bank = self.config.scratchpad_depth
         begin = ceil_div(end, bank) * bank
+        # With one row the units take turns, so that banks of their own gain nothing.
         if self.rows == 1 or ceil_div(end + size, bank) < ceil_div(begin + size, bank):
             begin = end
         vector_tensors, end = _place(common, begin)
@@ -270,6 +273,7 @@ class Places:
         if self.tokens_per_text == self.rows:  # the tokens of one text are all rows
             addresses |= {"out": addresses["a"]} | {f"own {name}": addresses[name] for name in "qkv"}
         else:
+            # The loop over tokens loads one token's queries, keys and values to `one`.
             places = itertools.accumulate((self.queries, self.keys), initial=addresses["one"])
             addresses |= {f"own {name}": at for name, at in zip("qkv", places, strict=True)}
         return addresses | {"weights": max(at for _, at in shared[2:])}

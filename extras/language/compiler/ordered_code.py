@@ -55,9 +55,8 @@ class OrderedCode:
         self.last = -1
         self._idle = idle
         self._newest: dict[Queue, int] = {}
-        self._latest_waited: dict[
-            tuple[Queue, Queue], int
-        ] = {}  # newest instruction of the first queue that the second waits for
+        # The newest instruction of the first queue that the second waits for.
+        self._latest_waited: dict[tuple[Queue, Queue], int] = {}
 
     def add(self, instruction: Instruction, *after: int) -> int:
         """Append an instruction that waits for those at the indices `after`, or by default for `last`; it becomes
@@ -129,6 +128,7 @@ class OrderedCode:
         size = len(self.instructions) - start
         changes = [(number, Mode.ADD, step) for number, step in steps.items()]
         self.instructions.append(LoopNext(back=size, **slots(*changes)))
+        # The length of the loop is known only now.
         self.instructions[start] = LoopStart(register=register, skip=size)
 
     def _end_on_idle_queue(self) -> None:

@@ -196,7 +196,8 @@ def rotate_pairs(heads: np.ndarray, angles: np.ndarray) -> np.ndarray:
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-x))  # far below zero the exponential overflows to infinity, and the result is 0
+    # Far below zero the exponential overflows to infinity, and the result is 0.
+    return x / (1 + np.exp(-x))
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
@@ -258,6 +259,7 @@ class _Observer(Reference):
     def _heads(
         self, linear: Linear, x: np.ndarray, heads: int, angles: np.ndarray | None = None
     ) -> np.ndarray:
+        # `_linear` has recorded the values before rotation.
         return self._record_output(linear, super()._heads(linear, x, heads, angles))
 
     def _softmax(self, block: Block, scores: np.ndarray) -> np.ndarray:
@@ -266,6 +268,7 @@ class _Observer(Reference):
         return super()._softmax(block, scores)
 
     def _norm(self, norm: Norm, x: np.ndarray) -> np.ndarray:
+        # A norm follows every addition to the stream, so that norms see all of its values.
         self.residual = max(self.residual, float(np.abs(x).max()))
         return super()._norm(norm, x)
 

@@ -113,6 +113,7 @@ def _candidate_slots(free: range, bank: int) -> Iterator[tuple[int, int, int]]:
     for slots in range(_MAX_SLOTS, 2, -1):
         if (slot := (free.stop - first) // bank // slots * bank) > 0:
             yield slots, first, slot
+    # Without three whole banks, slots may have any size.
     for slots in range(_MAX_SLOTS, 1, -1):
         yield slots, free.start, len(free) // slots
 
@@ -132,6 +133,7 @@ def _count_parts_for_both(
     """Return the counts of `_count_parts` that also suit a second program with `other_room`, with the fewest parts."""
     if other_room is None:
         return _count_parts(products, slots, slot, max_tiles)
+    # The number of parts must be a multiple of the slots of both programs.
     candidates = (
         _count_parts(products, math.lcm(slots, others), min(slot, other_room // others), max_tiles)
         for others in range(_MAX_SLOTS, 1, -1)

@@ -81,6 +81,7 @@ class Tokenizer:
                 at_start = False
             else:
                 yield part
+                # Text after a control token counts as the start of a text.
                 at_start = True
         if vocabulary.end is not None and (vocabulary.add_end if end is None else end):
             yield vocabulary.end
@@ -169,6 +170,7 @@ class Decoder:
         if content and self._at_start:
             self._at_start = False
             if vocabulary.add_space:
+                # Encoding has added this space.
                 content = content.removeprefix(b" ")
         return self._utf8.decode(content)
 

@@ -132,6 +132,7 @@ class Scaled:
         max_result = math.ceil(math.ldexp(float((scales * sums).max()), bits - BYTE_BITS)) + 1
         max_result = min(max_result, 1 << 30)  # far above 24 bits; no sum of a real text comes near
         places = 15 - math.frexp(float(scales.max()))[1]
+        # Rounding up would exceed two signed digits.
         if round(math.ldexp(float(scales.max()), places)) > DIGITS:
             places -= 1
         mantissas = np.maximum(np.rint(np.ldexp(scales, places)), 1).astype(np.int16)

@@ -1,15 +1,15 @@
-"""A small Llama that has read Python's documentation and does sums, and text that it has never seen."""
+"""A small Llama trained on Python's documentation and on sums, and text that it was not trained on."""
 
 from __future__ import annotations
 
 from importlib.resources import files
 
 PROMPT = "Ada has 23 apples. Ben has 45 apples. How many do they have?"
-"""How a text may begin; the model goes on with a sum of numbers that it has not been trained on."""
+"""A prompt that asks for the sum of two numbers that the model was not trained on."""
 
 
 def model() -> bytes:
-    """The language model as a GGUF file, its matrices of type ``Q8_0``."""
+    """Return the language model as a GGUF file, with matrices of type ``Q8_0``."""
     return (files(__package__) / "model.gguf").read_bytes()
 
 
@@ -19,5 +19,5 @@ def load() -> tuple[bytes, str]:
 
 
 def held_out() -> list[str]:
-    """Paragraphs from weft's own docstrings, which are English like what the model was trained on, but by others."""
+    """Return paragraphs from weft's own docstrings: English like the training text, but by other authors."""
     return (files(__package__) / "held_out.txt").read_text("utf-8").splitlines()

@@ -1,12 +1,12 @@
 """Text to train a small language model on: prose that comes with every Python, and problems with known answers.
 
-The prose is what the standard library's docstrings and comments and Python's language reference (``help("topics")``)
-say, one paragraph a text. It differs a little from one version of Python to the next. The problems are made here, and
-are the same everywhere: sums and differences, the same told as stories, and letters to be sorted. Answers work digit by
-digit, which a small network learns much sooner than whole sums.
+The prose consists of the docstrings and comments of the standard library and of Python's language reference
+(``help("topics")``); each paragraph is a text. It differs a little between versions of Python. The problems are
+generated, and the same everywhere: sums and differences, as numbers and as stories, and letters to sort. Answers work
+digit by digit, which a small network learns much sooner than whole sums.
 
-A tenth of everything is held out. Of prose these are whole modules and topics, since paragraphs of one are alike; of
-problems, all that have the same two numbers, or the same letters, in whatever order.
+A tenth of all texts is held out. For prose these are whole modules and topics, since paragraphs of one are similar; for
+problems, all with the same two numbers, or the same letters, in any order.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pydoc_data.topics import topics
 from typing import TypeVar
 
 SHARE = 10
-"""One in so many is held out."""
+"""One of this many keys is held out."""
 SMALLEST, LARGEST = 10, 99
-"""Numbers, all of which have two digits."""
+"""Limits of numbers: all have two digits."""
 LETTERS = 5
-"""Most letters that are sorted."""
+"""Maximum number of letters to sort."""
 _SKIPPED = {"site-packages", "test", "tests", "idle_test", "lib2to3", "pydoc_data", "ensurepip", "encodings"}
 _MARKS = re.compile(r"[`*]+|:\w+:(?=`)|#+(?= )")
 _COMMENT = re.compile(r"(?:^[ \t]*#.*\n)+", re.MULTILINE)
@@ -52,7 +52,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Problem:
-    """What is given, and how it goes on, with a space in front."""
+    """A question, and its answer, which begins with a space."""
 
     question: str
     answer: str
@@ -62,34 +62,35 @@ class Problem:
         return self.question + self.answer
 
 
-def held_out(key: str) -> bool:
-    """Whether what has this key, a module or a pair of numbers, is not trained on."""
+def is_held_out(key: str) -> bool:
+    """Return whether the texts of a key, such as a module or a pair of numbers, are excluded from training."""
     return zlib.crc32(key.encode()) % SHARE == 0
 
 
 def prose(*, held: bool) -> list[str]:
-    """Paragraphs of the standard library and of the language reference, each of them once.
+    """Return the different paragraphs of the standard library and of the language reference.
 
     Parameters
     ----------
     held : bool
-        Those that are held out, or those to train on. What both have counts as trained on.
+        Return those that are held out instead of those to train on. A paragraph of both kinds is one to train on.
     """
-    trained, rest = _divided()
-    return list(rest if held else trained)
+    trained, excluded = _split_prose()
+    return list(excluded if held else trained)
 
 
 @functools.cache
-def _divided() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Paragraphs to train on, and those that are held out: it takes seconds to find them."""
-    kept: dict[bool, dict[str, None]] = {False: {}, True: {}}
+def _split_prose() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the paragraphs to train on and those that are held out; this takes seconds."""
+    # Dictionaries keep the order of the texts, which sets would not.
+    unique: dict[bool, dict[str, None]] = {False: {}, True: {}}
     for key, text in _texts():
-        kept[held_out(key)].update(dict.fromkeys(paragraphs(text)))
-    return tuple(kept[False]), tuple(text for text in kept[True] if text not in kept[False])
+        unique[is_held_out(key)].update(dict.fromkeys(paragraphs(text)))
+    return tuple(unique[False]), tuple(text for text in unique[True] if text not in unique[False])
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """The paragraphs of a docstring or a comment that are sentences, each on one line; no code and no tables."""
+    """Yield the paragraphs of a docstring or comment that are sentences, as one line each; no code and no tables."""
     for part in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         joined = " ".join(_MARKS.sub("", part).split())
         if _SHORTEST <= len(joined) <= _LONGEST and joined.isascii() and _PROSE.fullmatch(joined):
@@ -97,18 +98,19 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def _texts() -> Iterator[tuple[str, str]]:
-    """Docstrings and comments with the module or package that they are from, and topics with their names."""
+    """Yield docstrings and comments with the name of their module or package, and topics with their names."""
     library = Path(sysconfig.get_path("stdlib"))
     for path in sorted(library.rglob("*.py")):
         parts = path.relative_to(library).with_suffix("").parts
         if _SKIPPED.isdisjoint(parts):
-            yield from ((parts[0], text) for text in _written(path))
+            yield from ((parts[0], text) for text in _docstrings_and_comments(path))
     yield from sorted(topics.items())
 
 
-def _written(path: Path) -> Iterator[str]:
-    """The docstrings of a module, and then its comments of one or more lines."""
-    source = path.read_text("utf-8", "replace")  # what is no ASCII becomes no paragraph
+def _docstrings_and_comments(path: Path) -> Iterator[str]:
+    """Yield the docstrings of a module, then its comments of one or more lines."""
+    # Text with replaced bytes is not ASCII, so that it becomes no paragraph.
+    source = path.read_text("utf-8", "replace")
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -121,72 +123,73 @@ def _written(path: Path) -> Iterator[str]:
 
 
 class Problems:
-    """Problems without end: with the same seed the same ones, whatever the version of Python.
+    """An endless sequence of problems that depends only on the seed, not on the version of Python.
 
     Parameters
     ----------
     seed : int
     held : bool
-        Only those that are held out, or only the others.
+        Draw only problems that are held out, instead of only the others.
     """
 
     def __init__(self, seed: int, *, held: bool) -> None:
-        self._random = random.Random(seed).random  # all else of the module may change between versions
+        # Other functions of the module may change between versions of Python.
+        self._random = random.Random(seed).random
         self._held = held
 
     def _choice(self, items: Sequence[_Item]) -> _Item:
         return items[int(self._random() * len(items))]
 
     def _numbers(self) -> tuple[int, int]:
-        """Two numbers, the sum of which is `LARGEST` at most."""
+        """Return two numbers with a sum of at most `LARGEST`."""
         while True:
             x, y = (SMALLEST + int(self._random() * (LARGEST + 1 - SMALLEST)) for _ in range(2))
-            if x + y <= LARGEST and held_out(f"{min(x, y)} {max(x, y)}") == self._held:
+            if x + y <= LARGEST and is_held_out(f"{min(x, y)} {max(x, y)}") == self._held:
                 return x, y
 
     def sum(self) -> Problem:
-        """A sum or a difference."""
+        """Return a sum or a difference."""
         x, y = self._numbers()
         if self._random() < 0.5:
-            return Problem(f"{x} + {y}:", f" {added(x, y)}.")
-        return Problem(f"{x + y} - {x}:", f" {subtracted(x + y, x)}.")
+            return Problem(f"{x} + {y}:", f" {explain_sum(x, y)}.")
+        return Problem(f"{x + y} - {x}:", f" {explain_difference(x + y, x)}.")
 
     def story(self) -> Problem:
-        """The same in words."""
+        """Return a sum or a difference in words."""
         x, y = self._numbers()
         adds = self._random() < 0.5
         a, thing = self._choice(_NAMES), self._choice(_THINGS)
         b = self._choice([name for name in _NAMES if name != a])
         question = self._choice(_SUMS if adds else _DIFFERENCES)
-        answer = added(x, y) if adds else subtracted(x + y, x)
+        answer = explain_sum(x, y) if adds else explain_difference(x + y, x)
         first, second = (x, y) if adds else (x + y, x)
         return Problem(question.format(a=a, b=b, t=thing, x=first, y=second), f" {answer} {thing}.")
 
     def letters(self) -> Problem:
-        """Different letters, and the same in order."""
+        """Return different letters to sort."""
         while True:
             count = 3 + int(self._random() * (LETTERS - 2))
             drawn: list[str] = []
             while len(drawn) < count:
                 letter = self._choice("abcdefghijklmnopqrstuvwxyz")
                 drawn += [letter] if letter not in drawn else []
-            if held_out("".join(sorted(drawn))) == self._held:
+            if is_held_out("".join(sorted(drawn))) == self._held:
                 return Problem(f"The letters {' '.join(drawn)} in order:", f" {' '.join(sorted(drawn))}.")
 
     def any(self) -> Problem:
-        """One of the three."""
+        """Return a problem of a random kind."""
         return self._choice((self.sum, self.sum, self.sum, self.story, self.story, self.letters))()
 
 
-def added(x: int, y: int) -> str:
-    """How two numbers of two digits are added, ones first: ``8 + 7 = 15, 4 + 3 + 1 = 8, so 85``."""
+def explain_sum(x: int, y: int) -> str:
+    """Return how to add two numbers of two digits, ones first: ``8 + 7 = 15, 4 + 3 + 1 = 8, so 85``."""
     carry = " + 1" if x % 10 + y % 10 > 9 else ""
     tens = (x + y) // 10
     return f"{x % 10} + {y % 10} = {x % 10 + y % 10}, {x // 10} + {y // 10}{carry} = {tens}, so {x + y}"
 
 
-def subtracted(x: int, y: int) -> str:
-    """How a number of two digits is subtracted from a larger one: ``15 - 7 = 8, 8 - 3 - 1 = 4, so 48``."""
+def explain_difference(x: int, y: int) -> str:
+    """Return how to subtract numbers of two digits, the larger one first: ``15 - 7 = 8, 8 - 3 - 1 = 4, so 48``."""
     borrow = x % 10 < y % 10
     ones, tens = x % 10 + 10 * borrow, (x - y) // 10
     less = " - 1" if borrow else ""

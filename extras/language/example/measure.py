@@ -1,4 +1,4 @@
-"""Measure a language model on texts that training has not seen: ``python -m weft.extras.language.example.measure``."""
+"""Measure a language model on held-out texts: ``python -m weft.extras.language.example.measure``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from weft.extras.language.example.corpus import Problem, Problems, prose
 from weft.extras.language.gguf.reader import read
 
 SEED = 2
-"""Of the problems that models are measured with."""
+"""Seed of the problems that measure models."""
 WINDOW = 256
-"""Tokens that are seen at once."""
+"""Tokens of a window of perplexities."""
 COUNT = 200
 """Problems of each kind."""
 KINDS: dict[str, Callable[[Problems], Problem]] = {
@@ -34,18 +34,18 @@ KINDS: dict[str, Callable[[Problems], Problem]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """What was measured, the result, and of how many: tokens of a text, or problems."""
+    """A measure, its value, and the number of tokens or problems that it is a mean of."""
 
-    what: str
+    title: str
     value: float
     count: int
 
     def __str__(self) -> str:
-        return f"{self.what:<48} {self.value:9.4f}  of {self.count:,}"
+        return f"{self.title:<48} {self.value:9.4f}  of {self.count:,}"
 
 
 def texts() -> dict[str, list[str]]:
-    """Texts that are held out, by what they are."""
+    """Return held-out texts by name."""
     mixed = Problems(SEED, held=True)
     return {
         f"prose of Python {platform.python_version()}": prose(held=True),
@@ -55,50 +55,50 @@ def texts() -> dict[str, list[str]]:
 
 
 def problems(kind: str, count: int = COUNT) -> list[Problem]:
-    """Problems of a kind that are held out."""
-    made = Problems(SEED, held=True)
-    return [KINDS[kind](made) for _ in range(count)]
+    """Return held-out problems of a kind."""
+    drawn = Problems(SEED, held=True)
+    return [KINDS[kind](drawn) for _ in range(count)]
 
 
-def joined(tokenizer: Tokenizer, some: Iterable[str]) -> list[int]:
-    """The tokens of texts behind each other, each with the token for the begin in front."""
-    return [token for text in some for token in tokenizer.encode(text)]
+def encode_all(tokenizer: Tokenizer, samples: Iterable[str]) -> list[int]:
+    """Return the tokens of all texts in one list; each text starts with the begin token."""
+    return [token for text in samples for token in tokenizer.encode(text)]
 
 
 def unigram(seen: Sequence[int], wanted: Sequence[int], size: int) -> float:
-    """The perplexity of tokens that are guessed by how often each was seen, and by nothing else."""
+    """Return the perplexity of tokens `wanted` if predicted only by their frequencies in `seen`."""
     counts = np.bincount(seen, minlength=size) + 1.0
     return math.exp(-np.log(counts / counts.sum())[np.asarray(wanted)].mean())
 
 
-def right(logits: Callable[[Sequence[int]], np.ndarray], tokenizer: Tokenizer, problem: Problem) -> bool:
-    """Whether the most probable tokens behind a question are its answer."""
-    given, whole = tokenizer.encode(problem.question), tokenizer.encode(problem.text)
-    if whole[: len(given)] != given:
+def solves(logits: Callable[[Sequence[int]], np.ndarray], tokenizer: Tokenizer, problem: Problem) -> bool:
+    """Return whether the most probable tokens after a question are its answer."""
+    question, text = tokenizer.encode(problem.question), tokenizer.encode(problem.text)
+    if text[: len(question)] != question:
         raise ValueError(f"the tokens of {problem.question!r} change with what follows it")
-    best = logits(whole[:-1]).argmax(axis=-1)[len(given) - 1 :]
-    return best.tolist() == whole[len(given) :]
+    best = logits(text[:-1]).argmax(axis=-1)[len(question) - 1 :]
+    return best.tolist() == text[len(question) :]
 
 
-def measured(model: LanguageModel) -> Iterator[Line]:
-    """Perplexities of the texts, and shares of problems that are solved, in float32."""
+def measure_model(model: LanguageModel) -> Iterator[Line]:
+    """Yield perplexities of the texts and shares of solved problems, in float32."""
     logits, tokenizer = Reference(model).logits, Tokenizer(model.vocabulary)
-    for what, some in texts().items():
-        found = perplexity(logits, joined(tokenizer, some), window=WINDOW)
-        yield Line(f"perplexity, {what}", found.value, found.tokens)
+    for name, samples in texts().items():
+        result = perplexity(logits, encode_all(tokenizer, samples), window=WINDOW)
+        yield Line(f"perplexity, {name}", result.value, result.tokens)
     for kind in KINDS:
-        solved = [right(logits, tokenizer, problem) for problem in problems(kind)]
+        solved = [solves(logits, tokenizer, problem) for problem in problems(kind)]
         yield Line(f"solved, {kind}", float(np.mean(solved)), len(solved))
 
 
-def chance(model: LanguageModel) -> Iterator[Line]:
-    """The perplexities that one has who only knows how frequent tokens are in the prose that was trained on."""
+def measure_baselines(model: LanguageModel) -> Iterator[Line]:
+    """Yield the perplexities of equally probable tokens, and of tokens as frequent as in the training prose."""
     tokenizer, size = Tokenizer(model.vocabulary), model.sizes.vocabulary
-    seen = joined(tokenizer, prose(held=False))
+    seen = encode_all(tokenizer, prose(held=False))
     yield Line("perplexity, chance", size, size)
-    for what, some in texts().items():
-        wanted = joined(tokenizer, some)[1:]
-        yield Line(f"perplexity by frequency, {what}", unigram(seen, wanted, size), len(wanted))
+    for name, samples in texts().items():
+        wanted = encode_all(tokenizer, samples)[1:]
+        yield Line(f"perplexity by frequency, {name}", unigram(seen, wanted, size), len(wanted))
 
 
 def main() -> None:
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file; the example's if not given")
     path = parser.parse_args().model
     model = read(example.model() if path is None else path)
-    for line in (*chance(model), *measured(model)):
+    for line in (*measure_baselines(model), *measure_model(model)):
         print(line, flush=True)
 
 

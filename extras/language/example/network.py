@@ -1,4 +1,4 @@
-"""A small Llama in PyTorch, and the language model that weft writes of it."""
+"""A small Llama in PyTorch, and its conversion to weft's language model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROTARY = language.Rotary(dimensions=SIZES.key_length, base=10_000.0)
 
 
 class Block(nn.Module):
-    """Attention and a gated feed-forward network, both added to what comes in."""
+    """Attention and a gated feed-forward network; each adds its result to its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class Block(nn.Module):
             _linear(inner, width, last=True),
         )
 
-    def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-        """`x` is (batch, tokens, width), `turns` is complex, (tokens, key length / 2)."""
+    def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+        """Return `x` (batch, tokens, width) after the block; `rotations` is complex (tokens, key length / 2)."""
         normal = self.attention_norm(x)
-        query, key = (_turned(_heads(layer(normal)), turns) for layer in (self.query, self.key))
+        query, key = (_rotate_pairs(_heads(layer(normal)), rotations) for layer in (self.query, self.key))
         mixed = functional.scaled_dot_product_attention(
-            query, *(_shared(item) for item in (key, _heads(self.value(normal)))), is_causal=True
+            query, *(_repeat_heads(item) for item in (key, _heads(self.value(normal)))), is_causal=True
         )
         x = x + self.attention_output(mixed.transpose(1, 2).flatten(2))
         normal = self.feed_forward_norm(x)
@@ -50,32 +50,33 @@ class Block(nn.Module):
 
 
 def _linear(inputs: int, outputs: int, *, last: bool = False) -> nn.Linear:
-    """A product without bias; the `last` ones of blocks begin small, so that the sum of all blocks does."""
+    """Return a linear layer without bias; the `last` one of a block starts with small weights."""
     layer = nn.Linear(inputs, outputs, bias=False)
+    # Each block adds two results: their sum over all blocks should not grow with the number of blocks.
     nn.init.normal_(layer.weight, std=(inputs * (2 * SIZES.blocks if last else 1)) ** -0.5)
     return layer
 
 
 def _heads(x: torch.Tensor) -> torch.Tensor:
-    """(batch, heads, tokens, length)."""
+    """Return `x` as (batch, heads, tokens, length)."""
     return x.unflatten(2, (-1, SIZES.key_length)).transpose(1, 2)
 
 
-def _shared(x: torch.Tensor) -> torch.Tensor:
-    """Each head of keys or values for all heads of queries that it serves."""
+def _repeat_heads(x: torch.Tensor) -> torch.Tensor:
+    """Return each head of keys or values once for every head of queries that it serves."""
     return x.repeat_interleave(SIZES.heads // SIZES.key_value_heads, 1)
 
 
-def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Neighbours turned by their position's angles, as GGUF's llama has them."""
+def _rotate_pairs(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+    """Return `x` with pairs of neighbours rotated by their position's angles, as in GGUF's llama."""
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(pairs * turns).flatten(-2)
+    return torch.view_as_real(pairs * rotations).flatten(-2)
 
 
 class Network(nn.Module):
-    """Embeddings, blocks, a norm, and logits by the same embeddings."""
+    """Embeddings, blocks, a norm, and logits from the same embeddings."""
 
-    turns: torch.Tensor
+    rotations: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,27 +85,27 @@ class Network(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(SIZES.blocks))
         self.norm = nn.RMSNorm(SIZES.width, EPSILON)
         angles = torch.tensor(ROTARY.angles(np.arange(SIZES.context)), dtype=torch.float32)
-        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles), persistent=False)
+        self.register_buffer("rotations", torch.polar(torch.ones_like(angles), angles), persistent=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, tokens, vocabulary) behind tokens (batch, tokens)."""
-        x, turns = self.embedding(tokens), self.turns[: tokens.shape[1]]
+        """Return logits (batch, tokens, vocabulary) of tokens (batch, tokens)."""
+        x, rotations = self.embedding(tokens), self.rotations[: tokens.shape[1]]
         for block in self.blocks:
-            x = block(x, turns)
+            x = block(x, rotations)
         return functional.linear(self.norm(x), self.embedding.weight)
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Logits (tokens, vocabulary) behind the tokens of one text."""
+        """Return logits (tokens, vocabulary) of the tokens of one text."""
         return self(torch.tensor([tokens]))[0].numpy()
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
-        """How badly all tokens but the first of each row (batch, tokens) are foretold, in nats."""
+        """Return the mean cross-entropy in nats of all tokens but the first of each row (batch, tokens)."""
         return functional.cross_entropy(self(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def language_model(network: Network, name: str, vocabulary: Vocabulary) -> language.LanguageModel:
-    """The language model of a network, in float32."""
+    """Return a network as a language model in float32."""
     embedding = _array(network.embedding.weight)
     return language.LanguageModel(
         name=name, architecture="llama", sizes=SIZES, epsilon=EPSILON, token_embedding=embedding, rotary=ROTARY,
@@ -127,5 +128,5 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def parameters(network: Network) -> int:
-    """How many numbers are trained."""
+    """Return the number of trained parameters."""
     return sum(math.prod(parameter.shape) for parameter in network.parameters())

@@ -1,24 +1,26 @@
-"""Train and store the language model: ``pip install -e '.[lm,train]'``, then run this file.
+"""Train and write the language model: ``pip install -e '.[lm,train]'``, then run this file.
 
-It writes ``model.gguf`` next to itself: a Llama of 1.8 million parameters, its matrices of type ``Q8_0``.
+It writes ``model.gguf`` next to itself: a Llama with 1.8 million parameters and matrices of type ``Q8_0``.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+import sentencepiece
 import torch
-from sentencepiece import SentencePieceProcessor
+from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 from torch import nn
 
-from weft.extras.language.compiler.model import Vocabulary
+from weft.extras.language.compiler.model import Kind, Vocabulary
 from weft.extras.language.compiler.reference import Reference
 from weft.extras.language.compiler.tokenizer import Tokenizer
-from weft.extras.language.example import measure, pieces
+from weft.extras.language.example import measure
 from weft.extras.language.example.corpus import Problems, prose
 from weft.extras.language.example.network import SIZES, Network, language_model, parameters
 from weft.extras.language.gguf.writer import write
@@ -27,29 +29,29 @@ SEED = 7
 STEPS = 2000
 BATCH = 8
 TOKENS = 128
-"""Of each row of a batch; what a block does at a position is the same for later ones, as queries and keys turn."""
+"""Tokens of each row of a batch. Longer texts work too: a rotary embedding encodes distances, not positions."""
 PROBLEMS = 0.6
-"""The share of rows with problems; all others are prose."""
+"""Share of rows with problems; all others are prose."""
 RATE = 6e-3
 WARM_UP = 60
 EVERY = 100
-"""Steps from one line of progress to the next."""
+"""Steps between lines of progress."""
 LEAST_SOLVED = 0.8
-"""Of the sums."""
+"""Share of the sums that the written model has to solve."""
 VOCABULARY_PROBLEMS = 3000
-"""Problems among the texts that the vocabulary is made of."""
+"""Problems among the texts that train the vocabulary."""
 
 
 class Rows:
-    """Rows of tokens to train on: problems that never repeat, or prose from a random place on."""
+    """Rows of tokens to train on: the next problems, or prose from a random place."""
 
     def __init__(self, processor: SentencePieceProcessor, texts: list[str]) -> None:
         self._random = np.random.default_rng(SEED)
         self._processor = processor
         self._problems, self._waiting = Problems(SEED, held=False), np.zeros(0, np.int64)
-        self._prose = self._joined([texts[at] for at in self._random.permutation(len(texts))])
+        self._prose = self._encode_all([texts[at] for at in self._random.permutation(len(texts))])
 
-    def _joined(self, texts: list[str]) -> np.ndarray:
+    def _encode_all(self, texts: list[str]) -> np.ndarray:
         encoded = self._processor.encode(texts, add_bos=True)
         return np.concatenate([np.array(item, np.int64) for item in encoded])
 
@@ -58,34 +60,71 @@ class Rows:
             start = self._random.integers(len(self._prose) - TOKENS)
             return self._prose[start : start + TOKENS + 1]
         while len(self._waiting) <= TOKENS:
-            made = self._joined([self._problems.any().text for _ in range(1000)])
-            self._waiting = np.concatenate([self._waiting, made])
+            tokens = self._encode_all([self._problems.any().text for _ in range(1000)])
+            self._waiting = np.concatenate([self._waiting, tokens])
         row, self._waiting = np.split(self._waiting, [TOKENS + 1])
         return row
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Batches (batch, tokens + 1), each token but the first to be foretold."""
+        """Yield batches (batch, tokens + 1): the model predicts each token but the first."""
         while True:
             yield torch.from_numpy(np.stack([self._row() for _ in range(BATCH)]))
 
 
-def vocabulary(texts: list[str]) -> tuple[Vocabulary, SentencePieceProcessor]:
-    """The vocabulary, with which weft makes the same tokens of all texts as SentencePiece does."""
-    made = Problems(SEED, held=False)
-    texts = [*texts, *(made.any().text for _ in range(VOCABULARY_PROBLEMS))]
-    known, processor = pieces.train(texts, SIZES.vocabulary)
-    tokenizer = Tokenizer(known)
+def train_vocabulary(texts: list[str]) -> tuple[Vocabulary, SentencePieceProcessor]:
+    """Return a vocabulary with which weft and SentencePiece encode all texts equally."""
+    problems = Problems(SEED, held=False)
+    texts = [*texts, *(problems.any().text for _ in range(VOCABULARY_PROBLEMS))]
+    vocabulary, processor = train_pieces(texts, SIZES.vocabulary)
+    tokenizer = Tokenizer(vocabulary)
     for text, expected in zip(texts, processor.encode(texts, add_bos=True), strict=True):
         if tokenizer.encode(text) != expected:
             raise SystemExit(f"weft's tokens of {text!r} are not SentencePiece's")
-    return known, processor
+    return vocabulary, processor
+
+
+def train_pieces(texts: Iterable[str], size: int) -> tuple[Vocabulary, SentencePieceProcessor]:
+    """Return a vocabulary of SentencePiece trained on texts, and SentencePiece's own tokenizer for it.
+
+    Digits are always single tokens, and text without a piece is written in bytes. One token both begins and ends a
+    text, because a text ends where the next one begins.
+
+    Parameters
+    ----------
+    texts : iterable of str
+    size : int
+        Number of tokens, 256 of them for bytes.
+    """
+    output = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=output, model_type="bpe", vocab_size=size, byte_fallback=True,
+        split_digits=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        character_coverage=0.9999, max_sentence_length=1 << 16, num_threads=1, minloglevel=2,
+    )  # fmt: skip
+    content = output.getvalue()
+    model = sentencepiece_model_pb2.ModelProto.FromString(content)
+    vocabulary = Vocabulary(
+        model="llama",
+        pre="",
+        tokens=tuple(piece.piece for piece in model.pieces),
+        kinds=tuple(Kind(piece.type) for piece in model.pieces),
+        scores=tuple(piece.score for piece in model.pieces),
+        begin=model.trainer_spec.bos_id,
+        end=model.trainer_spec.bos_id,
+        unknown=model.trainer_spec.unk_id,
+        ends=frozenset({model.trainer_spec.bos_id}),
+        add_begin=True,
+        add_space=True,
+    )
+    return vocabulary, SentencePieceProcessor(model_proto=content)
 
 
 def optimisers(network: Network) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of blocks, which learns more from as many tokens than AdamW, and AdamW for the rest."""
+    """Return Muon for the matrices of blocks, and AdamW for all other parameters."""
     matrices = [item for item in network.blocks.parameters() if item.ndim == 2]
     norms = [item for item in network.parameters() if item.ndim == 1]
     return [
+        # Muon learns more than AdamW from the same number of tokens.
         torch.optim.Muon(matrices, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW([network.embedding.weight, *norms], betas=(0.9, 0.95), weight_decay=0.0),
     ]
@@ -95,22 +134,22 @@ def train(rows: Rows, tokenizer: Tokenizer, steps: int) -> Network:
     torch.manual_seed(SEED)
     network = Network()
     print(f"{parameters(network):,} parameters, {steps * BATCH * TOKENS:,} tokens", flush=True)
-    chosen, begin = optimisers(network), time.monotonic()
+    both, begin = optimisers(network), time.monotonic()
     sums, losses = measure.problems("sums", 50), []
     for step, batch in zip(range(steps), rows, strict=False):
         rate = RATE * min(1, (step + 1) / WARM_UP) * (1 - step / steps)
-        for group in (group for optimiser in chosen for group in optimiser.param_groups):
+        for group in (group for optimiser in both for group in optimiser.param_groups):
             group["lr"] = rate
         loss = network.loss(batch)
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        for optimiser in chosen:
+        for optimiser in both:
             optimiser.step()
             optimiser.zero_grad()
         losses.append(loss.item())
         if step % EVERY == EVERY - 1:
             mean, seconds = np.mean(losses[-EVERY:]), time.monotonic() - begin
-            solved = np.mean([measure.right(network.logits, tokenizer, item) for item in sums])
+            solved = np.mean([measure.solves(network.logits, tokenizer, item) for item in sums])
             print(f"step {step + 1}, {seconds:.0f} s, loss {mean:.3f}, sums {solved:.0%}", flush=True)
     return network.eval()
 
@@ -124,18 +163,18 @@ def main() -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     texts = prose(held=False)
-    known, processor = vocabulary(texts)
-    network = train(Rows(processor, texts), Tokenizer(known), options.steps)
+    vocabulary, processor = train_vocabulary(texts)
+    network = train(Rows(processor, texts), Tokenizer(vocabulary), options.steps)
 
-    made = language_model(network, "weft example", known)
-    some = list(range(TOKENS))
-    difference = np.abs(Reference(made).logits(some) - network.logits(some)).max()
+    model = language_model(network, "weft example", vocabulary)
+    tokens = list(range(TOKENS))
+    difference = np.abs(Reference(model).logits(tokens) - network.logits(tokens)).max()
     print(f"float32, weft's reference; PyTorch's logits differ by {difference:.1e} at most", flush=True)
-    print(*measure.chance(made), *measure.measured(made), sep="\n", flush=True)
+    print(*measure.measure_baselines(model), *measure.measure_model(model), sep="\n", flush=True)
     target = options.output / "model.gguf"
-    lines = list(measure.measured(write(made, target, "Q8_0")))
+    lines = list(measure.measure_model(write(model, target, "Q8_0")))
     print(f"Q8_0, {target.stat().st_size:,} bytes", *lines, sep="\n")
-    solved = next(line.value for line in lines if line.what == "solved, sums")
+    solved = next(line.value for line in lines if line.title == "solved, sums")
     if solved < LEAST_SOLVED:
         raise SystemExit(f"the stored model solves {solved:.0%} of the sums, less than {LEAST_SOLVED:.0%}")
 

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.onnx.limits import ELEMENTS
+from weft.compiler.ir.network import MAX_ELEMENTS
 from weft.extras.language.compiler.libraries import import_library
 from weft.hdl.schema import printable, short_repr
 
@@ -118,15 +118,15 @@ def load(source: Source) -> tuple[np.ndarray, str]:
         raise CompileError(f"cannot read model {printable(str(path))}: {printable(why)}") from None
 
 
-def parse(data: np.ndarray, what: str) -> File:
-    """Parse the bytes of a GGUF file, which messages call `what`.
+def parse(data: np.ndarray, label: str) -> File:
+    """Parse the bytes of a GGUF file, which messages call `label`.
 
     Raises
     ------
     CompileError
         If they are no GGUF file, have another version or byte order, or are truncated or damaged.
     """
-    return _Parser(data, what).file()
+    return _Parser(data, label).file()
 
 
 @functools.cache
@@ -145,9 +145,9 @@ def _tensor_types() -> dict[int, tuple[str, int, int]]:
 class _Parser:
     """Parser of one file, from beginning to end."""
 
-    def __init__(self, data: np.ndarray, what: str) -> None:
+    def __init__(self, data: np.ndarray, label: str) -> None:
         self._data = data
-        self._what = what
+        self._label = label
         self._position = 0
 
     def file(self) -> File:
@@ -155,10 +155,11 @@ class _Parser:
         if not is_gguf(head):
             first_bytes = repr(head[:4])[1:] if head else "missing"
             raise CompileError(
-                f"{self._what} is no GGUF file: the first four bytes of one are 'GGUF', here they are {first_bytes}"
+                f"{self._label} is no GGUF file: the first four bytes of one are 'GGUF', here they are {first_bytes}"
             )
         self._read_bytes(4, "the head")
         self._check_version(int(self._read_number("u4", "the version")))
+        # Least bytes: length of a name, rank, type and offset; and length of a key, type and a value of one byte.
         tensors = self._read_count("tensors", 24)
         entries = self._read_count("metadata entries", 13)
         metadata: dict[str, Value] = {}
@@ -171,11 +172,12 @@ class _Parser:
         return File(metadata, self._locate_tensors(infos, self._alignment(metadata)))
 
     def _error(self, why: str) -> CompileError:
-        return CompileError(f"{self._what} {why}")
+        return CompileError(f"{self._label} {why}")
 
     def _check_version(self, version: int) -> None:
         if version in VERSIONS:
             return
+        # A small number in big-endian order has zeros in its lower half.
         if version & 0xFFFF == 0:
             raise self._error("has its numbers in big-endian order; weft reads little-endian GGUF files")
         raise self._error(f"is of version {version} of GGUF; weft reads {' and '.join(map(str, VERSIONS))}")
@@ -285,9 +287,9 @@ class _Parser:
         shape = tuple(self._read_size(f"tensor {name!r}") for _ in range(rank))[::-1]
         code, offset = int(self._read_number("u4", f"tensor {name!r}")), self._read_size(f"tensor {name!r}")
         sizes = "x".join(map(str, shape))
-        if math.prod(shape) > ELEMENTS or 0 in shape:
+        if math.prod(shape) > MAX_ELEMENTS or 0 in shape:
             raise self._error(
-                f"has tensor {name!r} of shape {sizes}, {math.prod(shape):,} elements; weft takes 1 to {ELEMENTS:,}"
+                f"has tensor {name!r} of shape {sizes}, {math.prod(shape):,} elements; weft takes 1 to {MAX_ELEMENTS:,}"
             )
         if code not in _tensor_types():
             raise self._error(f"has tensor {name!r} of type {code}, which GGUF does not have")
@@ -301,8 +303,8 @@ class _Parser:
     def _alignment(self, metadata: Mapping[str, Value]) -> int:
         alignment = metadata.get("general.alignment", 32)
         # In Python, bool is a subclass of int.
-        whole = isinstance(alignment, int) and not isinstance(alignment, bool)
-        if not whole or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):  # type: ignore[operator]
+        is_integer = isinstance(alignment, int) and not isinstance(alignment, bool)
+        if not is_integer or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):  # type: ignore[operator]
             raise self._error(
                 f"has general.alignment {short_repr(alignment)}; it must be a power of two up to {_MAX_ALIGNMENT:,}"
             )

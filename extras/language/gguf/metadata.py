@@ -192,6 +192,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     pieces = model == "llama"
     kinds = _read_types(metadata, tokens)
     pre = "" if pieces else _read_splitter(metadata)
+    # SentencePiece's own numbers: unknown 0, begin 1, end 2.
     count, end = len(tokens), _read_token(metadata, "eos", len(tokens), 2 if pieces else None)
     others = (_read_token(metadata, name, count, None) for name in ("eot", "eom"))
     return Vocabulary(

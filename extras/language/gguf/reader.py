@@ -64,8 +64,8 @@ def read(source: Source) -> LanguageModel:
         If the file is not a GGUF file, is damaged, has another architecture or an unsupported feature, or if its
         tensors do not fit its metadata; or if the package `gguf` is not installed.
     """
-    data, what = load(source)
-    file = parse(data, what)
+    data, label = load(source)
+    file = parse(data, label)
     metadata = Metadata(file.metadata)
     architecture = metadata.text("general.architecture")
     if architecture not in names.EPSILON:
@@ -164,6 +164,7 @@ class _Reader:
                 f"{self._size_text('width', width)} is no multiple of {self._size_text('heads', heads)}"
             )
         for field in lengths:
+            # Files without the lengths of heads divide the width among the heads.
             integer(field, max(width // heads, 1))
         tokens = len(self._vocabulary.tokens)
         if integer("vocabulary", tokens) != tokens:
@@ -217,6 +218,7 @@ class _Reader:
     def _output(self, embedding: Matrix, tokens: Size) -> Linear:
         if f"{names.OUTPUT}.weight" in self._tensors:
             return self._tensors.linear(names.OUTPUT, tokens, self._width, bias=False)
+        # Without weights of its own, the output shares the token embeddings.
         return Linear(embedding)
 
     def _block(self, index: int) -> Block:

@@ -154,11 +154,13 @@ def decode(content: np.ndarray, kind: str, shape: tuple[int, int]) -> Matrix:
     shape : (int, int)
         Rows and columns.
     """
-    raw = np.array(content)  # an aligned copy, so that the file's bytes can be freed
+    # An aligned copy, so that the file's bytes can be freed.
+    raw = np.array(content)
     if kind in _FLOATS:
         return _FLOATS[kind](raw).reshape(shape)
     decode_blocks, size, block = _BLOCKS[kind]
-    with np.errstate(invalid="ignore"):  # for an infinite factor, which `is_finite` reports later
+    # `is_finite` reports infinite factors later.
+    with np.errstate(invalid="ignore"):
         values, scales, minimums = decode_blocks(raw.reshape(-1, size))
     parts = (shape[0], shape[1] // block)
     lows = None if minimums is None else minimums.reshape(parts)

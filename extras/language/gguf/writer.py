@@ -67,6 +67,7 @@ def write(
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         _Writer(model, part, kind, kinds or {}).write()
+        # Read the new file before it replaces another one: an error leaves the old file.
         written = read(part.read_bytes())
         part.replace(target)
     finally:
@@ -89,6 +90,7 @@ class _Writer:
         self._add_metadata()
         self._add_vocabulary(self._model.vocabulary)
         self._add_tensors()
+        # `_add_matrix` has removed the types of matrices.
         if self._kinds:
             raise CompileError(
                 f"the model has no matrix {next(iter(self._kinds))!r} that could have another type"
@@ -132,7 +134,7 @@ class _Writer:
         else:
             file.add_tokenizer_pre(vocabulary.pre)
             file.add_token_merges([" ".join(pair) for pair in vocabulary.merges])
-        implied = find_ends(vocabulary.tokens, vocabulary.kinds)  # end tokens that readers recognise by name
+        implied = find_ends(vocabulary.tokens, vocabulary.kinds)
         # Only two further end tokens have metadata keys: first those that readers cannot recognise by name.
         others = sorted(vocabulary.ends - {vocabulary.end}, key=lambda token: (token in implied, token))
         special = {"bos": vocabulary.begin, "eos": vocabulary.end, "unknown": vocabulary.unknown}
@@ -188,7 +190,8 @@ class _Writer:
                 f"tensor {name!r} has rows of {values.shape[-1]:,} elements, and {kind} has blocks of {block}: give it "
                 "another type"
             )
-        with np.errstate(all="ignore"):  # reading the file back reports elements that overflow
+        # Reading the file back reports elements that overflow.
+        with np.errstate(all="ignore"):
             content = self._gguf.quants.quantize(values, type_code)
         self._file.add_tensor(name, content, raw_dtype=type_code)
 

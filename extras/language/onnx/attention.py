@@ -63,8 +63,9 @@ class Attention:
         self._base = base
         self._random = np.random.default_rng(2)
         largest = max((heads * length for heads, length in texts.pasts.values()), default=1)
+        # Attention is tried over the whole context: this limits the memory of its keys.
         self.context = min(context, max(MAX_TRIED_ELEMENTS // largest, 1))
-        self._rotation_found: tuple[Rotary | None, bool] | None = None
+        self._measured_rotation: tuple[Rotary | None, bool] | None = None
 
     def read(self, half: Half) -> AttentionLayer:
         """Read the attention of a layer.
@@ -74,7 +75,7 @@ class Attention:
         CompileError
             If it computes anything but causal softmax attention with scores divided by the root of the key length.
         """
-        nodes = self._texts.trials.needed(
+        nodes = self._texts.trials.needed_nodes(
             [half.last.source], [part.output for part in half.first], shapes=False
         )
         for node in nodes:
@@ -102,12 +103,12 @@ class Attention:
     def _measure_rotation(self, layer: _LayerCandidate) -> tuple[Rotary | None, bool]:
         """Return the rotation of heads, measured once for all layers, and whether it pairs adjacent elements."""
         last = self.context - 1
-        if self._rotation_found is None:
+        if self._measured_rotation is None:
             shape = layer.heads.groups, layer.heads.key_length
-            self._rotation_found = measure(
+            self._measured_rotation = measure(
                 layer.kept_key, *shape, last, self._base, self._texts.graph.table_error
             )
-        return self._rotation_found
+        return self._measured_rotation
 
     def _assign_roles(self, half: Half) -> _LayerCandidate:
         """Return the candidate for a layer in which products and pasts have consistent roles."""
@@ -125,6 +126,7 @@ class Attention:
         pairs = {next(iter(made_of & set(half.pasts))): name for name, made_of in presents.items()}
         if len(pairs) != 2 or any(len(made_of & set(half.pasts)) > 1 for made_of in presents.values()):
             pairs = _by_name(half.pasts, presents)
+        # Names only decide which assignment is tried first.
         ordered = sorted(half.pasts, key=lambda name: "value" in name or name.endswith(("v", "_v")))
         candidates = [
             _LayerCandidate(self._texts, half, tuple(order), pairs) for order in (ordered, ordered[::-1])
@@ -154,11 +156,13 @@ class _LayerCandidate:
         parts = half.first
         made_of = texts.structure.presents
         if len(parts) == 1:
+            # One product has the rows of queries, then of keys, then of values.
             queries = parts[0].outputs - groups * (key + value)
             self._order: tuple[Product, ...] = parts
         elif len(parts) == 3:
             ends = [made_of[name] & {part.output for part in parts} for name in self._presents]
             by_name = {part.output: part for part in parts}
+            # If the graph does not tell, products are in the usual order.
             keys = by_name[min(ends[0])] if len(ends[0]) == 1 else parts[1]
             values = by_name[min(ends[1])] if len(ends[1]) == 1 else parts[2]
             query_products = [part for part in parts if part is not keys and part is not values]
@@ -247,6 +251,7 @@ class _LayerCandidate:
         keys = np.concatenate([pasts[0][0], key], axis=1)
         values = np.concatenate([pasts[1][0], parts[2][0]], axis=1)
         expected = _attend(query.astype(np.float64), keys, values, at)
+        # Cosines and sines from a half-precision table make queries and keys less exact.
         tolerance = max(TOLERANCE, 4 * self._texts.graph.table_error)
         return (
             is_close(computed[0], expected, tolerance)

@@ -80,6 +80,7 @@ def read_facts(folder: Path) -> Facts:
     tokenizer = read_json_object(folder / "tokenizer_config.json") or {}
     rope = _get_object(config, "rope_parameters") or _get_object(config, "rope_scaling")
     window = _get_object(_get_object(genai, "decoder"), "sliding_window")
+    # ONNX Runtime's own file takes precedence.
     contexts = [_get_integer(source, name) for source in (genai, config) for name in CONTEXT]
     ends = [
         end for source in (genai, generation, config) for end in _get_token_numbers(source, "eos_token_id")
@@ -107,7 +108,8 @@ def _read_template(folder: Path, tokenizer: dict[str, Any]) -> str:
         except (SchemaError, OSError, UnicodeDecodeError) as error:
             raise CompileError(f"cannot read {printable(str(path))}: {printable(str(error))}") from None
     template = tokenizer.get("chat_template")
-    if isinstance(template, list):  # named templates; "default" is the one for messages without tools
+    # A list has named templates; "default" is the one for messages without tools.
+    if isinstance(template, list):
         defaults = [item for item in template if isinstance(item, dict) and item.get("name") == "default"]
         template = defaults[0].get("template") if defaults else ""
     return template if isinstance(template, str) else ""

@@ -93,6 +93,7 @@ class Graph:
                 quantised[node.outputs[0]] = node.inputs[0]
                 dropped += 1
             elif node.operator == "DequantizeLinear" and node.inputs[0] in quantised:
+                # Other nodes read this name.
                 yield Node(
                     "Identity", (quantised[node.inputs[0]],), node.outputs, {}, "", node.name, node.index
                 )
@@ -129,6 +130,7 @@ def _fold_constant_nodes(network: Network) -> Network:
             nodes.append(node)
             continue
         if not isinstance(value, np.ndarray):
+            # Attributes value_float(s) and value_int(s) are no arrays.
             flat = value[0] if isinstance(value, tuple) and value else value
             value = np.array(value, np.float32 if isinstance(flat, float) else np.int64)
         constants[node.outputs[0]] = value
@@ -165,6 +167,7 @@ def _split_skip_norm(node: Node) -> Iterator[Node]:
         yield node
         return
     simplified = bool(_SKIPS[node.operator])
+    # SkipLayerNormalization has a beta before the bias; the fourth output of both operators is the sum.
     beta, bias = ("", node.input(3)) if simplified else (node.input(3), node.input(4))
     skip, total = node.input(1), node.outputs[3] if len(node.outputs) > 3 and node.outputs[3] else ""
     prefix = node.name or node.outputs[0]
@@ -173,6 +176,7 @@ def _split_skip_norm(node: Node) -> Iterator[Node]:
         skip = f"{prefix}//bias"
     total = total or f"{prefix}//sum"
     yield Node("Add", (node.inputs[0], skip), (total,), {}, "", node.name, node.index)
+    # The operators' default.
     epsilon = node.attributes.get("epsilon", 1e-12)
     gamma = node.input(2)
     if simplified:

@@ -18,26 +18,26 @@ def find_native(node: Node) -> Callable[[Node, Inputs], list[np.ndarray]] | None
     return NATIVES.get(node.operator) if node.domain == "com.microsoft" else None
 
 
-def _required(values: Inputs, index: int) -> np.ndarray:
+def _require_input(values: Inputs, index: int) -> np.ndarray:
     value = values[index]
     assert value is not None
     return value
 
 
 def _simplified_norm(node: Node, values: Inputs) -> list[np.ndarray]:
-    x, weight = _required(values, 0), _required(values, 1)
+    x, weight = _require_input(values, 0), _require_input(values, 1)
     square = np.mean(np.square(x), axis=-1, keepdims=True)
     return [x / np.sqrt(square + np.float32(node.attributes.get("epsilon", 1e-5))) * weight]
 
 
 def _quick_gelu(node: Node, values: Inputs) -> list[np.ndarray]:
-    x = _required(values, 0)
+    x = _require_input(values, 0)
     with np.errstate(over="ignore"):
         return [x / (1 + np.exp(np.float32(-node.attributes.get("alpha", 1.702)) * x))]
 
 
 def _fast_gelu(node: Node, values: Inputs) -> list[np.ndarray]:
-    x = _required(values, 0)
+    x = _require_input(values, 0)
     if len(values) > 1 and values[1] is not None:
         x = x + values[1]
     inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
@@ -46,7 +46,7 @@ def _fast_gelu(node: Node, values: Inputs) -> list[np.ndarray]:
 
 def _gather_blocks(node: Node, values: Inputs) -> list[np.ndarray]:
     """Return dequantised rows of a matrix in blocks of 4 or 8 bits."""
-    data, indices, scales = _required(values, 0), _required(values, 1), _required(values, 2)
+    data, indices, scales = _require_input(values, 0), _require_input(values, 1), _require_input(values, 2)
     zeros = values[3] if len(values) > 3 else None
     bits, block = int(node.attributes.get("bits", 4)), int(node.attributes.get("block_size", 128))
     last = data.ndim - 1
@@ -56,6 +56,7 @@ def _gather_blocks(node: Node, values: Inputs) -> list[np.ndarray]:
     ):
         raise CompileError(f"{node.label} has blocks along another axis than rows of its last one")
     rows = _integers(data[indices], bits, scales.shape[-1] * block)
+    # Unsigned integers without zero points are centred.
     middle = 0 if data.dtype.kind == "i" or data.dtype.name == "int4" else 1 << bits - 1
     blocks = rows.reshape(*rows.shape[:-1], -1, block)
     if zeros is None:
@@ -89,7 +90,7 @@ def rotate(x: np.ndarray, cosine: np.ndarray, sine: np.ndarray, *, interleaved: 
 
 
 def _rotary_embedding(node: Node, values: Inputs) -> list[np.ndarray]:
-    x, position_ids, cosine, sine = (_required(values, at) for at in range(4))
+    x, position_ids, cosine, sine = (_require_input(values, at) for at in range(4))
     attributes = node.attributes
     if attributes.get("is_packed_batching", 0):
         raise CompileError(f"{node.label} packs texts of a batch; weft reads graphs without")
@@ -97,6 +98,7 @@ def _rotary_embedding(node: Node, values: Inputs) -> list[np.ndarray]:
         raise CompileError(
             f"{node.label} has scale {attributes['scale']:g}; weft reads rotations without a scale"
         )
+    # Either (batch, tokens, heads * length) or (batch, heads, tokens, length).
     flat = x.ndim == 3
     heads = int(attributes.get("num_heads", 0))
     if flat:
@@ -176,15 +178,17 @@ def _group_query_attention(node: Node, values: Inputs) -> list[np.ndarray]:
         x.reshape(x.shape[0], tokens, count, -1).swapaxes(1, 2)
         for x, count in ((query, heads), (key, groups), (value, groups))
     )
-    before = int(_required(values, 5).reshape(-1)[0]) + 1 - tokens
+    # Input 5 (seqlens_k) is the number of keys less one.
+    before = int(_require_input(values, 5).reshape(-1)[0]) + 1 - tokens
     if attributes.get("do_rotary", 0):
-        cosine, sine = _required(values, 7), _required(values, 8)
+        cosine, sine = _require_input(values, 7), _require_input(values, 8)
         position_ids = values[9] if len(values) > 9 else None
         positions = before + np.arange(tokens) if position_ids is None else position_ids.reshape(-1)[:tokens]
         _check_places(node, positions, cosine)
         style = bool(attributes.get("rotary_interleaved", 0))
         query, key = (rotate(x, cosine[positions], sine[positions], interleaved=style) for x in (query, key))
     if values[3] is not None and values[4] is not None:
+        # The cache may have room for more keys than it holds.
         key = np.concatenate([values[3][:, :, :before], key], axis=2)
         value = np.concatenate([values[4][:, :, :before], value], axis=2)
     scale = attributes.get("scale", 0.0) or query.shape[-1] ** -0.5

@@ -90,6 +90,7 @@ class Norms:
     def _try_layer_norm(
         self, stream: str, normalised: str, x: np.ndarray, y: np.ndarray
     ) -> tuple[Norm, float] | None:
+        # LayerNorm of zeros is its bias.
         bias = self._find_constant(
             stream, normalised, self._run(stream, normalised, np.zeros_like(x[:1]))[0].astype(np.float64)
         )
@@ -141,8 +142,9 @@ class Norms:
     def _scalar_constants(self, stream: str, normalised: str) -> Iterator[float]:
         """Yield the scalar constants of the nodes between the two values."""
         constants = self._texts.graph.network.constants
-        for node in self._texts.trials.needed([normalised], [stream], shapes=False):
+        for node in self._texts.trials.needed_nodes([normalised], [stream], shapes=False):
             if isinstance(epsilon := node.attributes.get("epsilon"), float):
+                # Six digits, because 1e-5 in float32 is 9.99999975e-06.
                 yield float(f"{epsilon:.6g}")
             for name in node.reads:
                 if name in constants and constants[name].size == 1 and constants[name].dtype.kind == "f":
@@ -151,7 +153,7 @@ class Norms:
     def _find_constant(self, stream: str, normalised: str, measured: np.ndarray) -> np.ndarray:
         """Return the constant of the graph that equals a measured row within rounding, else the measured row."""
         graph = self._texts.graph
-        for node in self._texts.trials.needed([normalised], [stream], shapes=False):
+        for node in self._texts.trials.needed_nodes([normalised], [stream], shapes=False):
             for name in node.reads:
                 if name in graph.fixed:
                     value = Weights(graph).value(name)
@@ -170,7 +172,7 @@ class Norms:
         return value.reshape(len(x), -1)
 
     def _error(self, stream: str, normalised: str, reason: str) -> CompileError:
-        nodes = self._texts.trials.needed([normalised], [stream], shapes=False)
+        nodes = self._texts.trials.needed_nodes([normalised], [stream], shapes=False)
         place = nodes[-1].label if nodes else f"the product that reads the stream {stream!r}"
         return CompileError(
             f"{place}: weft expects RMSNorm or LayerNorm between {stream!r} and {normalised!r}; {reason}"

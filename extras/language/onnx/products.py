@@ -63,12 +63,12 @@ def products(graph: Graph) -> list[Product]:
     CompileError
         If the weights of a product cannot be read.
     """
-    found_products = []
+    results = []
     for node in graph.network.nodes:
         product = _read_product(graph, node)
         if product is not None:
-            found_products.append(_check_finite(_add_bias(graph, product)))
-    return found_products
+            results.append(_check_finite(_add_bias(graph, product)))
+    return results
 
 
 def _check_finite(product: Product) -> Product:
@@ -93,6 +93,7 @@ def _read_product(graph: Graph, node: Node) -> Product | None:
         or node.inputs[1] not in graph.fixed
     ):
         return None
+    # ONNX has a column for each output, weft a row.
     weight = Weights(graph).matrix(node.inputs[1], transposed=not node.attributes.get("transB", 0))
     if weight is None:
         return None
@@ -224,6 +225,7 @@ def _check_scales(node: Node, values: np.ndarray, scales: np.ndarray, axis: int,
 def _to_row_scales(values: np.ndarray, scales: np.ndarray) -> Matrix:
     """Return integers with a scale for each row."""
     rows, columns = values.shape
+    # Less a zero point, 8-bit integers may need 9 bits.
     if values.min() < -128 or values.max() > 127:
         return values.astype(np.float32) * scales[:, None].astype(np.float32)
     return BlockTensor(
@@ -244,6 +246,7 @@ def _broadcast(items: np.ndarray, values: np.ndarray, axis: int, block: int) -> 
 def to_blocks(values: np.ndarray, scales: np.ndarray, block: int) -> Matrix:
     """Return integers (rows, columns) times scales (rows, blocks): in blocks if they fit int8, else as float32."""
     columns = values.shape[1]
+    # In blocks of weft's size the device can keep weights of 4 bits.
     block_elements = BLOCK_ELEMENTS if block % BLOCK_ELEMENTS == 0 else block
     if columns % block or values.min() < -128 or values.max() > 127:
         return values.astype(np.float32) * np.repeat(scales, block, axis=1)[:, :columns]
@@ -268,6 +271,7 @@ def _read_matmul_n_bits(graph: Graph, node: Node) -> Product:
         raise CompileError(
             f"{node.label} takes columns in an order of their own (g_idx), which weft does not read"
         )
+    # Rows are padded to whole blocks.
     count = -(-columns // block)
     weights = Weights(graph)
     packed = _constant_input(node, weights, 1, rows * count * block * bits // 8)
@@ -280,6 +284,7 @@ def _read_matmul_n_bits(graph: Graph, node: Node) -> Product:
         if zero_points.dtype.kind == "f":
             zeros = _constant_input(node, weights, 3, rows * count).reshape(rows, count)
         else:
+            # Rows of zero points are padded to whole bytes.
             row_bytes = -(-count * bits // 8)
             zeros = _unpack(
                 _constant_input(node, weights, 3, rows * row_bytes), bits, (rows, row_bytes * 8 // bits)
@@ -290,6 +295,7 @@ def _read_matmul_n_bits(graph: Graph, node: Node) -> Product:
         bias = _constant_row(graph, node.input(5), rows)
         if bias is None:
             raise CompileError(f"{node.label} adds a bias that is no constant row of {rows:,} elements")
+    # With fractional zero points the weights are no integers.
     if zeros.dtype.kind == "f" and not np.array_equal(zeros, np.rint(zeros)):
         block_scales = np.repeat(scales, block, axis=1)[:, :columns]
         weight: Matrix = (values.astype(np.float32) - offsets.astype(np.float32)) * block_scales

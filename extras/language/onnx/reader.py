@@ -41,6 +41,9 @@ _GELU_TOLERANCE = 1e-5
 """Tolerance for GELU by the hyperbolic tangent; GELU by the error function differs by more."""
 _INPUT_SCALES = np.array([0.3, 1.0, 3.0, 6.0], np.float32)[:, None]
 """Magnitude of the elements of each token."""
+_MAX_NAME_CHARACTERS = 60
+_MIN_CONTEXT = 2
+"""Minimum context length, because attention of a single token reveals nothing."""
 
 
 def read_feed_forward(texts: Texts, half: Half) -> tuple[Linear | None, Linear]:
@@ -52,7 +55,7 @@ def read_feed_forward(texts: Texts, half: Half) -> tuple[Linear | None, Linear]:
         If the network between the products is neither ``silu(gate) * up`` nor ``gelu(up)``.
     """
     inner_width, first = half.last.inputs, half.first
-    nodes = texts.trials.needed([half.last.source], [part.output for part in first], shapes=False)
+    nodes = texts.trials.needed_nodes([half.last.source], [part.output for part in first], shapes=False)
     place = nodes[-1].label if nodes else half.last.node.label
     random = np.random.default_rng(4)
     inputs = {
@@ -63,6 +66,7 @@ def read_feed_forward(texts: Texts, half: Half) -> tuple[Linear | None, Linear]:
     result = result.reshape(_TOKENS, -1)
     values = [inputs[part.output].astype(np.float64) for part in first]
     if len(first) == 2 and {part.outputs for part in first} == {inner_width}:
+        # Nothing but the result tells the gate from the other factor.
         for gate, up in ((0, 1), (1, 0)):
             if is_close(result, silu(values[gate]) * values[up]):
                 return first[gate].linear, first[up].linear
@@ -112,11 +116,6 @@ def _name_activation(result: np.ndarray, x: np.ndarray) -> str:
 def _take_rows(linear: Linear, start: int, count: int) -> Linear:
     bias = None if linear.bias is None else linear.bias[start : start + count]
     return Linear(rows(linear.weight, start, start + count), bias)
-
-
-_MAX_NAME_CHARACTERS = 60
-_MIN_CONTEXT = 2
-"""Minimum context length, because attention of a single token reveals nothing."""
 
 
 def read(source: str | os.PathLike[str]) -> LanguageModel:
@@ -239,6 +238,7 @@ class _Reader:
 
     def _epsilon(self) -> float:
         smallest, largest = min(self._epsilons), max(self._epsilons)
+        # Measured epsilons differ a little from norm to norm.
         if largest > smallest * 1.05:
             raise CompileError(
                 f"norms have epsilons from {smallest:g} to {largest:g}; weft expects one for all"
@@ -275,7 +275,9 @@ class _Reader:
         structure, trials, graph = self._structure, self._texts.trials, self._graph
         products = [self._head, *(part for half in structure.halves for part in (*half.first, half.last))]
         tried_nodes = {node.index for product in products for node in product.nodes} | trials.used_nodes
-        tried_nodes |= {node.index for node in trials.needed([structure.embedded, structure.positions], ())}
+        tried_nodes |= {
+            node.index for node in trials.needed_nodes([structure.embedded, structure.positions], ())
+        }
         for node in graph.network.nodes:
             in_structure = any(
                 graph.origin(name) in structure.ends or name in graph.fixed for name in node.outputs
@@ -291,6 +293,7 @@ class _Reader:
             matrix = Weights(self._graph).matrix(table, transposed=False)
             if matrix is not None:
                 return self._check_embedding(matrix, tokens)
+        # The lookup is no plain matrix: run the graph on every token.
         numbers = np.arange(tokens)
         (values,) = self._texts.trials.values(
             [structure.embedded], {structure.tokens: self._token_input(numbers)}
@@ -337,6 +340,7 @@ class _Reader:
         """Return the context length: the minimum of the graph's tables and the files' facts."""
         sizes = [] if table is None else [len(table)]
         for node in self._graph.network.nodes:
+            # The input with the cosines, which have a row for each position.
             table_input = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}.get(node.operator)
             if node.domain and table_input is not None and node.input(table_input) in self._graph.fixed:
                 sizes.append(len(Weights(self._graph).value(node.input(table_input))))

@@ -145,9 +145,12 @@ def _fit_base(
     count = len(steps)
     scale = _shorten(1 / float(steps[0]), lambda value: abs(1 / value - steps[0]) * last < tolerance)
     if count == 1:
+        # A single pair does not depend on the base.
         return Rotary(dimensions, 10000.0, scale)
     ratio = np.maximum(steps * scale, 1e-300)
     guess = max(float(ratio[1]) ** -count, 1.0)
+    # Errors of all steps are about equal: relative to the step they grow with the pair, but their effect on the base
+    # shrinks. This pair has the smallest error of the base.
     pair = min(count - 1, max(1, round(count / max(math.log(guess), 1e-9))))
     exact = float(ratio[pair]) ** (-count / pair)
 

@@ -100,6 +100,7 @@ class Finder:
         self._sums: dict[str, tuple[str, str]] = {}  # operands of each stream's addition
         self._sources: dict[str, Product] = {}
         network = graph.network
+        # Keys and values are the only inputs of floats with four axes.
         self._pasts = [
             name for name in network.inputs
             if (known := network.type_of(name)) is not None and known.dtype == "float32" and len(known.shape or ()) == 4
@@ -136,8 +137,10 @@ class Finder:
                 tokens[node.outputs[0]] = tokens[node.inputs[0]]
             if node.operator in _LOOKUPS and node.input(1) in tokens and node.inputs[0] in self._graph.fixed:
                 name = tokens[node.inputs[1]]
+                # Positions are looked up like tokens: only the input's name tells them apart.
                 if "position" not in name and "mask" not in name:
                     embedding = node.outputs[0]
+                    # A table of integers is dequantised after the lookup.
                     dequantise = self._graph.only_reader(embedding)
                     if dequantise is not None and dequantise.operator == "DequantizeLinear":
                         embedding = dequantise.outputs[0]
@@ -174,6 +177,7 @@ class Finder:
         raw = structure.lookup.outputs[0]
         while not structure.positions:
             readers = [node for node in graph.readers(structure.embedded) if node.operator not in SHAPES]
+            # Several readers: a norm and an addition begin the first half.
             if len(readers) != 1 or readers[0].domain:
                 break
             node = readers[0]
@@ -200,12 +204,14 @@ class Finder:
                 f"{product.node.label} multiplies with weights what does not depend on the tokens"
             )
         self._sources[product.output] = product
+        # What follows depends on the product, no longer on its source.
         self._origins[product.output] = frozenset({product.output})
 
     def _extend_stream(self, node: Node) -> bool:
         """Return whether a node adds a product's result to the stream; if so, its output is the new stream."""
         if node.domain or node.operator != "Add":
             return False
+        # The stream may be either operand.
         for stream_input, other in (node.inputs, node.inputs[::-1]):
             ends = self._origins.get(other, frozenset())
             if (

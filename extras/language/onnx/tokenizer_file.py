@@ -154,6 +154,7 @@ class _Reader:
                 kinds[number] = Kind.BYTE
             if text == unknown:
                 kinds[number] = Kind.UNKNOWN
+        # Exporters pad the vocabulary: numbers without a token stand for no text.
         tokens = [texts.get(at, f"<unused {at}>") for at in range(self._count)]
         return tokens, [kinds.get(at, Kind.CONTROL) for at in range(self._count)]
 
@@ -161,6 +162,7 @@ class _Reader:
         pairs = []
         merges = self._model.get("merges")
         for at, item in enumerate(merges if isinstance(merges, list) else []):
+            # Older files write a merge as one text.
             pair = item.split(" ") if isinstance(item, str) else item
             if (
                 not isinstance(pair, list)
@@ -217,6 +219,7 @@ class _Reader:
                 raise CompileError(
                     f"its pre_tokenizer {short_repr(part.get('type'))} is none that weft knows for pieces"
                 )
+            # Older files have add_prefix_space instead.
             scheme = part.get("prepend_scheme", "always" if part.get("add_prefix_space", True) else "never")
             adds_space, replaces_spaces = adds_space or scheme != "never", True
         if not replaces_spaces:
@@ -331,6 +334,7 @@ def _merge_scores(
                     f"its merges lack {short_repr(pair[0])} with {short_repr(pair[1])}, which SentencePiece would "
                     "merge: weft reads merges with byte_fallback where they have all pairs of pieces that make one"
                 )
+    # Earlier merges get higher scores.
     return tuple(-float(ranks[text]) if text in ranks else 0.0 for text in tokens)
 
 

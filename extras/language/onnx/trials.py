@@ -40,6 +40,7 @@ class _Segment:
                 with np.errstate(all="ignore"):
                     results = implementation(node, [values[name] if name else None for name in node.inputs])
             except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+                # CompileError is a ValueError.
                 if isinstance(error, CompileError):
                     raise
                 raise CompileError(
@@ -50,6 +51,7 @@ class _Segment:
         network = self._network
         feeds = {name: values[name] for name in network.inputs}
         if self._evaluator is None:
+            # With open shapes, one evaluator serves texts of all lengths.
             types = {name: Type(value.dtype.name, (None,) * value.ndim) for name, value in feeds.items()}
             self._evaluator = Evaluator(dataclasses.replace(network, types=types))
         values.update(zip(network.outputs, self._evaluator.run(feeds), strict=True))
@@ -89,6 +91,7 @@ class Trials:
         """
         names = tuple(names)
         values: dict[str, Any] = {**self._graph.network.constants, **inputs}
+        # Evaluators depend on the ranks of inputs, but not on their sizes.
         key = (names, frozenset((name, value.ndim) for name, value in inputs.items()))
         if key not in self._segments:
             self._segments[key] = self._make_segments(names, inputs)
@@ -99,10 +102,10 @@ class Trials:
                 raise CompileError(f"{segment.label} cannot be tried out: {error}") from None
         return [np.asarray(values[name]) for name in names]
 
-    def needed(self, names: Iterable[str], known_names: Iterable[str], *, shapes: bool = True) -> list[Node]:
-        """Return the nodes between `known` values and `names`; without `shapes`, skip nodes that only sizes depend
-        on.
-        """
+    def needed_nodes(
+        self, names: Iterable[str], known_names: Iterable[str], *, shapes: bool = True
+    ) -> list[Node]:
+        """Return the nodes from `known_names` to `names`; without `shapes`, skip nodes that only sizes depend on."""
         excluded, missing, nodes = set(known_names), set(names), []
         missing -= excluded
         for node in reversed(self._graph.network.nodes):
@@ -113,7 +116,7 @@ class Trials:
         return nodes[::-1]
 
     def _make_segments(self, names: tuple[str, ...], inputs: Values) -> list[_Segment]:
-        graph, nodes = self._graph, self.needed(names, inputs)
+        graph, nodes = self._graph, self.needed_nodes(names, inputs)
         available = {*inputs, *graph.network.constants}
         computed = {name for node in nodes for name in node.outputs}
         for node in nodes:
@@ -189,6 +192,7 @@ class Texts:
         graph_inputs |= {
             name: value.reshape(self.shape(name, tokens)) for name, value in decoder_values.items()
         }
+        # Values depend on these by their sizes only, as `_check_dependencies` has shown.
         unused = [name for name in self.structure.ends if name not in values_by_name and name not in names]
         graph_inputs |= {name: np.zeros(self.shape(name, tokens), np.float32) for name in unused}
         return self.trials.values(names, graph_inputs)
@@ -196,7 +200,7 @@ class Texts:
     def _check_dependencies(self, names: list[str], known: Mapping[str, np.ndarray]) -> None:
         """Raise if values depend on unknown streams or products other than by their sizes."""
         ends = self.structure.ends
-        for node in self.trials.needed(names, known, shapes=False):
+        for node in self.trials.needed_nodes(names, known, shapes=False):
             for name in () if not node.domain and node.operator in SHAPES else node.reads:
                 if name in ends and name not in known and name not in names:
                     raise CompileError(

@@ -66,6 +66,7 @@ class PagePool:
         elif self._idle:
             # Evict the page that has been idle for longest.
             page, _ = self._idle.popitem(last=False)
+            # Pages after it stay indexed, but unreachable: nodes get new numbers.
             del self._index[self._page_keys.pop(page)]
         else:
             return None
@@ -297,10 +298,12 @@ class Batch:
         already.
         """
         start = request.computed // self._prompt_rows * self._prompt_rows
+        # The last token is left to a step with logits.
         return start, min(start + self._prompt_rows, len(request.tokens) - 1)
 
     def _uses_prompt_program(self, request: Request) -> bool:
         """Return whether the next step of a text computes prompt tokens together."""
+        # The prompt program computes no logits.
         if not self._prompt_rows or request.keep_logits:
             return False
         count = self._next_prompt_range(request)[1] - request.computed
@@ -311,6 +314,7 @@ class Batch:
         counts: dict[Request, int] = {}
         ended = []
         for request in running:
+            # An older text may have preempted it in this loop.
             if request in self._running:
                 if self._secure_page(request, request.computed):
                     counts[request] = 1
@@ -364,6 +368,7 @@ class Batch:
         self._running.remove(request)
         request.preemptions += 1
         self._release_pages(request)
+        # Preempted texts stay before younger ones.
         self._waiting.appendleft(request)
 
     def _end(self, request: Request, reason: End) -> None:
@@ -382,10 +387,10 @@ class Batch:
             return
         pool, size, tokens = self.pool, self._page, request.tokens
         while request.computed + size < len(tokens):
-            found = pool.find(request._index_node, tokens[request.computed : request.computed + size])
-            if found is None:
+            entry = pool.find(request._index_node, tokens[request.computed : request.computed + size])
+            if entry is None:
                 break
-            request._index_node, page = found
+            request._index_node, page = entry
             pool.hold(page)
             request.pages.append(page)
             request.computed += size
@@ -403,6 +408,7 @@ class Batch:
                 if length > longest:
                     longest, source = length, other
         if source is not None:
+            # The text that writes to the shared page first gets a copy.
             page = source.pages[start // self._page]
             self.pool.hold(page)
             request.pages.append(page)
@@ -429,6 +435,7 @@ class Batch:
         """Count computed tokens, and store their logits if the request keeps them."""
         if request.keep_logits:
             for at in range(count):
+                # A preempted text computes tokens again whose logits it has.
                 if request.computed + at == len(request.logits):
                     request.logits.append(self._backend.logits(row + at))
         request.computed += count
@@ -442,6 +449,7 @@ class Batch:
                 request.reason = End.MODEL
         if request.reason is None and len(request.tokens) - request.prompt_length >= request.max_tokens:
             request.reason = End.TOKENS
+        # The last token needs no keys and values: a text may have one token more than the context.
         if request.reason is None and len(request.tokens) > self._context:
             request.reason = End.CONTEXT
 

@@ -93,6 +93,7 @@ class Engine:
         WeftError
             If the device has failed before.
         """
+        # Outside the lock, so that long prompts do not delay other texts.
         tokens = self.model.encode(prompt)
         check_options(**options)
         ticket = Ticket(tokens, options, listener)
@@ -133,9 +134,11 @@ class Engine:
                 self._fail(error)
                 return
             except Exception as error:
+                # Clients get an error; the traceback is for the log.
                 self._fail(DeviceError(f"computing texts failed: {error!r}"))
                 raise
             with self._changed:
+                # Requests may have come during the step.
                 self._tickets = [ticket for ticket in self._tickets if ticket not in ended]
 
     def _step(self, tickets: list[Ticket]) -> list[Ticket]:

@@ -64,6 +64,7 @@ class TextStream:
         if matches:
             self.stopped, self._pending = True, ""
             return text[: min(matches)]
+        # The end of the text may be the start of a stop sequence: hold it back.
         overlap = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._pending = text[len(text) - overlap :]
         return text[: len(text) - overlap]
@@ -151,6 +152,7 @@ class Generation(Iterator[str]):
         for _ in self:
             pass
         request = self._request
+        # The step that completed the stop sequence may also have reached a limit.
         reason = End.STOP if self._text.stopped else request.reason
         assert reason is not None
         prompt = tuple(request.tokens[: request.prompt_length])
@@ -193,6 +195,7 @@ class Sampler:
             return int(logits.argmax())
         tokens = np.argsort(-logits, kind="stable")[: self._top_k]
         candidates = logits[tokens].astype(np.float64)
+        # With a tiny temperature, quotients may overflow to -infinity: probability 0.
         with np.errstate(over="ignore", under="ignore"):
             ends = np.cumsum(np.exp((candidates - candidates[0]) / self._temperature))
         # Rounding can place a random number near 1 beyond the last sum.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weft.extras.language.run.lm_machine import StepCost
     from weft.hdl.isa.config import Config
     from weft.report import Progress
-    from weft.run.devices import Opening
+    from weft.run.options import Opening
     from weft.sim.device import Device
 
 
@@ -103,6 +103,7 @@ class Running:
 
     def _device(self, progress: Progress) -> str | Device | Opening:
         if self.options.on == "board":
+            # `load` opens it, once it has chosen the configuration.
             return functools.partial(self._open_board, progress)
         model = self._board_model() if self.options.on == "timing" else None
         return self.options.on if model is None else model
@@ -135,7 +136,7 @@ class Running:
         """
         if self.options.on not in ("timing", "board"):
             return None
-
+        # The bus limits a faster memory.
         peak = min(self._bandwidth_limit() or model.decoder.config.bus_bytes, model.decoder.config.bus_bytes)
         return Timing.of(model.step_costs, prompt, peak, self._clock_hz())
 
@@ -180,9 +181,9 @@ class Running:
                 raise typer.Exit(1)
 
 
-def count_text(number: int, what: str) -> str:
+def count_text(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 token``, ``2 tokens``."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 @dataclass(frozen=True)
@@ -237,6 +238,7 @@ class Timing:
     def of(cls, steps: Sequence[StepCost], prompt: int | None, peak: float, clock: float | None) -> Timing:
         """Sum up the steps of one text, of which the first compute `prompt` tokens (None: all steps do)."""
         tokens = itertools.accumulate(step.tokens for step in steps)
+        # The step that computes the prompt's last token belongs to the prompt.
         first = len(steps) if prompt is None else sum(count < prompt for count in tokens) + 1
         return cls(Part.of(steps[:first]), Part.of(steps[first:]), peak, clock)
 

@@ -50,15 +50,19 @@ from weft.extras.language.run.lm_machine import (
 from weft.extras.language.run.lm_ranges import model_ranges
 from weft.hdl.extras import provider
 from weft.hdl.isa.config import Config
-from weft.run.devices import Opening
-from weft.run.options import RunKeywords, RunOptions
+from weft.run.options import Opening, RunKeywords, RunOptions
 
 if TYPE_CHECKING:
     from weft.extras.language.certificate.certificate import CertifiedProgram
     from weft.sim.device import Device
 
-
 SUFFIX = ".onnx"
+DEFAULT_TOKENS = 128
+"""Limit for generated tokens if the caller sets none."""
+ROWS = (1, 64)
+"""Smallest and largest number of tokens side by side."""
+_MAX_EXCESS_COUNTED = 4096
+"""Tokens beyond the context that are counted for the message about a prompt that is too long."""
 Source = str | os.PathLike[str] | bytes
 
 
@@ -123,13 +127,6 @@ def _update_hash(sha256: Any, value: object) -> None:
 
 
 __all__ = ["Completion", "End", "Generation", "Model", "load"]
-
-DEFAULT_TOKENS = 128
-"""Limit for generated tokens if the caller sets none."""
-ROWS = (1, 64)
-"""Smallest and largest number of tokens side by side."""
-_MAX_EXCESS_COUNTED = 4096
-"""Tokens beyond the context that are counted for the message about a prompt that is too long."""
 
 
 class Model:
@@ -229,6 +226,7 @@ class Model:
                 f"{self.tokenizer.max_token_characters:,} characters each"
             )
         token_iterator = self.tokenizer.tokens(text, special=special, begin=begin, end=False)
+        # Count a little beyond the context for the message, but not all of a huge text.
         tokens = list(itertools.islice(token_iterator, self.context + _MAX_EXCESS_COUNTED))
         self._check_length(len(tokens), more=next(token_iterator, None) is not None)
         return tokens
@@ -341,7 +339,8 @@ class Model:
         weft.hdl.errors.ExtraError
             If the extra for proofs is not installed.
         """
-        provider("certify a program")  # certificates of decoders use parts of it
+        # Certificates of decoders use parts of this extra.
+        provider("certify a program")
         from weft.extras.language.certificate.certificate import certify
 
         return certify(self._memory, progress)
@@ -411,12 +410,15 @@ def load(
         If an argument has a wrong type or is out of its limits, or if memory is too small.
     """
     record = RunOptions.of(on, **options)
-    language_configuration(config)  # raises before a large file is read
+    # Refuse a configuration before a large file is read.
+    language_configuration(config)
     rows = integer("rows", rows, *ROWS)
     model = read(path)
-    form_of(model)  # raises for a model without a device program
+    # Refuse a model without a device program before anything that takes long.
+    form_of(model)
     has_4_bit_blocks = has_blocks(model)
     extended = language_configuration(config, blocks=has_4_bit_blocks)
+    # Existing hardware may lack this feature; its weights are int8.
     blocks = has_4_bit_blocks and extended.config.blocks
     context = model.sizes.context if context is None else integer("context", context, 1, model.sizes.context)
     limited = dataclasses.replace(model, sizes=dataclasses.replace(model.sizes, context=context))
@@ -424,6 +426,7 @@ def load(
     page = choose_page_size(limited.sizes, extended.config, rows, form)
     pages = rows * ceil_div(context, page) if pages is None else integer("pages", pages, 1)
     places = Places(limited.sizes, extended.config, rows, page, form)
+    # Ranges do not depend on the chosen context, so that all contexts share a cache entry.
     reference = Reference(model)
     value_ranges = model_ranges(reference, digest(path, model), _calibration_tokens(model, calibration))
     decoder = Decoder(

@@ -23,8 +23,7 @@ from weft.hdl.errors import ConfigError
 from weft.hdl.isa.config import MAX_BLOCK_COLUMNS, PRESETS, Config
 from weft.hdl.isa.memmap import Counter
 from weft.report import mismatches
-from weft.run.devices import open_device
-from weft.run.options import RunOptions
+from weft.run.options import RunOptions, open_device
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ def min_prompt_tokens(memory: DecoderMemory, options: RunOptions) -> int:
         for start, rows in ((run.step, places.rows), (run.prompt, memory.prompts.decoder.places.rows)):
             start([Row(0, at, pages) for at in range(min(rows, places.sizes.context))])
             cycles.append(device.counters()[Counter.CYCLES])
+    # While a prompt step runs, steps side by side compute this many tokens.
     return max(2, cycles[1] // cycles[0] * places.rows + 1)
 
 
@@ -94,6 +94,7 @@ class Machine:
             needs_golden = (compare or not computes) and options.on != "golden"
             self._golden = self._run(stack, RunOptions("golden")) if needs_golden else None
             self._computing = self._main if computes or self._golden is None else self._golden
+            # Until here, the stack closes a device if the other one cannot be opened.
             self._open = stack.pop_all()
 
     def _run(self, stack: contextlib.ExitStack, options: RunOptions) -> DecoderRun:
@@ -110,6 +111,7 @@ class Machine:
         self._main.prompt(rows)
         self._record_cost(len(rows))
         if self._golden is not None:
+            # Prompts have no logits to compare; `compare_memory` covers their keys and values.
             self._golden.prompt(rows)
 
     def _record_cost(self, tokens: int) -> None:
@@ -224,6 +226,7 @@ def choose_page_size(sizes: Sizes, config: Config, rows: int = 1, form: Form = _
     scratchpad stays free for weights.
     """
     pages = range(max(_MAX_PAGE // config.n, 1) * config.n, 0, -config.n)
+    # If none leaves that much room, take the smallest, for which `Places` may raise an error.
     return next((page for page in pages if _fits(sizes, config, rows, page, form)), pages[-1])
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.extras.language.compiler import reference as exact
-from weft.extras.language.compiler import reference as observed
+from weft.extras.language.compiler import reference as reference_module
 from weft.extras.language.compiler.reference import Ranges, Reference, measure_ranges
 from weft.extras.language.run.generation import Sampler
 from weft.hdl.cache import entry
@@ -73,7 +72,7 @@ def model_ranges(reference: Reference, digest: str, tokens: Sequence[int] | None
     key_text = json.dumps([digest, context, None if tokens is None else list(tokens[:CALIBRATION_TOKENS])])
     key = hashlib.sha256(key_text.encode())
     # A change of these sources may change the ranges.
-    for source in (__file__, exact.__file__, observed.__file__):
+    for source in (__file__, reference_module.__file__):
         key.update(Path(source).read_bytes())
 
     def make(folder: Path) -> None:

@@ -99,6 +99,7 @@ class ChatTemplate:
             raise InputError(f"options of a chat template cannot be {', '.join(map(repr, reserved))}")
         values |= options or {}
         with self._lock:
+            # A request that exceeded a limit has ended the process.
             if self._worker.ended:
                 self._worker.close()
                 self._worker = self._open()
@@ -154,7 +155,8 @@ class _Worker:
         try:
             answer = self._exchange(json.dumps(message).encode(), longest)
         except BaseException:
-            self.close()  # a late answer would be taken for the next request's
+            # A late answer would be taken for the next request's.
+            self.close()
             raise
         finally:
             timer.cancel()
@@ -173,6 +175,7 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):
             stdin.write(message + b"\n")
             stdin.flush()
+        # A longer line is no valid answer: never read without a limit.
         line = stdout.readline(_MAX_OVERHEAD + _MAX_ESCAPE * longest)
         return json.loads(line) if line.endswith(b"\n") else None
 
@@ -196,6 +199,7 @@ class _Worker:
 
     def close(self) -> None:
         self._process.kill()
+        # Leaving the context closes the pipes and waits for the process.
         with contextlib.suppress(BrokenPipeError), self._process:
             pass
 

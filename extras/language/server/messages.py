@@ -132,6 +132,7 @@ class Message(msgspec.Struct):
     role: str
     content: str | list[MessagePart] | None = None
     tool_calls: list[ToolCall] | None = None
+    # Only null: `tool_calls` has replaced this field.
     function_call: None = None
 
     def text(self) -> str:
@@ -302,6 +303,7 @@ class Answer:
             If `Engine.submit` refuses any of the texts; all others are cancelled then.
         """
         encode = functools.partial(self._engine.model.encode, special=special, begin=begin)
+        # Encode all prompts before any text starts, so that a refused one costs nothing.
         encoded = [_encode(encode, prompts, index) for index in range(len(prompts))]
         try:
             for index, tokens in enumerate(encoded):
@@ -401,6 +403,7 @@ async def _stream(
         if isinstance(event, str):
             yield event_line(choices=[form.choice(event, None, whole=False, index=index)])
         elif isinstance(event, WeftError):
+            # Counts would be incomplete.
             includes_usage = False
             yield f"data: {json.dumps(error_body(500, str(event)))}\n\n"
         else:

@@ -212,11 +212,13 @@ class Server:
             await self._read(request, body)
             yield bytes(body)
         finally:
+            # The body counts until its texts are encoded.
             self._body_bytes -= len(body)
 
     async def _read(self, request: Request, body: bytearray) -> None:
         try:
             async with asyncio.timeout(self._read_timeout):
+                # Refuse a declared size before reading; chunked bodies declare none.
                 _check_size(int(request.headers.get("content-length", "0")))
                 async for part in request.stream():
                     body += part

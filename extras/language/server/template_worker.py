@@ -103,6 +103,7 @@ def main(seconds: float, memory: int, folders: list[str]) -> None:
     limit_resources(memory)
     template = None
     for line in sys.stdin.buffer:
+        # This timer counts processor time.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         template, reply = answer(template, json.loads(line))
         print(json.dumps(reply), flush=True)

@@ -88,13 +88,13 @@ def run_alone(asked: Asked, batch: Batch) -> Request:
     return request
 
 
-def check_equal(found: Request, expected: Request) -> None:
-    if found.reason is End.CANCELLED:
-        assert found.tokens == expected.tokens[: len(found.tokens)]
+def check_equal(actual: Request, expected: Request) -> None:
+    if actual.reason is End.CANCELLED:
+        assert actual.tokens == expected.tokens[: len(actual.tokens)]
         return
-    assert (found.tokens, found.reason) == (expected.tokens, expected.reason)
-    assert len(found.logits) == len(expected.logits)
-    assert all(np.array_equal(a, b) for a, b in zip(found.logits, expected.logits, strict=True))
+    assert (actual.tokens, actual.reason) == (expected.tokens, expected.reason)
+    assert len(actual.logits) == len(expected.logits)
+    assert all(np.array_equal(a, b) for a, b in zip(actual.logits, expected.logits, strict=True))
 
 
 @st.composite
@@ -289,9 +289,9 @@ def decoder(rows: int, prompt_rows: int = 0) -> Decoder:
 
 
 def device_batch(rows: int, pages: int, prompt_rows: int = 0) -> Batch:
-    made = decoder(rows, prompt_rows)
-    memory = DecoderMemory(made, pages)
-    run = DecoderRun(memory, CompiledDevice(made.config, memory.memory_bytes))
+    compiled = decoder(rows, prompt_rows)
+    memory = DecoderMemory(compiled, pages)
+    run = DecoderRun(memory, CompiledDevice(compiled.config, memory.memory_bytes))
     return Batch(run, rows=rows, page=8, pages=pages, context=_SIZES.context, prompt_rows=prompt_rows)
 
 
@@ -367,9 +367,9 @@ def test_full_pages_are_found_by_their_whole_prefix() -> None:
     assert first is not None
     assert second is not None
     place = pool.publish(ROOT, [1, 2], first)
-    behind = pool.publish(place, [3, 4], second)
+    next_place = pool.publish(place, [3, 4], second)
     assert pool.find(ROOT, [1, 2]) == (place, first)
-    assert pool.find(place, [3, 4]) == (behind, second)
+    assert pool.find(place, [3, 4]) == (next_place, second)
     assert pool.find(ROOT, [3, 4]) is None
     assert not pool.is_exclusive(first)  # what the index has stays as it is
     again = pool.take()

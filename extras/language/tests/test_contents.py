@@ -35,8 +35,8 @@ def biases_of(contents: Contents, places: Places, block: int, product: str) -> n
             at = block * contents.record_bytes + offset + skipped
             vectors = np.frombuffer(contents.records[at : at + size], np.int8).astype(int).reshape(-1, n)
             upper = vectors[: 2 * part.tiles].reshape(part.tiles, 2, n)
-            whole = upper[:, 0] * 256 + upper[:, 1]
-            result.append(whole * 256 + vectors[2 * part.tiles :] if places.biases(product) == 3 else whole)
+            values = upper[:, 0] * 256 + upper[:, 1]
+            result.append(values * 256 + vectors[2 * part.tiles :] if places.biases(product) == 3 else values)
     return np.concatenate(result)
 
 

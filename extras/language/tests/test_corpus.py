@@ -20,9 +20,9 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Provide an empty standard library and a language reference of two topics."""
     monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(corpus, "topics", {"words": "What words are is told here."})
-    corpus._divided.cache_clear()
+    corpus._split_prose.cache_clear()
     yield tmp_path
-    corpus._divided.cache_clear()
+    corpus._split_prose.cache_clear()
 
 
 def draw_problems(seed: int, *, held: bool) -> list[Problem]:
@@ -51,11 +51,11 @@ def test_problems_do_not_depend_on_the_python_version() -> None:
 
 
 def test_answers_are_right() -> None:
-    told = {"sum": 0, "letters": 0, "story": 0}
+    counts = {"sum": 0, "letters": 0, "story": 0}
     for problem in draw_problems(3, held=False) + draw_problems(3, held=True):
         if match := re.fullmatch(r"The letters ([a-z ]+) in order:", problem.question):
             assert problem.answer == f" {' '.join(sorted(match[1].split()))}."
-            told["letters"] += 1
+            counts["letters"] += 1
             continue
         first, second, minus = operands(problem)
         match = re.fullmatch(r" (.+) = (\d+), (.+) = (\d), so (\d\d)( [a-z]+)?\.", problem.answer)
@@ -67,22 +67,22 @@ def test_answers_are_right() -> None:
         assert (ones, tens) == (int(match[2]), int(match[4]))
         assert 10 * tens + ones % 10 == int(match[5]) == result
         assert 10 <= min(second, result) <= max(first, result) <= LARGEST
-        told["story" if match[6] else "sum"] += 1
-    assert min(told.values()) > COUNT / SHARE
+        counts["story" if match[6] else "sum"] += 1
+    assert min(counts.values()) > COUNT / SHARE
 
 
 def test_held_out_problems_are_not_trained_on() -> None:
-    trained, rest = ({key(problem) for problem in draw_problems(4, held=held)} for held in (False, True))
-    assert len(rest) > 100
-    assert not trained & rest
+    trained, excluded = ({key(problem) for problem in draw_problems(4, held=held)} for held in (False, True))
+    assert len(excluded) > 100
+    assert not trained & excluded
 
 
 def test_the_prompt_asks_a_held_out_problem() -> None:
     first, second = sorted(map(int, re.findall(r"\d+", PROMPT)))
-    assert corpus.held_out(f"{first} {second}")
+    assert corpus.is_held_out(f"{first} {second}")
 
 
-def test_prose_is_divided_by_modules(library: Path) -> None:
+def test_prose_is_split_by_modules(library: Path) -> None:
     (library / "test").mkdir()
     (library / "test" / "skipped.py").write_text('"""Nobody wants to read about these tests."""\n')
     for number in range(60):
@@ -91,22 +91,22 @@ def test_prose_is_divided_by_modules(library: Path) -> None:
             f"def f():\n    '''It does what number {number} does,\n    and nothing else.'''\n"
             f"    # A comment of two lines, for number {number},\n    # is one paragraph.\n"
         )
-    trained, rest = corpus.prose(held=False), corpus.prose(held=True)
-    assert not set(trained) & set(rest)
+    trained, excluded = corpus.prose(held=False), corpus.prose(held=True)
+    assert not set(trained) & set(excluded)
     assert "Many modules say this one sentence." in trained
-    held = [number for number in range(60) if corpus.held_out(f"m{number}")]
-    assert held
+    excluded_modules = [number for number in range(60) if corpus.is_held_out(f"m{number}")]
+    assert excluded_modules
     for number in range(60):
-        where = rest if number in held else trained
+        expected = excluded if number in excluded_modules else trained
         for text in (
             f"This is the module with the number {number}.",
             f"It does what number {number} does, and nothing else.",
             f"A comment of two lines, for number {number}, is one paragraph.",
         ):
-            assert where.count(text) == 1
-    assert len(trained) + len(rest) == 3 * 60 + 2, "one more for the topic"
-    corpus._divided.cache_clear()
-    assert (trained, rest) == (corpus.prose(held=False), corpus.prose(held=True))
+            assert expected.count(text) == 1
+    assert len(trained) + len(excluded) == 3 * 60 + 2, "one more for the topic"
+    corpus._split_prose.cache_clear()
+    assert (trained, excluded) == (corpus.prose(held=False), corpus.prose(held=True))
 
 
 @pytest.mark.parametrize(

@@ -364,8 +364,8 @@ def test_stale_page_contents_are_masked() -> None:
     _, text, numbers = build_model(10)
     decoder = Decoder(numbers, config_of("small"), page=8)
     clean, used = (DecoderRun(decoder, CompiledDevice, 4) for _ in range(2))
-    rest = np.random.default_rng(0).bytes(4 * decoder.places.page_bytes)
-    used.device.write(used.bases[PAGES], rest)
+    stale = np.random.default_rng(0).bytes(4 * decoder.places.page_bytes)
+    used.device.write(used.bases[PAGES], stale)
     for at, token in enumerate(text):
         first, second = (run.step([(token, at, [1, 3, 0])]) for run in (clean, used))
         assert np.array_equal(first, second), at

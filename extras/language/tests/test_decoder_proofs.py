@@ -142,9 +142,9 @@ def find_refusal(
 ) -> str:
     """Return why a step is not proven to compute a model; empty if it is."""
     chosen = describe_model(memory.decoder.numbers) if model is None else model
-    where = describe_layout(memory, memory.program) if at is None else at
+    layout = describe_layout(memory, memory.program) if at is None else at
     try:
-        StepProver(chosen, memory.decoder.config, where, 1).step([Token(0, place)])
+        StepProver(chosen, memory.decoder.config, layout, 1).step([Token(0, place)])
     except Unproven as error:
         return str(error)
     return ""
@@ -300,11 +300,14 @@ def _first(memory: DecoderMemory, kind: type[Instruction], **fields: int) -> tup
 def test_a_misplaced_store_is_not_proven(memory: DecoderMemory) -> None:
     """Keys stored over values, over constants, or into another text's page."""
     items, at = _first(memory, Store)
-    behind = dataclasses.replace(items[at], offset=describe_layout(memory, memory.program).cache.kind)
+    misplaced = dataclasses.replace(items[at], offset=describe_layout(memory, memory.program).cache.kind)
     over = dataclasses.replace(items[at], base=0, offset=0)
     other = Store(base=3, offset=0, length=8)
     for changed, part in (
-        ([*items[:at], behind, *items[at + 1 :]], "of the keys and values of token 9 differ from the model"),
+        (
+            [*items[:at], misplaced, *items[at + 1 :]],
+            "of the keys and values of token 9 differ from the model",
+        ),
         ([*items[:at], over, *items[at + 1 :]], "which holds the program or constants"),
         ([*items[:-1], other, items[-1]], "token 9: 8 bytes of memory changed that are not its tokens'"),
     ):

@@ -61,11 +61,11 @@ NATURAL = trained_vocabularies.lines(50, seed=9)
 def test_against_sentencepiece(space: bool, symbols: tuple[str, ...], fallback: bool) -> None:
     content = trained_vocabularies.pieces(space=space, symbols=symbols, fallback=fallback)
     model = sentencepiece.SentencePieceProcessor(model_proto=content)
-    known = trained_vocabularies.of_sentencepiece(content, space=space)
-    assert known.kinds.count(Kind.USER_DEFINED) == len(symbols)
-    tokenizer = Tokenizer(known)
+    vocabulary = trained_vocabularies.of_sentencepiece(content, space=space)
+    assert vocabulary.kinds.count(Kind.USER_DEFINED) == len(symbols)
+    tokenizer = Tokenizer(vocabulary)
     for text in NATURAL:
-        assert join_unknown(tokenizer.encode(text), known.unknown) == model.encode(text)
+        assert join_unknown(tokenizer.encode(text), vocabulary.unknown) == model.encode(text)
 
     @settings(max_examples=200, deadline=None)
     @given(TEXTS)
@@ -74,7 +74,7 @@ def test_against_sentencepiece(space: bool, symbols: tuple[str, ...], fallback: 
     def check(text: str) -> None:
         text = text.replace("\0", "")  # at which SentencePiece ends
         actual = tokenizer.encode(text)
-        assert join_unknown(actual, known.unknown) == model.encode(text)
+        assert join_unknown(actual, vocabulary.unknown) == model.encode(text)
         if fallback:
             assert tokenizer.decode(actual) == text == model.decode(actual)
 
@@ -93,9 +93,9 @@ def test_pieces_that_are_not_used() -> None:
         trained_vocabularies.pieces(), lambda piece: len(piece) > 3 or sum(map(ord, piece)) % 3 == 0
     )
     model = sentencepiece.SentencePieceProcessor(model_proto=content)
-    known = trained_vocabularies.of_sentencepiece(content)
-    assert known.kinds.count(Kind.UNUSED) > 100
-    tokenizer = Tokenizer(known)
+    vocabulary = trained_vocabularies.of_sentencepiece(content)
+    assert vocabulary.kinds.count(Kind.UNUSED) > 100
+    tokenizer = Tokenizer(vocabulary)
 
     @settings(max_examples=100, deadline=None)
     @given(TEXTS)
@@ -117,8 +117,8 @@ def test_against_tiktoken(pre: str) -> None:
         "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     }[pre]
-    known, encoding = trained_vocabularies.byte_pairs(pre, expression)
-    tokenizer = Tokenizer(known)
+    vocabulary, encoding = trained_vocabularies.byte_pairs(pre, expression)
+    tokenizer = Tokenizer(vocabulary)
     for text in NATURAL:
         assert tokenizer.encode(text) == encoding.encode(text)
 
@@ -137,38 +137,38 @@ def test_against_tiktoken(pre: str) -> None:
 @pytest.mark.parametrize("make", [language_models.pieces, language_models.byte_pairs])
 @given(text=TEXTS)
 def test_against_plain_merging(make: Callable[[], Vocabulary], text: str) -> None:
-    known = make()
-    numbers = {token: at for at, (token, kind) in enumerate(zip(known.tokens, known.kinds, strict=True))
+    vocabulary = make()
+    numbers = {token: at for at, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
                if kind is Kind.NORMAL}  # fmt: skip
-    if known.model == "llama":
+    if vocabulary.model == "llama":
         actual = plain_merging.merge(
             text.replace(" ", SPACE),
-            lambda *pair: -known.scores[numbers["".join(pair)]] if "".join(pair) in numbers else None,
+            lambda *pair: -vocabulary.scores[numbers["".join(pair)]] if "".join(pair) in numbers else None,
         )
         wanted = [
             number
             for piece in actual
             for number in ([numbers[piece]] if piece in numbers else [3 + byte for byte in piece.encode()])
         ]
-        assert list(Pieces(known).encode(text)) == wanted
+        assert list(Pieces(vocabulary).encode(text)) == wanted
         return
-    ranks = {pair: at for at, pair in enumerate(known.merges)}
+    ranks = {pair: at for at, pair in enumerate(vocabulary.merges)}
     wanted = []
-    for word in encoders.split(text, known.pre):
+    for word in encoders.split(text, vocabulary.pre):
         written = [CHARACTERS[byte] for byte in word.encode()]
         wanted += [numbers[item] for item in plain_merging.merge(written, lambda *pair: ranks.get(pair))]
-    assert list(BytePairs(known).encode(text)) == wanted
+    assert list(BytePairs(vocabulary).encode(text)) == wanted
 
 
 def test_a_word_that_is_a_token() -> None:
     """The token wins over merges where the vocabulary's kind says so."""
-    known = replace(language_models.byte_pairs(), merges=())
+    vocabulary = replace(language_models.byte_pairs(), merges=())
     word = CHARACTERS[ord(" ")] + "quick"
     for pre, wanted in {
-        "llama-bpe": [known.tokens.index(word)],
-        "gpt-2": list(map(known.tokens.index, word)),
+        "llama-bpe": [vocabulary.tokens.index(word)],
+        "gpt-2": list(map(vocabulary.tokens.index, word)),
     }.items():
-        assert list(BytePairs(replace(known, pre=pre)).encode(" quick")) == wanted
+        assert list(BytePairs(replace(vocabulary, pre=pre)).encode(" quick")) == wanted
 
 
 def test_bytes_as_gpt2_characters() -> None:
@@ -195,18 +195,18 @@ def test_control_tokens_are_never_made_of_text() -> None:
     tokens = ("<", "s", ">", "<s", "<s>")
     kinds = (Kind.NORMAL,) * 4 + (Kind.CONTROL,)
     merges = (("<", "s"), ("<s", ">"))
-    known = Vocabulary("gpt2", "gpt-2", tokens, kinds, merges=merges)
-    assert list(BytePairs(known).encode("<s>")) == [0, 1, 2]
+    vocabulary = Vocabulary("gpt2", "gpt-2", tokens, kinds, merges=merges)
+    assert list(BytePairs(vocabulary).encode("<s>")) == [0, 1, 2]
     pieces = Vocabulary("llama", "", tokens, kinds, scores=(0.0,) * 5)
     assert list(Pieces(pieces).encode("<s>")) == [3, 2]
 
 
 def test_contents() -> None:
-    known = replace(
+    vocabulary = replace(
         language_models.byte_pairs(), tokens=("Ġa", "Ã", "Ġ中", "Ġb", "<|end|>"), merges=(),
         kinds=(Kind.NORMAL, Kind.NORMAL, Kind.NORMAL, Kind.USER_DEFINED, Kind.CONTROL),
     )  # fmt: skip
-    assert [BytePairs(known).content(at) for at in range(4)] == [
+    assert [BytePairs(vocabulary).content(at) for at in range(4)] == [
         b" a",
         b"\xc3",
         "Ġ中".encode(),

@@ -12,7 +12,7 @@ from weft.extras.language.onnx.facts import read_facts
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("template", "expected"),
     [
         ("{{ a }}", "{{ a }}"),
         (
@@ -25,8 +25,8 @@ from weft.extras.language.onnx.facts import read_facts
         (None, ""),
     ],
 )
-def test_a_template_by_itself_or_by_its_name(given: Any, expected: str, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": given}))
+def test_a_template_by_itself_or_by_its_name(template: Any, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     assert read_facts(tmp_path).template == expected
     (tmp_path / "chat_template.jinja").write_text("{{ file }}")
     assert read_facts(tmp_path).template == "{{ file }}"

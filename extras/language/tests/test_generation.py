@@ -50,13 +50,13 @@ def test_stop_sequences_match_find_for_any_pieces() -> None:
     for _ in range(400):
         text = "".join(rng.choices("ab c", k=rng.randint(1, 12)))
         stop = tuple("".join(rng.choices("ab ", k=rng.randint(1, 4))) for _ in range(rng.randint(0, 3)))
-        whole = f" {text}"
-        ends = [at for at in map(whole.find, stop) if at >= 0]
+        decoded = f" {text}"
+        ends = [at for at in map(decoded.find, stop) if at >= 0]
         actual, stopped = pieces_of(text, stop)
         emitted = "".join(actual)
         # The stop sequence that completes first ends the text.
         assert stopped == bool(ends)
-        assert emitted == whole if not ends else whole.startswith(emitted)
+        assert emitted == decoded if not ends else decoded.startswith(emitted)
         assert not any(item in emitted for item in stop)
 
 

@@ -63,8 +63,8 @@ def test_numbers_that_are_not_finite(kind: str) -> None:
             dtype = {"F32": "<f4", "BF16": "<f4"}.get(kind, "<f2")
             bad = np.array([value], dtype).view(np.uint8)[-2:] if kind == "BF16" else None
             content = raw.copy()
-            whole = np.array([value], dtype).view(np.uint8) if bad is None else bad
-            content[at : at + whole.size] = whole
+            replacement = np.array([value], dtype).view(np.uint8) if bad is None else bad
+            content[at : at + replacement.size] = replacement
             assert not ours.is_finite(ours.decode(content, kind, (1, 256))), (kind, at, value)
 
 

@@ -74,10 +74,10 @@ def test_files_of_the_library(tmp_path: Path) -> None:
     writer.add_custom_alignment(64)
     writer.add_array("words", ["one", "two"])
     writer.add_array("numbers", [1, -2])
-    given = np.random.default_rng(0).normal(size=(6, 64)).astype(np.float32)
+    values = np.random.default_rng(0).normal(size=(6, 64)).astype(np.float32)
     for kind in ("Q8_0", "Q4_0"):
         code = gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(kind, gguf.quants.quantize(given, code), raw_dtype=code)
+        writer.add_tensor(kind, gguf.quants.quantize(values, code), raw_dtype=code)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -136,10 +136,10 @@ def test_counts_that_are_too_large() -> None:
     """They are refused without time or memory in proportion to the count."""
     source = build_file()
     tracemalloc.start()
-    for counts, what in (((HUGE, None), "tensors"), ((None, HUGE), "metadata entries")):
+    for counts, items in (((HUGE, None), "tensors"), ((None, HUGE), "metadata entries")):
         source.counts = counts
         assert (
-            refusal(source) == f"says that it has 1,152,921,504,606,846,976 {what}; weft takes up to 65,536"
+            refusal(source) == f"says that it has 1,152,921,504,606,846,976 {items}; weft takes up to 65,536"
         )
     source.counts = (None, 60_000)
     assert refusal(source) == "is truncated or damaged: it says that it has 60,000 metadata entries"
@@ -208,12 +208,12 @@ def test_invalid_metadata() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "shown"),
+    ("kind", "value", "shown"),
     [("u32", 0, "0"), ("u32", 3, "3"), ("u32", 48, "48"), ("u32", 1 << 17, "131072"), ("bool", 1, "True"),
      ("f32", 32.0, "32.0"), ("text", "32", "'32'"), ("i32", -32, "-32")],
 )  # fmt: skip
-def test_alignments(kind: str, given: object, shown: str) -> None:
-    assert refusal(build_file().entry("general.alignment", kind, given)) == (
+def test_alignments(kind: str, value: object, shown: str) -> None:
+    assert refusal(build_file().entry("general.alignment", kind, value)) == (
         f"has general.alignment {shown}; it must be a power of two up to 65,536"
     )
 

@@ -29,10 +29,10 @@ def parse_path(path: Path) -> File:
     return parse(np.fromfile(path, np.uint8), "it")
 
 
-def as_bytes(given: File) -> Gguf:
+def as_bytes(file: File) -> Gguf:
     """Return a file as an editable structure."""
     source = Gguf()
-    for key, item in given.metadata.items():
+    for key, item in file.metadata.items():
         if isinstance(item, tuple):
             source.entry(key, "[text]", list(item))
         elif isinstance(item, np.ndarray):
@@ -41,7 +41,7 @@ def as_bytes(given: File) -> Gguf:
             source.entry(key, NUMBERS[type(item)], item)
     source.tensors = [
         Tensor(name, item.kind, item.shape[::-1], item.content.tobytes())
-        for name, item in given.tensors.items()
+        for name, item in file.tensors.items()
     ]
     return source
 
@@ -76,11 +76,11 @@ def arrays(item: Any) -> list[np.ndarray]:
     return [array for part in parts if isinstance(part, kinds) for array in arrays(part)]
 
 
-def check_equal(found: LanguageModel, wanted: LanguageModel) -> bool:
-    pairs = list(zip(arrays(replace(found, notes=())), arrays(wanted), strict=True))
+def check_equal(actual: LanguageModel, expected: LanguageModel) -> bool:
+    pairs = list(zip(arrays(replace(actual, notes=())), arrays(expected), strict=True))
     assert len(pairs) > 20
     scalars = all(
-        getattr(found, name) == getattr(wanted, name)
+        getattr(actual, name) == getattr(expected, name)
         for name in ("architecture", "sizes", "name", "vocabulary", "tied")
     )
     return scalars and all(np.array_equal(*pair) for pair in pairs)
@@ -205,7 +205,7 @@ def test_defaults_of_sizes(files: Callable[[str], Gguf]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "kind", "given", "why"),
+    ("key", "kind", "value", "why"),
     [
         ("general.architecture", "text", "mamba", "the file's architecture is 'mamba'; weft reads llama and gpt2"),
         ("split.count", "u16", 3,
@@ -260,8 +260,8 @@ def test_defaults_of_sizes(files: Callable[[str], Gguf]) -> None:
         ("general.name", "u32", 1, "general.name is 1; it must be text"),
     ],
 )  # fmt: skip
-def test_metadata(files: Callable[[str], Gguf], key: str, kind: str, given: object, why: str) -> None:
-    assert refusal(files("llama").entry(key, kind, given)) == why
+def test_metadata(files: Callable[[str], Gguf], key: str, kind: str, value: object, why: str) -> None:
+    assert refusal(files("llama").entry(key, kind, value)) == why
 
 
 def test_harmless_metadata(files: Callable[[str], Gguf]) -> None:
@@ -416,12 +416,12 @@ def test_without_the_library(files: Callable[[str], Gguf], monkeypatch: pytest.M
 def test_other_commands_name_the_right_command(files: Callable[[str], Gguf], tmp_path: Path) -> None:
     content = files("llama").write()
     (tmp_path / "x.onnx").write_bytes(content)
-    for source, what in (
+    for source, label in (
         (content, f"the model of {len(content):,} bytes"),
         (tmp_path / "x.onnx", tmp_path / "x.onnx"),
     ):
         with pytest.raises(CompileError) as caught:
             import_model(source)
         assert str(caught.value) == (
-            f"{what} is a GGUF file, which holds a language model: `weft generate` and `weft serve` take it"
+            f"{label} is a GGUF file, which holds a language model: `weft generate` and `weft serve` take it"
         )

@@ -30,12 +30,12 @@ def residual(values: np.ndarray, shift: np.ndarray | int = 0) -> list[np.ndarray
     return [digits((values - low) >> 8), np.stack([low, beside], axis=-1).astype(np.int8)]
 
 
-def residual_of(found: dict[int, np.ndarray]) -> np.ndarray:
-    return number(found, 0) * 256 + found[1]
+def residual_of(stored: dict[int, np.ndarray]) -> np.ndarray:
+    return number(stored, 0) * 256 + stored[1]
 
 
-def number(found: dict[int, np.ndarray], target: int) -> np.ndarray:
-    return found[target].astype(int) * 256 + found[target + 2]
+def number(stored: dict[int, np.ndarray], target: int) -> np.ndarray:
+    return stored[target].astype(int) * 256 + stored[target + 2]
 
 
 def run(rows: Rows, tensors: list[np.ndarray], config: Config) -> dict[int, np.ndarray]:
@@ -75,14 +75,14 @@ def test_rows_become_bytes_by_a_power_of_two(config: Config, size: tuple[int, in
 def test_rows_are_normalised(config: Config, size: tuple[int, int], epsilon: float, gains: bool) -> None:
     rng = np.random.default_rng(size)
     x, unit = values_of(rng, *size) * 199, 2.0**-13
-    whole = rng.integers(-32639, 32640, size[1])
-    tensors = [*residual(x), digits(whole[None])] if gains else residual(x)
+    weights = rng.integers(-32639, 32640, size[1])
+    tensors = [*residual(x), digits(weights[None])] if gains else residual(x)
     actual = run(kernels.normalise(size[1], epsilon, unit, gains=gains), tensors, config)
     bits = kernels.MAX_ROW_BITS - actual[1].astype(int)
     normalised = actual[0] * 2.0 ** (bits - kernels.BYTE_BITS) * kernels.normal_unit(size[1])
     real = x * unit
     root = np.sqrt(np.mean(real**2, axis=1, keepdims=True) + epsilon)
-    exact = real / np.where(root > 0, root, 1) * (whole / 2.0**kernels.GAIN_PLACES if gains else 1)
+    exact = real / np.where(root > 0, root, 1) * (weights / 2.0**kernels.GAIN_PLACES if gains else 1)
     step = 2.0 ** (bits - kernels.BYTE_BITS) * kernels.normal_unit(size[1])
     # Half a step, one where the largest element saturates, plus the error of 14-bit roots.
     assert (np.abs(normalised - exact) <= 1.01 * step + 2e-3 * np.abs(exact)).all()
@@ -101,14 +101,14 @@ def test_rows_are_normalised_about_their_mean(
     rng = np.random.default_rng(size)
     x = (np.clip(values_of(rng, *size), -32639 + abs(far), 32639 - abs(far)) + far) * 199
     unit, epsilon = 2.0**-13, 1e-5
-    whole = rng.integers(-32639, 32640, size[1])
-    tensors = [*residual(x), digits(whole[None])] if gains else residual(x)
+    weights = rng.integers(-32639, 32640, size[1])
+    tensors = [*residual(x), digits(weights[None])] if gains else residual(x)
     actual = run(kernels.normalise(size[1], epsilon, unit, gains=gains, centred=True), tensors, config)
     bits = kernels.MAX_ROW_BITS - actual[1].astype(int)
     step = 2.0 ** (bits - kernels.BYTE_BITS) * kernels.normal_unit(size[1])
     real = (x - x.mean(axis=1, keepdims=True)) * unit
     root = np.sqrt(np.mean(real**2, axis=1, keepdims=True) + epsilon)
-    gain = whole / 2.0**kernels.GAIN_PLACES if gains else 1
+    gain = weights / 2.0**kernels.GAIN_PLACES if gains else 1
     exact = real / root * gain
     # Error of the mean: a step, plus the relative error of its 17-bit factor.
     mean = (1 + 2.0**-17 * np.abs(x.mean(axis=1, keepdims=True))) * unit / root
@@ -320,7 +320,7 @@ def test_gates_open(config: Config, size: tuple[int, int]) -> None:
         digits(up.mantissas[None].astype(int)),
         row.astype(np.int8),
     ]
-    actual = run(kernels.gated(size[1], gate, up, 3), tensors, config)
+    actual = run(kernels.gate_and_multiply(size[1], gate, up, 3), tensors, config)
     x, y = x / 4096, y / 4096
     exact = x / (1 + np.exp(-x)) * y * 512
     error = np.abs(number(actual, 0) - np.clip(exact, -32639, 32639))

@@ -34,9 +34,9 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(model().vocabulary)
 
 
-def read_perplexity(what: str) -> float:
+def read_perplexity(name: str) -> float:
     """Return the stored model's perplexity in a table of the page."""
-    (result,) = re.findall(rf"^\| {re.escape(what)} \|.* ([0-9.]+) \|$", PAGE.read_text(), re.MULTILINE)
+    (result,) = re.findall(rf"^\| {re.escape(name)} \|.* ([0-9.]+) \|$", PAGE.read_text(), re.MULTILINE)
     return float(result)
 
 
@@ -52,7 +52,7 @@ def test_sizes() -> None:
 
 
 def test_perplexity_of_foreign_prose() -> None:
-    tokens = measure.joined(tokenizer(), example.held_out())
+    tokens = measure.encode_all(tokenizer(), example.held_out())
     assert len(tokens) > 2000
     actual = perplexity(Reference(model()).logits, tokens, window=measure.WINDOW)
     assert actual.value == pytest.approx(read_perplexity("prose of weft"), rel=1e-3)
@@ -62,14 +62,16 @@ def test_perplexity_of_foreign_prose() -> None:
 def test_problems() -> None:
     problems = Problems(measure.SEED, held=True)
     texts = [problems.any().text for _ in range(measure.COUNT)]
-    actual = perplexity(Reference(model()).logits, measure.joined(tokenizer(), texts), window=measure.WINDOW)
+    actual = perplexity(
+        Reference(model()).logits, measure.encode_all(tokenizer(), texts), window=measure.WINDOW
+    )
     assert actual.value == pytest.approx(read_perplexity("problems"), rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", measure.KINDS)
 def test_share_of_solved_problems(kind: str) -> None:
     logits = Reference(model()).logits
-    solved = [measure.right(logits, tokenizer(), problem) for problem in measure.problems(kind, 30)]
+    solved = [measure.solves(logits, tokenizer(), problem) for problem in measure.problems(kind, 30)]
     assert sum(solved) >= LEAST_SOLVED[kind] * len(solved)
 
 
@@ -107,17 +109,17 @@ def test_perplexity_on_the_device(preset: str, capsys: pytest.CaptureFixture[str
     """Of int8 numbers with ranges measured on training text."""
     problems = Problems(measure.SEED + 1, held=False)
     samples = [*prose(held=False)[::100], *(problems.any().text for _ in range(100))]
-    joined = measure.joined(tokenizer(), samples)
+    joined = measure.encode_all(tokenizer(), samples)
     window = measure.WINDOW
     numbers = to_integers(
         model(), measure_ranges(model(), [joined[at : at + window] for at in range(0, 20 * window, window)])
     )
-    for what, texts in measure.texts().items():
-        tokens = measure.joined(tokenizer(), texts)[:4000]
+    for name, texts in measure.texts().items():
+        tokens = measure.encode_all(tokenizer(), texts)[:4000]
         exact = perplexity(Reference(model()).logits, tokens, window=window)
         actual = device_perplexity(numbers, tokens, window, decoder_config(preset))
         with capsys.disabled():
             print(
-                f"\n{preset}, {what}, {exact.tokens} tokens: float32 {exact.value:.3f}, device {actual.value:.3f}"
+                f"\n{preset}, {name}, {exact.tokens} tokens: float32 {exact.value:.3f}, device {actual.value:.3f}"
             )
         assert math.log(actual.value / exact.value) < 0.01

@@ -74,9 +74,9 @@ def test_errors_of_all_roundings_resemble_the_device(name: str) -> None:
     assert 0.5 < simulated.std() / measured.std() < 2
 
 
-@pytest.mark.parametrize("what", CAUSES)
-def test_each_rounding_changes_logits_slightly(what: str) -> None:
-    actual = bench().case("Q8_0").apply(Roundings(**CAUSES[what]))  # type: ignore[arg-type]
+@pytest.mark.parametrize("rounding", CAUSES)
+def test_each_rounding_changes_logits_slightly(rounding: str) -> None:
+    actual = bench().case("Q8_0").apply(Roundings(**CAUSES[rounding]))  # type: ignore[arg-type]
     assert 0 < actual.error < 0.1
 
 

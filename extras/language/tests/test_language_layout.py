@@ -34,7 +34,7 @@ def test_one_token(form: Form, positions: int, unturned: int, gates: int, gains:
     assert places.groups == 2
     panel = 16 * 2  # keys of a page, of two heads
     begin = 4 + 4 + 2 * panel  # inputs of a product, probabilities of 4 heads, keys and values
-    rest = begin + 4 + 4 + 1 + 1 + positions + 8 + gains + 11
+    shared = begin + 4 + 4 + 1 + 1 + positions + 8 + gains + 11
     places_at = places.at
     assert {name: places_at[name] for name in ("a", "p", "keys", "values", "b")} == {
         "a": 0, "p": 4, "keys": 8, "values": 8 + panel, "b": 4,
@@ -44,9 +44,9 @@ def test_one_token(form: Form, positions: int, unturned: int, gates: int, gains:
         "scores": begin + 10 + positions, "gains": begin + 18 + positions, "idle": begin + 18 + positions + gains,
     }  # fmt: skip
     assert {name: places_at[name] for name in ("q", "k", "v", "unturned", "inner", "gates")} == {
-        "q": rest, "k": rest + 4, "v": rest + 6, "unturned": rest + 8, "inner": rest, "gates": rest + 8,
+        "q": shared, "k": shared + 4, "v": shared + 6, "unturned": shared + 8, "inner": shared, "gates": shared + 8,
     }  # fmt: skip
-    assert places_at["weights"] == rest + 8 + max(unturned, gates)
+    assert places_at["weights"] == shared + 8 + max(unturned, gates)
     assert places_at["out"] == places_at["a"]
     assert [places_at[f"own {name}"] for name in "qkv"] == [places_at[name] for name in "qkv"]
     assert places.free == range(places_at["weights"], DEFAULT.scratchpad_size)
@@ -78,9 +78,9 @@ def test_parts_share_a_bank_if_that_saves_one() -> None:
     for rows in range(2, 60):
         places = Places(SIZES, small, rows, 16)
         used = max(places.at["values"] + 32, places.at["b"] + rows * 4)
-        whole = places.at["weights"] - places.at["x"]
+        size = places.at["weights"] - places.at["x"]
         apart = -(-used // 1024) * 1024
-        fewer = -(-(used + whole) // 1024) < -(-(apart + whole) // 1024)
+        fewer = -(-(used + size) // 1024) < -(-(apart + size) // 1024)
         assert places.at["x"] == (used if fewer else apart), rows
         together[rows] = fewer
     assert len(set(together.values())) == 2

@@ -52,16 +52,16 @@ def replace_vocabulary(path: Path, target: Path, **changes: object) -> Path:
 
 
 def test_tokens_follow_their_logits(model: Model) -> None:
-    going = model.generate(PROMPT, tokens=6)
-    steps = list(going)
-    result = going.result
+    generation = model.generate(PROMPT, tokens=6)
+    steps = list(generation)
+    result = generation.result
     assert (result.reason, len(result.tokens)) == (End.TOKENS, 6)
     assert result.prompt == tuple(model.tokenizer.encode(PROMPT))
     assert "".join(steps) == result.text
     logits = model.logits([*result.prompt, *result.tokens])
     assert logits.shape == (len(result.prompt) + 6, model.reference.model.sizes.vocabulary)
-    behind = len(result.prompt) - 1
-    assert [int(row.argmax()) for row in logits[behind:-1]] == list(result.tokens)
+    last = len(result.prompt) - 1
+    assert [int(row.argmax()) for row in logits[last:-1]] == list(result.tokens)
     decoder = model.tokenizer.decoder()
     assert result.text == "".join(map(decoder.feed, result.tokens)) + decoder.end()
 
@@ -147,31 +147,31 @@ def test_control_tokens_that_end_a_turn(
 ) -> None:
     """The file names no end; the tokens' texts or the caller do."""
     with weft.extras.language.run.lm.load(path, "small", calibration="the") as loaded:
-        whole = loaded.generate(PROMPT, tokens=4).result
-    token = whole.tokens[1]
-    at = whole.tokens.index(token)
-    known = read(path).vocabulary
-    tokens, kinds = list(known.tokens), list(known.kinds)
+        complete = loaded.generate(PROMPT, tokens=4).result
+    token = complete.tokens[1]
+    at = complete.tokens.index(token)
+    vocabulary = read(path).vocabulary
+    tokens, kinds = list(vocabulary.tokens), list(vocabulary.kinds)
     tokens[token], kinds[token] = name, Kind.CONTROL
     ending = replace_vocabulary(path, tmp_path / "x.gguf", tokens=tuple(tokens), kinds=tuple(kinds))
     with weft.extras.language.run.lm.load(ending, "small", calibration="the") as loaded:
-        result = loaded.generate(whole.prompt, tokens=4, stop=stop).result
+        result = loaded.generate(complete.prompt, tokens=4, stop=stop).result
         assert result.reason is reason
-        assert result.tokens == whole.tokens[: at + 1 if reason is not End.TOKENS else 4]
+        assert result.tokens == complete.tokens[: at + 1 if reason is not End.TOKENS else 4]
         assert name not in result.text
         assert loaded.step() is False
 
 
 def test_a_stop_sequence_ends_a_text(model: Model) -> None:
-    whole = model.generate(PROMPT, tokens=8).result
-    stop = whole.text[-1]
-    at = whole.text.index(stop)
-    for given in (stop, ["no such text", stop]):
-        result = model.generate(PROMPT, tokens=16, stop=given).result
-        assert (result.text, result.reason) == (whole.text[:at], End.STOP)
+    complete = model.generate(PROMPT, tokens=8).result
+    stop = complete.text[-1]
+    at = complete.text.index(stop)
+    for option in (stop, ["no such text", stop]):
+        result = model.generate(PROMPT, tokens=16, stop=option).result
+        assert (result.text, result.reason) == (complete.text[:at], End.STOP)
     assert model.step() is False  # nothing goes on
     longer = model.generate(PROMPT, tokens=8, stop=stop + "x").result
-    assert (longer.text, longer.reason) == (whole.text, End.TOKENS)
+    assert (longer.text, longer.reason) == (complete.text, End.TOKENS)
 
 
 def test_the_context_ends_a_text(path: Path) -> None:
@@ -379,8 +379,8 @@ def test_perplexity_is_near_the_reference(model: Model) -> None:
     assert model.perplexity(text, window=4, stride=3).value != device.value
 
 
-def rms(found: np.ndarray, exact: np.ndarray) -> float:
-    return float(np.sqrt(np.mean((found - exact) ** 2)) / exact.std())
+def rms(actual: np.ndarray, exact: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((actual - exact) ** 2)) / exact.std())
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -416,24 +416,24 @@ def test_generated_texts() -> None:
 
 def test_ranges_are_cached(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm_ranges, "entry", _entry_in(tmp_path))
-    made: list[int] = []
+    counts: list[int] = []
     actual = lm_ranges.generate_texts
 
     def record(reference: Reference, count: int = 30) -> list[list[int]]:
-        made.append(count)
+        counts.append(count)
         return actual(reference, 30)
 
     monkeypatch.setattr(lm_ranges, "generate_texts", record)
     reference = Reference(read(path))
     first = lm_ranges.model_ranges(reference, "one", None)
     assert lm_ranges.model_ranges(reference, "one", None) == first
-    assert len(made) == 1
+    assert len(counts) == 1
     lm_ranges.model_ranges(reference, "other", None)
-    assert len(made) == 2
+    assert len(counts) == 2
     cached = lm_ranges.model_ranges(reference, "one", [1, 5, 6])
     assert cached != first
     assert cached == lm_ranges.model_ranges(reference, "one", [1, 5, 6])
-    assert len(made) == 2
+    assert len(counts) == 2
 
 
 def _entry_in(root: Path) -> object:

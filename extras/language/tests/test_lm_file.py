@@ -58,16 +58,16 @@ def test_blocks_of_4_bits_are_kept(tmp_path: Path) -> None:
 
 def test_the_digest_covers_the_whole_model(tmp_path: Path) -> None:
     path = put(tmp_path, Form())
-    whole = read(path)
-    digests = {digest(path, whole)}
+    model = read(path)
+    digests = {digest(path, model)}
     assert digest(path, read(path)) in digests
-    other = whole.blocks[1].down.weight.copy()  # type: ignore[union-attr]
+    other = model.blocks[1].down.weight.copy()  # type: ignore[union-attr]
     other[3, 5] += 1
-    block = dataclasses.replace(whole.blocks[1], down=Linear(other))
+    block = dataclasses.replace(model.blocks[1], down=Linear(other))
     for changed in (
-        dataclasses.replace(whole, blocks=(whole.blocks[0], block)),
-        dataclasses.replace(whole, epsilon=0.5),
-        dataclasses.replace(whole, vocabulary=dataclasses.replace(whole.vocabulary, ends=frozenset({3}))),
+        dataclasses.replace(model, blocks=(model.blocks[0], block)),
+        dataclasses.replace(model, epsilon=0.5),
+        dataclasses.replace(model, vocabulary=dataclasses.replace(model.vocabulary, ends=frozenset({3}))),
     ):
         digests.add(digest(path, changed))
     assert len(digests) == 4

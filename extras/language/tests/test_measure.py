@@ -31,24 +31,24 @@ def test_unigram_by_hand() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 0, 1, -2, -1])
-def test_right_is_a_whole_answer(tokenizer: Tokenizer, wrong: int | None) -> None:
+def test_an_answer_must_be_complete(tokenizer: Tokenizer, wrong: int | None) -> None:
     """One wrong token makes an answer wrong; predictions of the question do not count."""
-    question, whole = tokenizer.encode(PROBLEM.question), tokenizer.encode(PROBLEM.text)
-    best = [0] * (len(question) - 1) + whole[len(question) :]
+    question, text = tokenizer.encode(PROBLEM.question), tokenizer.encode(PROBLEM.text)
+    best = [0] * (len(question) - 1) + text[len(question) :]
     if wrong is not None:
         best[wrong if wrong < 0 else len(question) - 1 + wrong] = 0
 
     def logits(tokens: Sequence[int]) -> np.ndarray:
-        assert list(tokens) == whole[:-1]
+        assert list(tokens) == text[:-1]
         return np.eye(len(tokenizer.vocabulary.tokens))[best]
 
-    assert measure.right(logits, tokenizer, PROBLEM) is (wrong is None)
+    assert measure.solves(logits, tokenizer, PROBLEM) is (wrong is None)
 
 
 def test_a_question_must_keep_its_tokens(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="the tokens of 'the qui' change with what follows it"):
-        measure.right(lambda tokens: np.zeros((1, 1)), tokenizer, Problem("the qui", "ck"))
+        measure.solves(lambda tokens: np.zeros((1, 1)), tokenizer, Problem("the qui", "ck"))
 
 
 def test_texts_each_begin_with_the_token_for_it(tokenizer: Tokenizer) -> None:
-    assert measure.joined(tokenizer, ["the", "quick"]).count(tokenizer.vocabulary.begin or 0) == 2
+    assert measure.encode_all(tokenizer, ["the", "quick"]).count(tokenizer.vocabulary.begin or 0) == 2

@@ -88,14 +88,14 @@ FORMS = [
 def test_logits_match_onnx_runtime(form: Form, seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng([seed, FORMS.index(form)])
     sizes, rotary = draw_sizes(rng, form.style)
-    known = pieces() if rng.integers(2) else byte_pairs()
+    vocabulary = pieces() if rng.integers(2) else byte_pairs()
     model = random_model(
         rng,
         sizes=sizes,
         rotary=rotary,
         tied=bool(rng.integers(2)),
         biases=bool(rng.integers(2)),
-        vocabulary=known,
+        vocabulary=vocabulary,
     )
     path = write(tmp_path, model, form, rng)
     actual = check_logits(path, model, rng, LOOSE.get(form.weights, 2e-4))

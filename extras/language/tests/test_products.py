@@ -18,10 +18,10 @@ from weft.extras.language.onnx.products import products
 INPUTS, OUTPUTS, BLOCK = 32, 16, 8
 
 
-def build_product(axis: int, block: int, *, turned: bool, many: bool, zeros: bool) -> Any:
+def build_product(axis: int, block: int, *, transposed: bool, many: bool, zeros: bool) -> Any:
     """Build ``x @ w`` or ``Gemm(x, w)`` with `w` transposed, in int8 with scales along an axis, in blocks or not."""
-    rng = np.random.default_rng([axis, block, turned, many, zeros])
-    shape = [OUTPUTS, INPUTS] if turned else [INPUTS, OUTPUTS]
+    rng = np.random.default_rng([axis, block, transposed, many, zeros])
+    shape = [OUTPUTS, INPUTS] if transposed else [INPUTS, OUTPUTS]
     sizes = (
         [size // block if at == axis else size for at, size in enumerate(shape)] if block else [shape[axis]]
     )
@@ -33,7 +33,7 @@ def build_product(axis: int, block: int, *, turned: bool, many: bool, zeros: boo
     if zeros:
         constants["zeros"] = rng.integers(-9, 10, sizes).astype(np.int8)
     more = {"block_size": block} if block else {}
-    product = helper.make_node("Gemm", ["x", "w"], ["y"], transB=1) if turned else helper.make_node(
+    product = helper.make_node("Gemm", ["x", "w"], ["y"], transB=1) if transposed else helper.make_node(
         "MatMul", ["x", "w"], ["y"]
     )  # fmt: skip
     graph = helper.make_graph(
@@ -47,23 +47,23 @@ def build_product(axis: int, block: int, *, turned: bool, many: bool, zeros: boo
 
 
 FORMS = [
-    (axis, block, turned, many)
-    for axis, block, turned, many in itertools.product((0, 1), (0, BLOCK), (False, True), (True, False))
+    (axis, block, transposed, many)
+    for axis, block, transposed, many in itertools.product((0, 1), (0, BLOCK), (False, True), (True, False))
     if many or not block
 ]
 
 
 @pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize(("axis", "block", "turned", "many"), FORMS)
-def test_weights_match_onnx(axis: int, block: int, turned: bool, many: bool, zeros: bool) -> None:
+@pytest.mark.parametrize(("axis", "block", "transposed", "many"), FORMS)
+def test_weights_match_onnx(axis: int, block: int, transposed: bool, many: bool, zeros: bool) -> None:
     """They stay integers if each output has its own scale, or one for each block of inputs."""
-    model = build_product(axis, block, turned=turned, many=many, zeros=zeros)
+    model = build_product(axis, block, transposed=transposed, many=many, zeros=zeros)
     (actual,) = products(Graph(read_open(model)))
-    wanted = ReferenceEvaluator(model).run(None, {"x": np.eye(3, INPUTS, dtype=np.float32)})[0]
-    np.testing.assert_allclose(dense(actual.weight).T[:3], wanted, rtol=1e-6)
+    expected = ReferenceEvaluator(model).run(None, {"x": np.eye(3, INPUTS, dtype=np.float32)})[0]
+    np.testing.assert_allclose(dense(actual.weight).T[:3], expected, rtol=1e-6)
     assert actual.weight.shape == (OUTPUTS, INPUTS)
-    along_inputs = (axis == 1) == turned
-    whole = not many or along_inputs == bool(block)
-    assert isinstance(actual.weight, BlockTensor) == whole
+    along_inputs = (axis == 1) == transposed
+    stays_integer = not many or along_inputs == bool(block)
+    assert isinstance(actual.weight, BlockTensor) == stays_integer
     if isinstance(actual.weight, BlockTensor):
         assert actual.weight.block == (block or INPUTS)

@@ -74,14 +74,14 @@ def test_parts_match_the_whole_up_to_rounding(name: str) -> None:
     model = case(name)
     tokens = tokens_of(model, 24)
     reference = Reference(model)
-    whole = reference.logits(tokens)
+    expected = reference.logits(tokens)
     for cuts in ([1, 2, 3, 4, 5, 6], [23], [10, 11], list(range(1, 24))):
         cache = reference.start()
         parts = []
         for start, stop in zip([0, *cuts], [*cuts, 24], strict=True):
             parts.append(reference.logits(tokens[start:stop], cache))
             assert cache.length == stop
-        np.testing.assert_allclose(np.concatenate(parts), whole, atol=2e-5 * np.abs(whole).max())
+        np.testing.assert_allclose(np.concatenate(parts), expected, atol=2e-5 * np.abs(expected).max())
 
 
 def test_texts_longer_than_a_chunk() -> None:
@@ -89,14 +89,14 @@ def test_texts_longer_than_a_chunk() -> None:
     sizes = replace(SIZES, context=700, blocks=1)
     model = language_models.random_model(np.random.default_rng(8), sizes=sizes)
     tokens, reference = tokens_of(model, 600), Reference(model)
-    whole, cache = reference.logits(tokens), reference.start()
-    assert whole.shape == (600, model.sizes.vocabulary)
+    expected, cache = reference.logits(tokens), reference.start()
+    assert expected.shape == (600, model.sizes.vocabulary)
     parts = [reference.logits(tokens[start : start + 100], cache) for start in range(0, 600, 100)]
-    np.testing.assert_allclose(np.concatenate(parts), whole, atol=1e-4)
+    np.testing.assert_allclose(np.concatenate(parts), expected, atol=1e-4)
     for count in (1, 255, 256, 257, 512, 600):
         last = reference.logits(tokens[:count], last=True)
         assert last.shape == (1, model.sizes.vocabulary)
-        np.testing.assert_allclose(last[0], whole[count - 1], atol=1e-4)
+        np.testing.assert_allclose(last[0], expected[count - 1], atol=1e-4)
 
 
 def test_texts_do_not_affect_each_other() -> None:
@@ -214,10 +214,10 @@ def test_every_token_counts_once(length: int, window: int, data: st.DataObject) 
     tokens = [at % COUNT for at in range(length)]
     seen: list[int] = []
 
-    def logits(given: Sequence[int]) -> np.ndarray:
-        assert 0 < len(given) < window
-        seen.append(len(given))
-        return np.random.default_rng(len(given)).normal(size=(len(given), COUNT)).astype(np.float32)
+    def logits(context: Sequence[int]) -> np.ndarray:
+        assert 0 < len(context) < window
+        seen.append(len(context))
+        return np.random.default_rng(len(context)).normal(size=(len(context), COUNT)).astype(np.float32)
 
     actual = perplexity(logits, tokens, window=window, stride=stride)
     total, at = 0.0, 1

@@ -17,7 +17,7 @@ from weft.extras.language.onnx.rotation import measure
 def fake_model(
     rotary: Rotary, neighbours: bool, dtype: type = np.float32
 ) -> Callable[[int, np.ndarray], np.ndarray]:
-    def kept(position: int, key: np.ndarray) -> np.ndarray:
+    def key_at(position: int, key: np.ndarray) -> np.ndarray:
         angles = rotary.angles(np.array([position]))
         cosine, sine = (
             np.cos(angles).astype(dtype).astype(np.float32),
@@ -25,7 +25,7 @@ def fake_model(
         )
         return rotate(key[:, None], cosine, sine, interleaved=neighbours)[:, 0]
 
-    return kept
+    return key_at
 
 
 @repeated("seed", range(30))
@@ -42,9 +42,9 @@ def test_rotations_are_measured(seed: int) -> None:
     places = np.array([1, last // 2, last])
     wanted = np.zeros((3, length // 2))
     wanted[:, : dimensions // 2] = rotary.angles(places)
-    given = np.zeros((3, length // 2))
-    given[:, : actual.dimensions // 2] = actual.angles(places)
-    assert np.abs(np.exp(1j * given) - np.exp(1j * wanted)).max() < 2e-4 + 4e-7 * last
+    angles = np.zeros((3, length // 2))
+    angles[:, : actual.dimensions // 2] = actual.angles(places)
+    assert np.abs(np.exp(1j * angles) - np.exp(1j * wanted)).max() < 2e-4 + 4e-7 * last
     if dimensions > 2:
         assert style == neighbours
     if last >= 100 and dimensions == length > 2:
@@ -76,7 +76,7 @@ def test_no_rotation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "words"),
+    ("key_at", "words"),
     [
         (lambda at, key: key * 2, "keys at the first position are not what their product made"),
         (lambda at, key: key * (1 + at), "in another way than by turning pairs of elements"),
@@ -85,6 +85,6 @@ def test_no_rotation() -> None:
         (lambda at, key: fake_model(Rotary(8, 10.0), True)(-at, key), "turned backwards"),
     ],
 )
-def test_other_functions_are_refused(kept: Callable[[int, np.ndarray], np.ndarray], words: str) -> None:
+def test_other_functions_are_refused(key_at: Callable[[int, np.ndarray], np.ndarray], words: str) -> None:
     with pytest.raises(CompileError, match=words):
-        measure(kept, 2, 8, 100, None)
+        measure(key_at, 2, 8, 100, None)

@@ -163,15 +163,15 @@ def test_pages_that_are_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("authorization", "message"),
     [
-        *((given, "the request has no key") for given in (None, "", "Bearer", "secret")),
+        *((header, "the request has no key") for header in (None, "", "Bearer", "secret")),
         *((f"Bearer {key}", "the key is wrong") for key in ("Secret", "secret2", "secre", "sécret")),
         ("Basic secret", "the key is wrong"),
     ],
 )  # fmt: skip
-def test_requests_without_the_key(given: str | None, message: str) -> None:
-    headers = OWN if given is None else OWN | {"authorization": given}
+def test_requests_without_the_key(authorization: str | None, message: str) -> None:
+    headers = OWN if authorization is None else OWN | {"authorization": authorization}
     actual, about, content = ask(Access(key="secret"), headers)
     assert (actual, about["www-authenticate"]) == (401, "Bearer")
     answer = json.loads(content)["error"]["message"]
@@ -180,8 +180,8 @@ def test_requests_without_the_key(given: str | None, message: str) -> None:
 
 
 def test_requests_with_the_key() -> None:
-    for given in ("Bearer secret", "bearer  secret "):
-        assert ask(Access(key="secret"), OWN | {"authorization": given})[0] == 200
+    for authorization in ("Bearer secret", "bearer  secret "):
+        assert ask(Access(key="secret"), OWN | {"authorization": authorization})[0] == 200
     assert ask(Access(key="secret"), {"host": "evil.example", "authorization": "Bearer secret"})[0] == 403
 
 

@@ -19,12 +19,12 @@ ADDED = ("<tag>", "<tag>>", "\n\n", "Ġ", "é")
 
 def pieces(*, space: bool = True) -> Vocabulary:
     """Return pieces with user-defined tokens."""
-    known = language_models.pieces()
+    vocabulary = language_models.pieces()
     return replace(
-        known,
-        tokens=(*known.tokens, *ADDED, f"{SPACE}{SPACE}", "<|turn|>"),
-        kinds=(*known.kinds, *[Kind.USER_DEFINED] * (len(ADDED) + 1), Kind.CONTROL),
-        scores=(*known.scores, *[0.0] * (len(ADDED) + 2)),
+        vocabulary,
+        tokens=(*vocabulary.tokens, *ADDED, f"{SPACE}{SPACE}", "<|turn|>"),
+        kinds=(*vocabulary.kinds, *[Kind.USER_DEFINED] * (len(ADDED) + 1), Kind.CONTROL),
+        scores=(*vocabulary.scores, *[0.0] * (len(ADDED) + 2)),
         add_space=space,
     )
 
@@ -130,13 +130,13 @@ def test_spaces_in_front() -> None:
 
 
 def test_begin_and_end() -> None:
-    known = replace(language_models.byte_pairs(), add_begin=True, add_end=True, begin=256, end=257)
-    tokenizer = Tokenizer(known)
+    vocabulary = replace(language_models.byte_pairs(), add_begin=True, add_end=True, begin=256, end=257)
+    tokenizer = Tokenizer(vocabulary)
     assert tokenizer.encode("a") == [256, tokenizer.encode("a", begin=False)[0], 257]
-    plain = Tokenizer(replace(known, add_begin=False, add_end=False))
+    plain = Tokenizer(replace(vocabulary, add_begin=False, add_end=False))
     assert plain.encode("a", begin=True)[0] == 256
     assert len(plain.encode("a")) == 1
-    none = Tokenizer(replace(known, begin=None, end=None, add_begin=False, add_end=False))
+    none = Tokenizer(replace(vocabulary, begin=None, end=None, add_begin=False, add_end=False))
     assert len(none.encode("a", begin=True)) == 1
 
 
@@ -161,8 +161,8 @@ def test_added_tokens() -> None:
 
 
 def test_the_last_of_equal_tokens_counts() -> None:
-    known = language_models.byte_pairs(added=("<x>", "<x>"))
-    assert Tokenizer(known).encode("<x>") == [len(known.tokens) - 2]
+    vocabulary = language_models.byte_pairs(added=("<x>", "<x>"))
+    assert Tokenizer(vocabulary).encode("<x>") == [len(vocabulary.tokens) - 2]
 
 
 @pytest.mark.parametrize("token", [-1, 290, 1 << 70])

@@ -22,33 +22,33 @@ from weft.extras.language.tests.support.onnx_decoders import tokenizer_file
 TEXTS = [*trained_vocabularies.lines(20, seed=3), "", " a  b\n\nc", "🦊 it's 12345"]
 
 
-def put(folder: Path, whole: object, count: int = 1000, facts: Facts | None = None) -> TokenizerFile:
-    (folder / "tokenizer.json").write_text(json.dumps(whole))
+def put(folder: Path, content: object, count: int = 1000, facts: Facts | None = None) -> TokenizerFile:
+    (folder / "tokenizer.json").write_text(json.dumps(content))
     return read_tokenizer(folder, facts or Facts(), count)
 
 
 def split(expressions: list[str], ignore: bool) -> dict[str, Any]:
     """Return a file that splits texts by expressions."""
-    whole = tokenizer_file(byte_pairs())
+    content = tokenizer_file(byte_pairs())
     parts = [
         {"type": "Split", "pattern": {"Regex": text}, "behavior": "Isolated", "invert": False}
         for text in expressions
     ]
     level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    whole["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*parts, level]}
-    whole["model"]["ignore_merges"] = ignore
-    return whole
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*parts, level]}
+    content["model"]["ignore_merges"] = ignore
+    return content
 
 
 @pytest.mark.parametrize("space", [False, True])
 def test_pieces(space: bool, tmp_path: Path) -> None:
-    known = trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces(space=space), space=space)
-    whole = tokenizer_file(known)
+    vocabulary = trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces(space=space), space=space)
+    content = tokenizer_file(vocabulary)
     if not space:
-        del whole["normalizer"]["normalizers"][0]
-    actual = put(tmp_path, whole, len(known.tokens), Facts(ends=(2,)))
+        del content["normalizer"]["normalizers"][0]
+    actual = put(tmp_path, content, len(vocabulary.tokens), Facts(ends=(2,)))
     assert actual.notes == ()
-    one, other = Tokenizer(actual.vocabulary), Tokenizer(known)
+    one, other = Tokenizer(actual.vocabulary), Tokenizer(vocabulary)
     for text in TEXTS:
         tokens = other.encode(text, begin=True)
         assert one.encode(text) == tokens
@@ -58,41 +58,41 @@ def test_pieces(space: bool, tmp_path: Path) -> None:
 
 def test_metaspace(tmp_path: Path) -> None:
     """A pre-tokeniser may replace spaces instead of a normaliser."""
-    known = trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces())
-    whole = tokenizer_file(known)
-    whole["normalizer"] = None
-    whole["pre_tokenizer"] = {
+    vocabulary = trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces())
+    content = tokenizer_file(vocabulary)
+    content["normalizer"] = None
+    content["pre_tokenizer"] = {
         "type": "Metaspace",
         "replacement": "\u2581",
         "prepend_scheme": "first",
         "split": False,
     }
-    actual = put(tmp_path, whole).vocabulary
+    actual = put(tmp_path, content).vocabulary
     assert actual.add_space
-    assert Tokenizer(actual).encode(TEXTS[0]) == Tokenizer(known).encode(TEXTS[0], begin=True)
+    assert Tokenizer(actual).encode(TEXTS[0]) == Tokenizer(vocabulary).encode(TEXTS[0], begin=True)
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "smollm"])
 def test_byte_pairs(pre: str, tmp_path: Path) -> None:
     pattern = PATTERNS[pre]
-    known, _ = trained_vocabularies.byte_pairs(pre, pattern.expressions[-1])
-    whole = tokenizer_file(known)
-    whole |= {"pre_tokenizer": split(list(pattern.expressions), False)["pre_tokenizer"]}
-    whole["model"]["ignore_merges"] = pattern.keep_whole
-    actual = put(tmp_path, whole, len(known.tokens) + 3, Facts(ends=(len(known.tokens) - 1,)))
+    vocabulary, _ = trained_vocabularies.byte_pairs(pre, pattern.expressions[-1])
+    content = tokenizer_file(vocabulary)
+    content |= {"pre_tokenizer": split(list(pattern.expressions), False)["pre_tokenizer"]}
+    content["model"]["ignore_merges"] = pattern.keep_whole
+    actual = put(tmp_path, content, len(vocabulary.tokens) + 3, Facts(ends=(len(vocabulary.tokens) - 1,)))
     assert actual.vocabulary.pre == pre
-    assert actual.vocabulary.end == known.end
+    assert actual.vocabulary.end == vocabulary.end
     assert actual.vocabulary.kinds[-3:] == (Kind.CONTROL,) * 3
     for text in TEXTS:
-        assert Tokenizer(actual.vocabulary).encode(text) == Tokenizer(known).encode(text, begin=False)
+        assert Tokenizer(actual.vocabulary).encode(text) == Tokenizer(vocabulary).encode(text, begin=False)
 
 
 def test_digits_and_words(tmp_path: Path) -> None:
-    whole = tokenizer_file(byte_pairs())
-    level = whole["pre_tokenizer"]
+    content = tokenizer_file(byte_pairs())
+    level = content["pre_tokenizer"]
     digits = {"type": "Digits", "individual_digits": True}
-    whole["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, level]}
-    assert put(tmp_path, whole).vocabulary.pre == "smollm"
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, level]}
+    assert put(tmp_path, content).vocabulary.pre == "smollm"
 
 
 def test_begin_and_end_by_their_text(tmp_path: Path) -> None:
@@ -105,17 +105,17 @@ def test_begin_and_end_by_their_text(tmp_path: Path) -> None:
 
 def test_an_end_of_turns_by_its_text(tmp_path: Path) -> None:
     """The configuration names only the end of texts; an ordinary token ends nothing."""
-    whole = tokenizer_file(byte_pairs(added=("<|im_end|>", "<|end|>")))
-    names = {item["content"]: item for item in whole["added_tokens"]}
+    content = tokenizer_file(byte_pairs(added=("<|im_end|>", "<|end|>")))
+    names = {item["content"]: item for item in content["added_tokens"]}
     names["<|im_end|>"]["special"] = True
-    actual = put(tmp_path, whole, facts=Facts(end_text="<|endoftext|>")).vocabulary
+    actual = put(tmp_path, content, facts=Facts(end_text="<|endoftext|>")).vocabulary
     assert {actual.tokens[at] for at in actual.ends} == {"<|im_end|>", "<|endoftext|>"}
 
 
 def test_texts_with_tokens_around(tmp_path: Path) -> None:
-    whole = tokenizer_file(byte_pairs())
+    content = tokenizer_file(byte_pairs())
     end = len(byte_pairs().tokens) - 1
-    whole["post_processor"] = {
+    content["post_processor"] = {
         "type": "Sequence",
         "processors": [
             {"type": "ByteLevel"},
@@ -126,15 +126,15 @@ def test_texts_with_tokens_around(tmp_path: Path) -> None:
             },
         ],
     }
-    actual = put(tmp_path, whole).vocabulary
+    actual = put(tmp_path, content).vocabulary
     assert (actual.add_begin, actual.add_end, actual.end) == (False, True, end)
 
 
 def test_normalisation_is_reported(tmp_path: Path) -> None:
-    whole = tokenizer_file(byte_pairs())
-    whole["normalizer"] = {"type": "NFC"}
-    whole["added_tokens"][-1]["rstrip"] = True
-    assert put(tmp_path, whole).notes == (
+    content = tokenizer_file(byte_pairs())
+    content["normalizer"] = {"type": "NFC"}
+    content["added_tokens"][-1]["rstrip"] = True
+    assert put(tmp_path, content).notes == (
         "the tokenizer looks at the text around 1 added tokens, for example '<|endoftext|>', which weft does not",
         "the tokenizer normalises texts (NFC) in front, which weft does not: give texts in that form",
     )
@@ -171,14 +171,14 @@ REFUSED: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("place", "value", "words"), REFUSED, ids=lambda value: str(value)[:20])
 def test_unsupported_features_are_refused(place: str, value: Any, words: str, tmp_path: Path) -> None:
-    whole = copy.deepcopy(tokenizer_file(byte_pairs()))
-    inner: Any = whole
+    content = copy.deepcopy(tokenizer_file(byte_pairs()))
+    inner: Any = content
     *parents, last = place.split(".")
     for name in parents:
         inner = inner[name]
     inner[last] = value
     with pytest.raises(CompileError) as caught:
-        put(tmp_path, whole)
+        put(tmp_path, content)
     assert str(caught.value).startswith(f"{tmp_path / 'tokenizer.json'}: ")
     assert words in str(caught.value)
 
@@ -193,16 +193,16 @@ def test_expressions_that_are_not_known(tmp_path: Path) -> None:
 
 def test_merges_of_pieces_must_be_complete(tmp_path: Path) -> None:
     """Scores do not tell which pairs may merge; missing merges would change tokens."""
-    known = trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces())
-    whole = tokenizer_file(known)
-    gone = whole["model"]["merges"].pop(40).split(" ")
+    vocabulary = trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces())
+    content = tokenizer_file(vocabulary)
+    gone = content["model"]["merges"].pop(40).split(" ")
     with pytest.raises(CompileError, match=f"its merges lack '{gone[0]}' with '{gone[1]}'"):
-        put(tmp_path, whole)
-    whole["model"]["merges"] += [" ".join(gone)]
-    made = {"".join(pair.split(" ")) for pair in whole["model"]["merges"][:-1]}
-    if "".join(gone) in made:
+        put(tmp_path, content)
+    content["model"]["merges"] += [" ".join(gone)]
+    merged = {"".join(pair.split(" ")) for pair in content["model"]["merges"][:-1]}
+    if "".join(gone) in merged:
         with pytest.raises(CompileError, match="with others between"):
-            put(tmp_path, whole)
+            put(tmp_path, content)
 
 
 NORMALISED = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
@@ -230,9 +230,9 @@ PIECES: list[tuple[dict[str, Any] | None, dict[str, Any] | None, str]] = [
 def test_other_spaces_of_pieces(
     normaliser: dict[str, Any] | None, splitter: dict[str, Any] | None, words: str, tmp_path: Path
 ) -> None:
-    whole = tokenizer_file(trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces()))
+    content = tokenizer_file(trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces()))
     with pytest.raises(CompileError) as caught:
-        put(tmp_path, whole | {"normalizer": normaliser, "pre_tokenizer": splitter})
+        put(tmp_path, content | {"normalizer": normaliser, "pre_tokenizer": splitter})
     assert words in str(caught.value)
 
 
@@ -243,9 +243,9 @@ def test_other_spaces_of_pieces(
      ({"prepend_scheme": None, "add_prefix_space": False}, False)],
 )  # fmt: skip
 def test_whether_texts_get_a_space_in_front(change: dict[str, Any], space: bool, tmp_path: Path) -> None:
-    whole = tokenizer_file(trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces()))
+    content = tokenizer_file(trained_vocabularies.of_sentencepiece(trained_vocabularies.pieces()))
     splitter = {name: value for name, value in {**SPACED, **change}.items() if value is not None}
-    actual = put(tmp_path, whole | {"normalizer": None, "pre_tokenizer": splitter})
+    actual = put(tmp_path, content | {"normalizer": None, "pre_tokenizer": splitter})
     assert actual.vocabulary.add_space == space
 
 

@@ -44,13 +44,13 @@ def convert(context: Context) -> None:
         if match.source.type.dtype != "int32" or builder.has_real(match.source):
             return context.put(builder.quantise(name, match.quantisation, result.dtype))
     if one.dtype in STORED and one.dtype != "int4" and result.dtype == "float32":
-        return context.put(builder.dequantise(context.stored_operand(), whole(one.dtype), one))
+        return context.put(builder.dequantise(context.stored_operand(), unit_quantisation(one.dtype), one))
     if one.dtype == "int32" and result.dtype == "float32" and builder.has_real(context.operand()):
         return context.put(context.emit("Identity", builder.real_value(context.operand()), suffix="float"))
     return context.put(context.emit("Cast", context.stored_operand(), to=ELEMENTS[result.dtype]))
 
 
-def whole(dtype: str) -> Quantisation:
+def unit_quantisation(dtype: str) -> Quantisation:
     """Return the quantisation of stored numbers with scale 1 and zero point 0."""
     limits = np.iinfo(dtype)
     return Quantisation(np.ones(1, np.float32), np.zeros(1, np.int64), None, int(limits.min), int(limits.max))
@@ -61,13 +61,6 @@ def _convert_fold(context: Context, array: np.ndarray) -> np.ndarray | None:
     if array.size > 1 and context.operand().type.dtype in (*STORED, "int32"):
         return None
     return array.astype(context.result().type.dtype)
-
-
-QUANTISING_OPERATORS = (
-    Record(("stablehlo.uniform_quantize",), (1, 1), "QuantizeLinear", uniform),
-    Record(("stablehlo.uniform_dequantize",), (1, 1), "DequantizeLinear", uniform),
-    Record(("stablehlo.convert",), (1, 1), "Cast, QuantizeLinear, DequantizeLinear", convert, _convert_fold),
-)
 
 
 _BINARY: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -140,6 +133,7 @@ def _accumulate(context: Context, operator: str) -> bool:
         other = builder.emit("DequantizeLinear", (builder.constant(compact_equal(array)), one), "constant")
         return builder.emit(operator, (builder.real_value(first), other))
 
+    # Only the reader knows the form: a quantisation needs the floats, a host operator the integers.
     builder.set_lazy(context.result(), emit_stored, emit_real)
     return True
 
@@ -245,10 +239,6 @@ def clamp(context: Context) -> None:
     return context.finish(context.emit("Min", lower, context.numeric_operand(2)))
 
 
-def cast(context: Context, name: str, dtype: str) -> str:
-    return context.emit("Cast", name, suffix="cast", to=ELEMENTS[dtype])
-
-
 def identity(context: Context) -> None:
     context.put(context.emit("Identity", context.stored_operand()))
 
@@ -263,20 +253,18 @@ def _fold(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
     return fold
 
 
-def _multiply_fold(context: Context, *operands: np.ndarray) -> np.ndarray:
-    return (operands[0] * operands[1]).astype(operands[0].dtype, copy=False)
-
-
 def _divide_fold(context: Context, one: np.ndarray, other: np.ndarray) -> np.ndarray:
     if np.issubdtype(one.dtype, np.integer):
         if not other.all():
             raise context.refuse("divides integers by zero")
+        # StableHLO divides integers towards 0; numpy's // rounds down.
         return (np.sign(one) * np.sign(other) * (np.abs(one) // np.abs(other))).astype(one.dtype)
     return (one / other).astype(one.dtype, copy=False)
 
 
 def _clamp_fold(context: Context, least: np.ndarray, value: np.ndarray, most: np.ndarray) -> np.ndarray:
     rank = value.ndim
+    # Bounds may be scalars while the value has axes.
     low, high = (end.reshape((1,) * rank) if not end.ndim else end for end in (least, most))
     return np.minimum(np.maximum(value, low), high)
 
@@ -287,14 +275,14 @@ _FOLDS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 _HLO, _CHLO, _TOSA = "stablehlo.", "chlo.", "tosa."
 
-ELEMENTWISE_OPERATORS = (
+OPERATORS = (
     Record((_HLO + "constant", _TOSA + "const", _TOSA + "const_shape"), (0, 0), "a constant", constant),
     Record((_HLO + "iota",), (0, 0), "a constant", iota),
     *(
         Record((_HLO + name,), (2, 2), _BINARY[name][0], binary, _fold(_BINARY[name][1]))
         for name in ("add", "subtract", "maximum", "minimum", "power")
     ),
-    Record((_HLO + "multiply",), (2, 2), "Mul, DequantizeLinear, ReduceMean", multiply, _multiply_fold),
+    Record((_HLO + "multiply",), (2, 2), "Mul, DequantizeLinear, ReduceMean", multiply, _fold(np.multiply)),
     Record((_HLO + "divide",), (2, 2), "Div, ReduceMean, AveragePool, Softmax", divide, _divide_fold),
     *(
         Record((_HLO + name,), (1, 1), _UNARY[name], unary, _fold(_FOLDS[name]) if name in _FOLDS else None)
@@ -343,7 +331,7 @@ ELEMENTWISE_OPERATORS = (
     Record((_HLO + "select",), (3, 3), "Where", select),
     Record((_HLO + "clamp",), (3, 3), "Clip", clamp, _clamp_fold),
     Record((_HLO + "optimization_barrier", _TOSA + "identity"), (1, 1), "Identity", identity),
+    Record(("stablehlo.uniform_quantize",), (1, 1), "QuantizeLinear", uniform),
+    Record(("stablehlo.uniform_dequantize",), (1, 1), "DequantizeLinear", uniform),
+    Record(("stablehlo.convert",), (1, 1), "Cast, QuantizeLinear, DequantizeLinear", convert, _convert_fold),
 )
-
-
-OPERATORS = (*ELEMENTWISE_OPERATORS, *QUANTISING_OPERATORS)

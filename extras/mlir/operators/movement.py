@@ -57,6 +57,7 @@ def broadcast(context: Context) -> None:
         name = context.reshape(name, wide)
     if tuple(wide) != shape and quantisation is None:
         builder, op, result = context.builder, context.op, context.result()
+        # ONNX's operators broadcast by themselves: emit Expand only if something reads all elements.
         builder.before_broadcast[result] = name
 
         def emit_expanded() -> str:
@@ -66,13 +67,14 @@ def broadcast(context: Context) -> None:
 
         def emit_real() -> str:
             stored = builder.stored_value(result)
-            whole = result.type.dtype.startswith(("float", "bfloat"))
-            return stored if whole else builder.emit("Cast", (stored,), "cast", to=ELEMENTS["float32"])
+            is_float = result.type.dtype.startswith(("float", "bfloat"))
+            return stored if is_float else builder.emit("Cast", (stored,), "cast", to=ELEMENTS["float32"])
 
         return builder.set_lazy(result, emit_expanded, emit_real)
     if tuple(wide) != shape:
         name = context.emit("Expand", name, context.emit_constant(list(shape)), suffix="expand")
     if quantisation is None:
+        # A result has a network value of its own, whose type is checked.
         return context.put(name if name != context.stored_operand() else context.emit("Identity", name))
     return context.finish(name)
 
@@ -176,19 +178,6 @@ def _broadcast_fold(context: Context, array: np.ndarray) -> np.ndarray:
     return compact(array.transpose(order).reshape(wide))
 
 
-_HLO = "stablehlo."
-
-MOVEMENT_OPERATORS = (
-    Record((_HLO + "reshape",), (1, 1), "Reshape", reshape, fold_reshape),
-    Record((_HLO + "transpose",), (1, 1), "Transpose", transpose, _transpose_fold),
-    Record((_HLO + "broadcast_in_dim",), (1, 1), "Reshape, Expand", broadcast, _broadcast_fold),
-    Record((_HLO + "slice",), (1, 1), "Slice", slice_),
-    Record((_HLO + "reverse",), (1, 1), "Slice", reverse),
-    Record((_HLO + "concatenate",), (1, None), "Concat", concatenate),
-    Record((_HLO + "pad",), (2, 2), "Pad", pad),
-)
-
-
 def _numbers(context: Context, index: int, name: str) -> tuple[int, ...]:
     """Return a list of numbers from a constant operand, or from an attribute in older versions of TOSA."""
     if index < len(context.op.operands):
@@ -223,6 +212,7 @@ def tosa_pad(context: Context) -> None:
     fill = context.array(2) if len(context.op.operands) > 2 else None
     if len(context.op.operands) < 3:
         fill = np.array([zero_point(context, 3, "input_zp")], context.operand().type.dtype)
+    # TOSA lists the padding before and after each axis, ONNX all axes before, then all after.
     emit_pad(context, numbers.reshape(rank, 2).T.reshape(-1).tolist(), fill)
 
 
@@ -230,7 +220,14 @@ def tile(context: Context) -> None:
     context.move("Tile", context.emit_constant(list(_numbers(context, 1, "multiples"))))
 
 
-TOSA_MOVEMENT_OPERATORS = (
+OPERATORS = (
+    Record(("stablehlo.reshape",), (1, 1), "Reshape", reshape, fold_reshape),
+    Record(("stablehlo.transpose",), (1, 1), "Transpose", transpose, _transpose_fold),
+    Record(("stablehlo.broadcast_in_dim",), (1, 1), "Reshape, Expand", broadcast, _broadcast_fold),
+    Record(("stablehlo.slice",), (1, 1), "Slice", slice_),
+    Record(("stablehlo.reverse",), (1, 1), "Slice", reverse),
+    Record(("stablehlo.concatenate",), (1, None), "Concat", concatenate),
+    Record(("stablehlo.pad",), (2, 2), "Pad", pad),
     Record(("tosa.reshape",), (1, 2), "Reshape", reshape, fold_reshape),
     Record(("tosa.transpose",), (1, 2), "Transpose", tosa_transpose),
     Record(("tosa.slice",), (1, 3), "Slice", tosa_slice),
@@ -239,6 +236,3 @@ TOSA_MOVEMENT_OPERATORS = (
     Record(("tosa.reverse",), (1, 1), "Slice", reverse),
     Record(("tosa.tile",), (1, 2), "Tile", tile),
 )
-
-
-OPERATORS = (*MOVEMENT_OPERATORS, *TOSA_MOVEMENT_OPERATORS)

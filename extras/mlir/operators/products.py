@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.extras.mlir.chains import Integers, find_integers
 from weft.extras.mlir.context import Context, Record
-from weft.extras.mlir.operators.elementwise import whole
+from weft.extras.mlir.operators.elementwise import unit_quantisation
 from weft.extras.mlir.program import Quantisation, TensorType, Value
 
 _LETTERS = re.compile(r"\[([^\]]*)\]")
@@ -83,9 +83,10 @@ def _side(context: Context, operand: Integers) -> Side:
     if operand.zero.size > 1:
         raise context.refuse("has a zero point for each channel; weft reads one")
     number, limits = int(operand.zero.item()), np.iinfo(dtype)
+    # ConvInteger and MatMulInteger take a zero point in the type of their operand.
     if not limits.min <= number <= limits.max:
         raise context.refuse(f"subtracts {number} of {dtype}, where it does not fit")
-    ones = whole(dtype)
+    ones = unit_quantisation(dtype)
     kind = Quantisation(ones.scales, np.array([number]), None, ones.low, ones.high)
 
     def emit_stored(perm: Sequence[int]) -> str:
@@ -171,6 +172,7 @@ def _window(context: Context, rank: int) -> dict[str, tuple[int, ...]]:
     window = context.attribute("window", default={})
     attributes = {**context.op.attributes, **(window if isinstance(window, dict) else {})}
     inner = Context(dataclasses.replace(context.op, attributes=attributes), context.builder)
+    # StableHLO's left-hand side (lhs) is the image, its right-hand side the filters.
     strides = inner.integers("stride", "window_strides", default=[1] * rank, rank=rank)
     filters = inner.integers("rhs_dilate", "rhs_dilation", default=[1] * rank, rank=rank)
     images = inner.integers("lhs_dilate", "lhs_dilation", default=[1] * rank, rank=rank)
@@ -285,6 +287,7 @@ def _dot_axes(context: Context) -> tuple[tuple[list[int], list[int]], tuple[list
     batches = context.attribute("batching_dims", default=[[], []])
     summed = context.attribute("contracting_dims", default=None)
     if summed is None and context.short == "dot":
+        # `dot` contracts the last axis of the left operand with the first of the right.
         summed = [[len(context.shape(0)) - 1], [0]]
     for pair in (batches, summed):
         if (

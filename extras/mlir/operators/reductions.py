@@ -35,7 +35,6 @@ def reducer(op: Op) -> str | None:
 
 def recognise_mean(context: Context) -> bool:
     """Read a sum over axes or windows divided by the number of its elements; return whether it is one."""
-
     builder = context.builder
     for at in (1, 0):
         number = context.array(at)
@@ -51,14 +50,15 @@ def recognise_mean(context: Context) -> bool:
         count = count if context.short == "divide" else (1 / count if count else math.nan)
         if maker.name == "stablehlo.reduce_window" and reducer(maker) == _SUM:
             return recognise_average_pool(context, maker, count)
+        # ONNX's keepdims is a second operation here, which restores the axes of one element.
         inner, keep = builder.producers.get(maker.operands[0]) if maker.operands else None, 0
         if maker.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape") and inner is not None:
             maker, keep = inner, 1
         axes = find_summed_axes(builder, maker)
         if axes is None or context.result().type.quantisation is not None:
             continue
-        whole = maker.operands[0].type.shape
-        reduced_shape = tuple(1 if axis in axes else size for axis, size in enumerate(whole))
+        shape = maker.operands[0].type.shape
+        reduced_shape = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
         if keep and context.shape(1 - at) != reduced_shape:
             continue
         if not math.isclose(
@@ -115,6 +115,7 @@ def _find_repeated_axis(builder: Builder, value: Value, source: Value, combined:
         if op.name == "stablehlo.maximum":
             variables = [operand for operand in op.operands if builder.arrays.get(operand) is None]
             floor = [builder.arrays[operand] for operand in op.operands if operand in builder.arrays]
+            # A maximum with -inf changes nothing; exporters add it to the reduction.
             if combined != _MAX or len(variables) != 1 or not np.isneginf(compact_equal(floor[0])).all():
                 return None
             current = variables[0]
@@ -240,6 +241,7 @@ def windows(context: Context, op: Op) -> Windows:
         for axis in range(rank)
         if (sizes[axis], strides[axis], *pads[2 * axis : 2 * axis + 2]) != (1, 1, 0, 0)
     ]
+    # Unless the windows tell the layout, take channels last, then channels first.
     spatial = used if used and len(used) == rank - 2 else list(range(1, rank - 1))
     if not set(used) <= set(spatial):
         spatial = list(range(2, rank))
@@ -247,9 +249,9 @@ def windows(context: Context, op: Op) -> Windows:
         raise inner.refuse(
             f"has windows over axes {used} of {rank}; weft reads them over all but images and channels"
         )
-    rest = [axis for axis in range(rank) if axis not in spatial]
+    outer = [axis for axis in range(rank) if axis not in spatial]
     return Windows(
-        (*rest, *spatial),
+        (*outer, *spatial),
         tuple(sizes[axis] for axis in spatial),
         tuple(strides[axis] for axis in spatial),
         tuple(dilations[axis] for axis in spatial),
@@ -282,6 +284,7 @@ def reduce_window(context: Context) -> None:
         raise context.refuse("starts with a value that changes the result; weft reads -inf, or 0 for add")
     if combined == "stablehlo.maximum":
         return context.finish(emit_pool(context, "MaxPool", context.op, window))
+    # ONNX has no pool of sums: a mean times the number of elements is one.
     mean = emit_pool(context, "AveragePool", context.op, window, count_include_pad=1)
     count = context.emit_constant(math.prod(window.kernel), "float32")
     return context.finish(context.emit("Mul", mean, count, suffix="sum"))

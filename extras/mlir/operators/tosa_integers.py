@@ -22,7 +22,7 @@ from weft.extras.mlir.rescaling import (
     emit_lookup,
     find_mantissa,
     find_scales,
-    quantise_whole,
+    quantise_integral,
     sum_of_byte,
 )
 
@@ -100,6 +100,7 @@ def _rescale_byte(context: Context, source: Value, table: np.ndarray, scale: Sca
 
     def emit_clamped(low: int, high: int) -> str:
         builder.op = op
+        # One of 256 results for each byte: the device's requantisation if it gives the same, else a table.
         entries = np.clip(results + zero, low, high)
         pair = find_mantissa(scale, (int(table.min()), int(table.max())), (low - zero, high - zero))
         if pair is None or not _linear(table):
@@ -107,7 +108,7 @@ def _rescale_byte(context: Context, source: Value, table: np.ndarray, scale: Sca
         factor = np.array([math.ldexp(pair[0], -pair[1])], np.float32)
         if not factor.all():
             return emit_byte_function(builder, source, entries, result.type.dtype)
-        return quantise_whole(builder, base.emit_scaled(factor), zero, (low, high), result.type.dtype)
+        return quantise_integral(builder, base.emit_scaled(factor), zero, (low, high), result.type.dtype)
 
     return builder.set_clampable(result, emit_clamped)
 
@@ -136,7 +137,7 @@ def _rescale_sum(context: Context, known: Sum | None, scales: list[Scale], zero:
         builder.op = op
         device_scale = None if known is None else _device_scale(known, scales, (low - zero, high - zero))
         if known is not None and device_scale is not None:
-            return quantise_whole(
+            return quantise_integral(
                 builder, known.emit_scaled(device_scale), zero, (low, high), result.type.dtype
             )
         return rescaling.emit_rescale(
@@ -153,8 +154,8 @@ def _device_scale(known: Sum, scales: list[Scale], levels: tuple[int, int]) -> n
         zip(*(np.broadcast_to(end, (count,)).tolist() for end in (known.low, known.high)), strict=True)
     )
     if len(scales) == 1:  # one scale for all channels, which has one mantissa
-        whole = (min(low for low, _ in ranges), max(high for _, high in ranges))
-        common = find_scales(scales, [whole], levels)
+        union = (min(low for low, _ in ranges), max(high for _, high in ranges))
+        common = find_scales(scales, [union], levels)
         if common is not None:
             return common if common.all() else None
     device = find_scales(scales * count if len(scales) == 1 else scales, ranges, levels)
@@ -260,6 +261,7 @@ def arithmetic(context: Context) -> None:
         and array.size
         and compact_equal(array).size == 1
     ):
+        # A function of one byte plus a constant is a function of that byte.
         number = int(compact_equal(array).item()) * (1 if operator == "Add" else -1)
         context.builder.sums[context.result()] = sum_of_byte(
             context.builder, pair[0].source, pair[0].table + number
@@ -284,6 +286,7 @@ def multiply(context: Context) -> None:
     one, other = (builder.sums.get(operand) for operand in context.op.operands[:2])
     if one is None or other is None or one.low.size > 1 or other.low.size > 1:
         return None
+    # A product has its extremes at the ends of both ranges.
     ends = [int(a) * int(b) for a in (one.low[0], one.high[0]) for b in (other.low[0], other.high[0])]
     if min(ends) < INT32.min or max(ends) > INT32.max:
         raise context.refuse("may make products that do not fit 32 bits")

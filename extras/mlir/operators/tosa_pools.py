@@ -18,7 +18,7 @@ from weft.extras.mlir.rescaling import (
     byte_quantisation,
     find_mantissa,
     is_exact,
-    quantise_whole,
+    quantise_integral,
     reciprocal_scale,
 )
 
@@ -46,13 +46,14 @@ def max_pool(context: Context) -> None:
     if value.type.dtype not in BYTES:
         result = context.emit("MaxPool", context.transpose(context.stored_operand(), _FRONT), **window)
         return context.put(context.transpose(result, _BACK))
+    # A maximum of stored bytes needs no zero point: a scale of 1 keeps them exact as floats.
     real = builder.dequantise(
         context.stored_operand(), byte_quantisation(ONE, 0, value.type.dtype, None), value.type
     )
     result = context.transpose(context.emit("MaxPool", context.transpose(real, _FRONT), **window), _BACK)
     limits = np.iinfo(value.type.dtype)
     return context.put(
-        quantise_whole(builder, result, 0, (int(limits.min), int(limits.max)), value.type.dtype)
+        quantise_integral(builder, result, 0, (int(limits.min), int(limits.max)), value.type.dtype)
     )
 
 
@@ -71,11 +72,12 @@ def average_pool(context: Context) -> None:
         )
         result = context.emit("AveragePool", context.transpose(real, _FRONT), count_include_pad=0, **window)
         return context.put(
-            quantise_whole(
+            quantise_integral(
                 builder, context.transpose(result, _BACK), zeros[1], (int(limits.min), int(limits.max)), dtype
             )
         )
     builder.op = op
+    # An integer convolution with ones gives the exact sum of each window.
     channels = value.type.shape[3]
     ones = builder.constant(np.ones((channels, 1, *window["kernel_shape"]), np.int8), "ones")
     image = context.transpose(context.stored_operand(), _FRONT)
@@ -208,7 +210,7 @@ def reduce_max(context: Context) -> None:
     result = context.emit(operator, real, context.emit_constant([_axis(context)]), keepdims=1)
     limits = np.iinfo(value.type.dtype)
     return context.put(
-        quantise_whole(builder, result, 0, (int(limits.min), int(limits.max)), value.type.dtype)
+        quantise_integral(builder, result, 0, (int(limits.min), int(limits.max)), value.type.dtype)
     )
 
 

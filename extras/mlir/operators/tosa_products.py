@@ -274,6 +274,7 @@ def _activations(context: Context, values: tuple[Value, Value], zeros: tuple[int
             "MatMulInteger", (*(builder.stored_value(value) for value in values), *kinds), "integers"
         )
 
+    # A byte less its zero point lies in [-255, 255].
     most = count * 255 * 255
     if most > INT32.max:
         raise context.refuse("may make sums that do not fit 32 bits")

@@ -152,14 +152,14 @@ def test_damaged_files(name: str) -> None:
     """Every file is read or refused in one sentence."""
     model = qdq_models.random_cnn(np.random.default_rng(0))
     text = weft.convert(model) if name == "tosa" else (HERE / name).read_text()
-    rng, told = random.Random(0), []
+    rng, messages = random.Random(0), []
     for _ in range(40):
         try:
             import_model(damage(text, rng).encode().ljust(1))
         except CompileError as error:
-            told.append(str(error))
-    assert len(told) > 20
-    assert all("\n" not in sentence for sentence in told)
+            messages.append(str(error))
+    assert len(messages) > 20
+    assert all("\n" not in sentence for sentence in messages)
 
 
 def test_command_line(
@@ -175,10 +175,10 @@ def test_command_line(
     Path("bad.mlir").write_text("module {\n  nonsense\n}\n")
     with pytest.raises(SystemExit) as left:
         main(["compile", "bad.mlir", "-o", "program"])
-    told = capsys.readouterr().err
+    error = capsys.readouterr().err
     assert left.value.code == 2
-    assert "error: bad.mlir, line 2: nonsense is not supported" in told
-    assert "Traceback" not in told
+    assert "error: bad.mlir, line 2: nonsense is not supported" in error
+    assert "Traceback" not in error
     np.savez("samples.npz", x=np.zeros((4, 3), np.float32))
     with pytest.raises(SystemExit) as left:
         main(["quantise", "model.mlir", "--data", "samples.npz", "-o", "x.onnx"])

@@ -19,9 +19,9 @@ from weft.extras.mlir.tests.support import tosa_numpy
 
 
 def half_even(number: int, shift: int) -> int:
-    floor, rest = number >> shift, number & ((1 << shift) - 1)
+    floor, remainder = number >> shift, number & ((1 << shift) - 1)
     half = (1 << shift) >> 1
-    return floor + int(shift > 0 and (rest > half or (rest == half and floor % 2 == 1)))
+    return floor + int(shift > 0 and (remainder > half or (remainder == half and floor % 2 == 1)))
 
 
 def random_scale(rng: random.Random) -> Scale:
@@ -40,17 +40,17 @@ def test_every_value_becomes_the_same_byte(seed: int) -> None:
             rng.randint(-128, 127),
         )
         levels = (-128 - zero, 127 - zero)
-        made = find_mantissa(scale, values, levels)
-        if made is None:
+        pair = find_mantissa(scale, values, levels)
+        if pair is None:
             continue
         actual += 1
-        assert made[0] < 1 << 24
+        assert pair[0] < 1 << 24
         for value in range(values[0], values[1] + 1):
             tosa = scale.apply(value)
-            device = half_even(value * made[0], made[1])
+            device = half_even(value * pair[0], pair[1])
             assert min(max(tosa, levels[0]), levels[1]) == min(max(device, levels[0]), levels[1]), (
                 scale,
-                made,
+                pair,
                 value,
             )
     assert actual > 30
@@ -108,10 +108,10 @@ def test_ties_have_no_mantissa() -> None:
     assert find_mantissa(half, (-1, 1), (-128, 127)) is None
     assert find_mantissa(half, (0, 1), (-128, 127)) is not None
     assert find_scales([half, half], [(0, 1), (-1000, 1000)], (-128, 127)) is None
-    made = find_scales([half, Scale(1 << 30, 33)], [(0, 1), (0, 1)], (-128, 127))
-    assert made is not None
-    assert made.dtype == "float32"
-    assert [math.frexp(number)[1] for number in made.tolist()] == [0, -2]
+    scales = find_scales([half, Scale(1 << 30, 33)], [(0, 1), (0, 1)], (-128, 127))
+    assert scales is not None
+    assert scales.dtype == "float32"
+    assert [math.frexp(number)[1] for number in scales.tolist()] == [0, -2]
 
 
 def test_ties() -> None:

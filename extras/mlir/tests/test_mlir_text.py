@@ -21,8 +21,8 @@ def parse_body(
     return program
 
 
-def parse_operation(body: str, **given: str) -> Op:
-    return parse_body(body, **given).ops[-1]
+def parse_operation(body: str, **arguments: str) -> Op:
+    return parse_body(body, **arguments).ops[-1]
 
 
 def constant(text: str, type_: str) -> np.ndarray:

@@ -16,8 +16,9 @@ from support.op_cases import convolution, random_op, segment_of, whole
 import weft
 from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import Add, Conv, DeviceOp, Multiply, Pad, Pool, Rescale, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, Multiply, Pad, Pool, Rescale
 from weft.compiler.ir.model import Graph
+from weft.compiler.ir.windows import Window
 from weft.compiler.operators.record import operator_of
 from weft.extras.mlir import forms
 from weft.extras.mlir.device_text import write_operator
@@ -50,9 +51,9 @@ def check(source: Any, seed: int = 0) -> str | None:
     again = import_model(text.encode())
     assert (again.inputs, again.outputs, on_host(again)) == (graph.inputs, graph.outputs, {})
     feeds = feeds_of(graph, np.random.default_rng(seed))
-    wanted, made = run_graph(graph, feeds), run_graph(again, feeds)
+    wanted, actual = run_graph(graph, feeds), run_graph(again, feeds)
     for name in wanted:
-        np.testing.assert_array_equal(made[name], wanted[name], strict=True)
+        np.testing.assert_array_equal(actual[name], wanted[name], strict=True)
     program = import_with_xdsl("inline").parse_program(text, "the text")
     stored = [_quantise(feeds[str(notes["weft.name"])], notes) for notes in program.argument_notes]
     for notes, value in zip(program.result_notes, tosa_numpy.run(text, *stored), strict=True):
@@ -140,37 +141,37 @@ def test_every_pair_of_bytes_is_added_exactly(one: float, other: float) -> None:
     )
     op = Add("x", a, b, y, one, other, 3, -4, 5)
     every = np.arange(-128, 128, dtype=np.int8)
-    given = [np.broadcast_to(every[:, None], (1, 1, 256, 256)), np.broadcast_to(every, (1, 1, 256, 256))]
+    arrays = [np.broadcast_to(every[:, None], (1, 1, 256, 256)), np.broadcast_to(every, (1, 1, 256, 256))]
     printing = import_with_xdsl("printing")
     body = printing.Body([("int8", (1, 1, 256, 256))] * 2)
     text = printing.module_text(body, [write_operator(body, op, tuple(body.arguments))], [{}] * 2, [{}])
-    (made,) = tosa_numpy.run(text, *given)
-    np.testing.assert_array_equal(made, operator_of(op).evaluate(op, tuple(given), 24), strict=True)
+    (actual,) = tosa_numpy.run(text, *arrays)
+    np.testing.assert_array_equal(actual, operator_of(op).evaluate(op, tuple(arrays), 24), strict=True)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_operators(seed: int) -> None:
-    rng, made = np.random.default_rng(seed), 0
+    rng, count = np.random.default_rng(seed), 0
     for _ in range(25):
         op = random_op(rng)
         try:
-            made += _compare_operator(op, rng)
+            count += _compare_operator(op, rng)
         except CompileError as error:
-            told = str(error)
-            assert told.startswith(f"operator {op.name!r}"), told
-    assert made > 12
+            message = str(error)
+            assert message.startswith(f"operator {op.name!r}"), message
+    assert count > 12
 
 
 def _compare_operator(op: DeviceOp, rng: np.random.Generator) -> int:
     """Write an operator, and compare its text by the specification with the device's result."""
     printing = import_with_xdsl("printing")
-    given = [rng.integers(-128, 128, view.shape).astype(np.int8) for view in op.sources]
-    body = printing.Body([("int8", array.shape) for array in given])
+    arrays = [rng.integers(-128, 128, view.shape).astype(np.int8) for view in op.sources]
+    body = printing.Body([("int8", array.shape) for array in arrays])
     text = printing.module_text(
-        body, [write_operator(body, op, tuple(body.arguments))], [{}] * len(given), [{}]
+        body, [write_operator(body, op, tuple(body.arguments))], [{}] * len(arrays), [{}]
     )
-    (made,) = tosa_numpy.run(text, *given)
-    np.testing.assert_array_equal(made, operator_of(op).evaluate(op, tuple(given), 24), strict=True)
+    (actual,) = tosa_numpy.run(text, *arrays)
+    np.testing.assert_array_equal(actual, operator_of(op).evaluate(op, tuple(arrays), 24), strict=True)
     return 1
 
 
@@ -212,8 +213,8 @@ def test_ties_of_other_sums_are_not_requantisations(
     graph = import_model(text.encode())
     assert (on_host(graph) == {}) == device
     x = np.random.default_rng(0).integers(-20, 20, op.src.shape).astype(np.int8)
-    (made,) = run_graph(graph, dict.fromkeys(graph.inputs, x)).values()
-    np.testing.assert_array_equal(made, tosa_numpy.run(text, x)[0])
+    (actual,) = run_graph(graph, dict.fromkeys(graph.inputs, x)).values()
+    np.testing.assert_array_equal(actual, tosa_numpy.run(text, x)[0])
 
 
 def test_patterns_are_read_as_operators() -> None:
@@ -252,8 +253,8 @@ def test_sums_with_other_ties_are_not_additions(change: int) -> None:
     assert (on_host(graph) == {}) == (change == 0)
     rng = np.random.default_rng(1)
     feeds = {name: rng.integers(-128, 128, shape).astype(np.int8) for name in graph.inputs}
-    (made,) = run_graph(graph, feeds).values()
-    np.testing.assert_array_equal(made, tosa_numpy.run(text, *feeds.values())[0])
+    (actual,) = run_graph(graph, feeds).values()
+    np.testing.assert_array_equal(actual, tosa_numpy.run(text, *feeds.values())[0])
 
 
 def _check_refusal(source: Any, why: str) -> None:

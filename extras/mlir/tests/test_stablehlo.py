@@ -52,8 +52,8 @@ def test_quantisation_written_out_by_jax() -> None:
     operators = {operator for _, operator, place, _ in graph.assignment if place == "device"}
     assert {"Conv", "Add", "MaxPool", "AveragePool", "ReduceMean", "MatMul", "Softmax", "Relu"} <= operators
     for x, wanted in zip(RUNS["floats_x"], RUNS["floats_y"], strict=True):
-        (made,) = run_graph(graph, {"arg0": x}).values()
-        assert np.abs(made - wanted).max() <= 0.03
+        (actual,) = run_graph(graph, {"arg0": x}).values()
+        assert np.abs(actual - wanted).max() <= 0.03
         assert wanted.std() > 0.01
 
 
@@ -64,17 +64,17 @@ def test_rows_by_jax() -> None:
     operators = {node.operator for node in read((HERE / "jax_rows.mlir").read_bytes()).nodes}
     assert {"Erf", "ReduceMean", "Sqrt", "Softmax", "MatMul", "Slice", "Concat"} <= operators
     for x, wanted in zip(RUNS["rows_x"], RUNS["rows_y"], strict=True):
-        (made,) = run_graph(graph, {"arg0": x}).values()
-        assert np.abs(made - wanted).max() < 0.11
+        (actual,) = run_graph(graph, {"arg0": x}).values()
+        assert np.abs(actual - wanted).max() < 0.11
 
 
 def test_products_of_integers_by_jax() -> None:
     graph = import_model(HERE / "jax_integers.mlir")
     assert on_host(graph) == {}
     for x, wanted in zip(RUNS["integers_x"], RUNS["integers_y"], strict=True):
-        (made,) = run_graph(graph, {"arg0": x}).values()
-        assert np.abs(made.astype(int) - wanted).max() <= 1
-        assert np.mean(made == wanted) > 0.9
+        (actual,) = run_graph(graph, {"arg0": x}).values()
+        assert np.abs(actual.astype(int) - wanted).max() <= 1
+        assert np.mean(actual == wanted) > 0.9
 
 
 def test_jax_and_onnx_runtime_agree_on_the_network() -> None:
@@ -83,8 +83,8 @@ def test_jax_and_onnx_runtime_agree_on_the_network() -> None:
         network = read((HERE / f"jax_{name}.mlir").read_bytes())
         session = open_session(network)
         for x, wanted in zip(RUNS[f"{name}_x"], RUNS[f"{name}_y"], strict=True):
-            (made,) = session.run(None, {"arg0": x})
-            assert np.abs(made.astype(float) - wanted).max() <= (0.03 if name == "floats" else 1)
+            (actual,) = session.run(None, {"arg0": x})
+            assert np.abs(actual.astype(float) - wanted).max() <= (0.03 if name == "floats" else 1)
 
 
 # Quantised types: scales are powers of two, so that all is exact
@@ -93,8 +93,8 @@ def test_jax_and_onnx_runtime_agree_on_the_network() -> None:
 def run_text(text: bytes, **feeds: np.ndarray) -> np.ndarray:
     graph = import_model(text)
     assert on_host(graph) == {}
-    (made,) = run_graph(graph, feeds).values()
-    return made
+    (actual,) = run_graph(graph, feeds).values()
+    return actual
 
 
 def bytes_of(*shape: int, seed: int = 0) -> np.ndarray:
@@ -160,8 +160,8 @@ def test_products_with_batches(text: str) -> None:
     x, y = bytes_of(2, 5, 3, 4), bytes_of(3, 2, 5, 6, seed=1)
     wanted = level(np.einsum("akbc,bakd->abcd", (x - 3.0) * 0.5, (y - 3.0) * 0.5), 64, 5)
     network = read(function(body, f"%x: {one}, %y: {other}", quantised_type(result, 64.0, 5)))
-    (made,) = open_session(network).run(None, {"x": x, "y": y})
-    np.testing.assert_array_equal(made, wanted)
+    (actual,) = open_session(network).run(None, {"x": x, "y": y})
+    np.testing.assert_array_equal(actual, wanted)
 
 
 def test_plain_integers_become_floats() -> None:
@@ -173,8 +173,8 @@ def test_plain_integers_become_floats() -> None:
     %r = stablehlo.add %0, %1 : {floats}"""
     network = read(function(body, f"%q: {quantised_type('2x6')}, %x: {wholes}", floats))
     q, x = bytes_of(2, 6), bytes_of(2, 6, seed=1).astype(np.int32) * 1000
-    (made,) = open_session(network).run(None, {"q": q, "x": x})
-    np.testing.assert_array_equal(made, (q - 3.0) * 0.5 + x)
+    (actual,) = open_session(network).run(None, {"q": q, "x": x})
+    np.testing.assert_array_equal(actual, (q - 3.0) * 0.5 + x)
 
 
 @pytest.mark.parametrize(
@@ -185,35 +185,35 @@ def test_plain_integers_become_floats() -> None:
     ],
 )  # fmt: skip
 def test_comparisons(direction: str, meaning: Callable[..., np.ndarray]) -> None:
-    floats, given = "tensor<2x6xf32>", quantised_type("2x6")
+    floats, quantised = "tensor<2x6xf32>", quantised_type("2x6")
     body = f"""
-    %0 = stablehlo.uniform_dequantize %x : ({given}) -> {floats}
-    %1 = stablehlo.uniform_dequantize %y : ({given}) -> {floats}
+    %0 = stablehlo.uniform_dequantize %x : ({quantised}) -> {floats}
+    %1 = stablehlo.uniform_dequantize %y : ({quantised}) -> {floats}
     %2 = stablehlo.compare {direction}, %0, %1, FLOAT : ({floats}, {floats}) -> tensor<2x6xi1>
     %3 = stablehlo.add %0, %0 : {floats}
     %r = stablehlo.select %2, %3, %1 : tensor<2x6xi1>, {floats}"""
     x = bytes_of(2, 6)
     y = np.where(np.arange(6) % 3, bytes_of(2, 6, seed=1), x)
-    network = read(function(body, f"%x: {given}, %y: {given}", floats))
-    (made,) = open_session(network).run(None, {"x": x, "y": y})
+    network = read(function(body, f"%x: {quantised}, %y: {quantised}", floats))
+    (actual,) = open_session(network).run(None, {"x": x, "y": y})
     one, other = ((value - 3.0) * 0.5 for value in (x, y))
-    np.testing.assert_array_equal(made, np.where(meaning(one, other), 2 * one, other))
+    np.testing.assert_array_equal(actual, np.where(meaning(one, other), 2 * one, other))
 
 
 def test_broadcast_integers_are_compared_as_numbers() -> None:
     """A quantised value next to them makes the model readable."""
-    floats, wholes, given = "tensor<2x6xf32>", "tensor<2x6xi8>", quantised_type("2x6")
+    floats, wholes, quantised = "tensor<2x6xf32>", "tensor<2x6xi8>", quantised_type("2x6")
     body = f"""
-    %0 = stablehlo.uniform_dequantize %q : ({given}) -> {floats}
+    %0 = stablehlo.uniform_dequantize %q : ({quantised}) -> {floats}
     %1 = stablehlo.broadcast_in_dim %y, dims = [1] : (tensor<6xi8>) -> {wholes}
     %2 = stablehlo.compare LT, %x, %1, SIGNED : ({wholes}, {wholes}) -> tensor<2x6xi1>
     %3 = stablehlo.add %0, %0 : {floats}
     %r = stablehlo.select %2, %3, %0 : tensor<2x6xi1>, {floats}"""
-    network = read(function(body, f"%q: {given}, %x: {wholes}, %y: tensor<6xi8>", floats))
+    network = read(function(body, f"%q: {quantised}, %x: {wholes}, %y: tensor<6xi8>", floats))
     q, x, y = bytes_of(2, 6), bytes_of(2, 6, seed=1), bytes_of(6, seed=2)
-    (made,) = open_session(network).run(None, {"q": q, "x": x, "y": y})
+    (actual,) = open_session(network).run(None, {"q": q, "x": x, "y": y})
     real = (q - 3.0) * 0.5
-    np.testing.assert_array_equal(made, np.where(x < y, 2 * real, real))
+    np.testing.assert_array_equal(actual, np.where(x < y, 2 * real, real))
 
 
 INTEGERS: dict[str, tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]] = {
@@ -232,9 +232,9 @@ INTEGERS: dict[str, tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]] 
 @pytest.mark.parametrize("name", INTEGERS)
 def test_broadcast_integers_stay_integers(name: str) -> None:
     operation, meaning = INTEGERS[name]
-    floats, wholes, given = "tensor<2x6xf32>", "tensor<2x6xi32>", quantised_type("2x6")
+    floats, wholes, quantised = "tensor<2x6xf32>", "tensor<2x6xi32>", quantised_type("2x6")
     body = f"""
-    %0 = stablehlo.uniform_dequantize %q : ({given}) -> {floats}
+    %0 = stablehlo.uniform_dequantize %q : ({quantised}) -> {floats}
     %1 = stablehlo.broadcast_in_dim %y, dims = [1] : (tensor<6xi32>) -> {wholes}
     %2 = stablehlo.multiply %x, %x : {wholes}
     %3 = stablehlo.add %1, %1 : {wholes}
@@ -243,28 +243,28 @@ def test_broadcast_integers_stay_integers(name: str) -> None:
     %4 = stablehlo.{operation} : {wholes}
     %5 = stablehlo.convert %4 : ({wholes}) -> {floats}
     %r = stablehlo.add %0, %5 : {floats}"""
-    network = read(function(body, f"%q: {given}, %x: {wholes}, %y: tensor<6xi32>", floats))
+    network = read(function(body, f"%q: {quantised}, %x: {wholes}, %y: tensor<6xi32>", floats))
     rng = np.random.default_rng(1)
     q, x, y = bytes_of(2, 6), *(rng.integers(-9, 10, shape).astype(np.int32) for shape in ((2, 6), 6))
-    (made,) = open_session(network).run(None, {"q": q, "x": x, "y": y})
-    np.testing.assert_array_equal(made, (q - 3.0) * 0.5 + meaning(x, y))
+    (actual,) = open_session(network).run(None, {"q": q, "x": x, "y": y})
+    np.testing.assert_array_equal(actual, (q - 3.0) * 0.5 + meaning(x, y))
 
 
 @pytest.mark.parametrize(("combined", "start"), [("add", 0), ("maximum", -(1 << 31)), ("multiply", 1)])
 def test_broadcast_integers_are_reduced_as_integers(combined: str, start: int) -> None:
-    floats, wholes, given = "tensor<6xf32>", "tensor<2x6xi32>", quantised_type("6")
+    floats, wholes, quantised = "tensor<6xf32>", "tensor<2x6xi32>", quantised_type("6")
     body = f"""
-    %0 = stablehlo.uniform_dequantize %q : ({given}) -> {floats}
+    %0 = stablehlo.uniform_dequantize %q : ({quantised}) -> {floats}
     %1 = stablehlo.broadcast_in_dim %y, dims = [1] : (tensor<6xi32>) -> {wholes}
     %c = stablehlo.constant dense<{start}> : tensor<i32>
     %2 = stablehlo.reduce(%1 init: %c) applies stablehlo.{combined} across dimensions = [0] : ({wholes}, tensor<i32>) -> tensor<6xi32>
     %3 = stablehlo.convert %2 : (tensor<6xi32>) -> {floats}
     %r = stablehlo.add %0, %3 : {floats}"""
-    network = read(function(body, f"%q: {given}, %y: tensor<6xi32>", floats))
+    network = read(function(body, f"%q: {quantised}, %y: tensor<6xi32>", floats))
     q, y = bytes_of(6), np.random.default_rng(1).integers(-9, 10, 6).astype(np.int32)
-    (made,) = open_session(network).run(None, {"q": q, "y": y})
+    (actual,) = open_session(network).run(None, {"q": q, "y": y})
     wanted = {"add": 2 * y, "maximum": y, "multiply": y * y}[combined]
-    np.testing.assert_array_equal(made, (q - 3.0) * 0.5 + wanted)
+    np.testing.assert_array_equal(actual, (q - 3.0) * 0.5 + wanted)
 
 
 ELEMENTS = {
@@ -279,17 +279,19 @@ ELEMENTS = {
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_quantised_elements(name: str) -> None:
     operation, meaning = ELEMENTS[name]
-    given = quantised_type("1x4x16x4", 0.0625, -7)
+    quantised = quantised_type("1x4x16x4", 0.0625, -7)
     result = quantised_type("1x4x16x4", 0.25, 1)
-    types = ", ".join([given] * operation.count("%"))
-    text = function(f"    %r = {operation} : ({types}) -> {result}", f"%x: {given}, %y: {given}", result)
+    types = ", ".join([quantised] * operation.count("%"))
+    text = function(
+        f"    %r = {operation} : ({types}) -> {result}", f"%x: {quantised}, %y: {quantised}", result
+    )
     x, y = bytes_of(1, 4, 16, 4), bytes_of(1, 4, 16, 4, seed=1)
     wanted = level(meaning((x + 7.0) / 16, (y + 7.0) / 16), 0.25, 1)
     feeds = {"x": x, "y": y}
     graph = import_model(text)
     assert on_host(graph) == {}
-    (made,) = run_graph(graph, {name: feeds[name] for name in graph.inputs}).values()
-    np.testing.assert_array_equal(made, wanted)
+    (actual,) = run_graph(graph, {name: feeds[name] for name in graph.inputs}).values()
+    np.testing.assert_array_equal(actual, wanted)
 
 
 MOVES = {
@@ -308,18 +310,20 @@ MOVES = {
 @pytest.mark.parametrize("name", MOVES)
 def test_moves_of_stored_elements(name: str) -> None:
     operation, shape, meaning = MOVES[name]
-    given = quantised_type("1x4x6x2")
-    types = ", ".join([given] * operation.count("%"))
+    quantised = quantised_type("1x4x6x2")
+    types = ", ".join([quantised] * operation.count("%"))
     text = function(
-        f"    %r = {operation} : ({types}) -> {quantised_type(shape)}", f"%x: {given}", quantised_type(shape)
+        f"    %r = {operation} : ({types}) -> {quantised_type(shape)}",
+        f"%x: {quantised}",
+        quantised_type(shape),
     )
     x = bytes_of(1, 4, 6, 2)
-    (made,) = run_graph(import_model(text), {"x": x}).values()
-    np.testing.assert_array_equal(made, meaning(x))
+    (actual,) = run_graph(import_model(text), {"x": x}).values()
+    np.testing.assert_array_equal(actual, meaning(x))
 
 
 def test_pools() -> None:
-    given, shape = quantised_type("1x4x6x2"), "1x2x3x2"
+    quantised, shape = quantised_type("1x4x6x2"), "1x2x3x2"
     scalar = "tensor<!quant.uniform<i8:f32, 0.5:3>>"
     body = f"""
     %c = stablehlo.constant() {{value = dense<-128> : tensor<i8>}} : () -> {scalar}
@@ -327,10 +331,10 @@ def test_pools() -> None:
     ^bb0(%a: {scalar}, %b: {scalar}):
       %0 = stablehlo.maximum %a, %b : {scalar}
       stablehlo.return %0 : {scalar}
-    }}) : ({given}, {scalar}) -> {quantised_type(shape)}"""
+    }}) : ({quantised}, {scalar}) -> {quantised_type(shape)}"""
     x = bytes_of(1, 4, 6, 2)
-    made = run_text(function(body, f"%x: {given}", quantised_type(shape)), x=x)
-    np.testing.assert_array_equal(made, x.reshape(1, 2, 2, 3, 2, 2).max((2, 4)))
+    actual = run_text(function(body, f"%x: {quantised}", quantised_type(shape)), x=x)
+    np.testing.assert_array_equal(actual, x.reshape(1, 2, 2, 3, 2, 2).max((2, 4)))
 
 
 # Chains

@@ -30,9 +30,9 @@ class Text:
         kind = {"int8": "i8", "int32": "i32", "int64": "index"}[values.dtype.name]
         sizes = "".join(f"{size}x" for size in values.shape)
         name = "tosa.const_shape" if kind == "index" else "tosa.const"
-        made = f"!tosa.shape<{values.size}>" if kind == "index" else f"tensor<{sizes}{kind}>"
+        output = f"!tosa.shape<{values.size}>" if kind == "index" else f"tensor<{sizes}{kind}>"
         attribute = f"values = dense<{values.tolist()}> : tensor<{sizes}{kind}>"
-        return self._add(f'"{name}"() <{{{attribute}}}> : () -> {made}', made)
+        return self._add(f'"{name}"() <{{{attribute}}}> : () -> {output}', output)
 
     def number(self, value: int, kind: str = "int8") -> str:
         return self.constant(np.array([value], kind))
@@ -50,10 +50,10 @@ class Text:
         return name
 
     def text(self, *results: str) -> bytes:
-        given = ", ".join(f"%x{at}: {type_}" for at, type_ in enumerate(self.arguments))
+        arguments = ", ".join(f"%x{at}: {type_}" for at, type_ in enumerate(self.arguments))
         types = ", ".join(self.types[result] for result in results)
         body = "\n".join(self.lines)
-        return f"func.func @main({given}) -> ({types}) {{\n{body}\n    return {', '.join(results)} : {types}\n}}\n".encode()
+        return f"func.func @main({arguments}) -> ({types}) {{\n{body}\n    return {', '.join(results)} : {types}\n}}\n".encode()
 
     def rescale(
         self,
@@ -76,12 +76,12 @@ class Text:
 def check(text: bytes, *shapes: tuple[int, ...], seed: int = 0) -> dict[str, str]:
     """Compare a read model with the specification, byte for byte; return the operators on the host."""
     rng = np.random.default_rng(seed)
-    given = [rng.integers(-128, 128, shape).astype(np.int8) for shape in shapes]
+    arguments = [rng.integers(-128, 128, shape).astype(np.int8) for shape in shapes]
     graph = import_model(text)
-    feeds = dict(zip(graph.inputs, given, strict=True))
-    wanted = tosa_numpy.run(text.decode(), *given)
-    for made, value in zip(run_graph(graph, feeds).values(), wanted, strict=True):
-        np.testing.assert_array_equal(made, value, strict=True)
+    feeds = dict(zip(graph.inputs, arguments, strict=True))
+    wanted = tosa_numpy.run(text.decode(), *arguments)
+    for output, value in zip(run_graph(graph, feeds).values(), wanted, strict=True):
+        np.testing.assert_array_equal(output, value, strict=True)
     return on_host(graph)
 
 
@@ -98,12 +98,12 @@ def convolution_text(seed: int, bits: int, rounding: str, clamp: bool = False) -
     )
     multipliers = [int(number) << (31 - bits) for number in rng.integers(1 << (bits - 1), 1 << bits, 4)]
     result = "tensor<1x6x6x4xi8>"
-    made = text.rescale(
+    output = text.rescale(
         total, multipliers, [int(shift) for shift in rng.integers(37, 39, 4)], (0, -3), result, rounding
     )
     if clamp:
-        made = text.op("clamp", [made], result, "min_val = -3 : i8, max_val = 100 : i8")
-    return text.text(made)
+        output = text.op("clamp", [output], result, "min_val = -3 : i8, max_val = 100 : i8")
+    return text.text(output)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -128,8 +128,8 @@ def test_multipliers_of_31_bits_keep_their_bytes(seed: int, rounding: str) -> No
 def test_rescale_of_bytes_runs_on_the_device(multiplier: int, rounding: str) -> None:
     """As a requantisation, or as a table with TOSA's result for every byte."""
     text = Text("tensor<1x2x8x16xi8>")
-    made = text.rescale("%x0", [multiplier], [31], (-7, 9), "tensor<1x2x8x16xi8>", rounding)
-    source = text.text(made)
+    output = text.rescale("%x0", [multiplier], [31], (-7, 9), "tensor<1x2x8x16xi8>", rounding)
+    source = text.text(output)
     assert check(source, (1, 2, 8, 16)) == {}
     assert all(isinstance(op, Rescale) for op in device_ops(import_model(source)))
 
@@ -137,9 +137,9 @@ def test_rescale_of_bytes_runs_on_the_device(multiplier: int, rounding: str) -> 
 def test_tables_and_clamps() -> None:
     text = Text("tensor<1x4x4x16xi8>")
     entries = np.random.default_rng(0).integers(-128, 128, 256).astype(np.int8)
-    made = text.op("table", ["%x0", text.constant(entries)], "tensor<1x4x4x16xi8>")
-    last = text.op("clamp", [made], "tensor<1x4x4x16xi8>", "min_val = -20 : i8, max_val = 90 : i8")
-    assert check(text.text(made, last), (1, 4, 4, 16)) == {}
+    output = text.op("table", ["%x0", text.constant(entries)], "tensor<1x4x4x16xi8>")
+    last = text.op("clamp", [output], "tensor<1x4x4x16xi8>", "min_val = -20 : i8, max_val = 90 : i8")
+    assert check(text.text(output, last), (1, 4, 4, 16)) == {}
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_sums_of_two_bytes_keep_their_bytes() -> None:
         for at, (multiplier, zero) in enumerate([(1 << 30, 3), (1400000001, -4)])
     ]
     total = text.op("add", parts, wide)
-    made = text.rescale(total, [1717986918], [51], (0, 2), "tensor<1x2x8x16xi8>", "DOUBLE_ROUND")
-    assert check(text.text(made), (1, 2, 8, 16), (1, 2, 8, 16))
+    output = text.rescale(total, [1717986918], [51], (0, 2), "tensor<1x2x8x16xi8>", "DOUBLE_ROUND")
+    assert check(text.text(output), (1, 2, 8, 16), (1, 2, 8, 16))
 
 
 OLDER = """
@@ -234,7 +234,7 @@ func.func @main(%x: tensor<1x4x4x2xi8>) -> tensor<1x3xi8> {
 def test_older_texts() -> None:
     graph = import_model(OLDER.encode())
     x = np.random.default_rng(0).integers(-128, 128, (1, 4, 4, 2)).astype(np.int8)
-    (made,) = run_graph(graph, {"x": x}).values()
+    (output,) = run_graph(graph, {"x": x}).values()
     total = (x.astype(int) - 7) @ np.array([[1, 3, -5], [-2, 100, 6]]) + np.array([10, -20, 30])
     bytes_ = np.clip(
         np.array([tosa_numpy.apply_scale(int(v), 1 << 30, 37, False) for v in total.reshape(-1)]) - 4, -4, 127
@@ -244,7 +244,7 @@ def test_older_texts() -> None:
     wanted = [
         tosa_numpy.apply_scale(int(v), (((1 << 30) + 1) << bits) // 16, 30 + bits, False) - 4 for v in sums
     ]
-    np.testing.assert_array_equal(made, [wanted])
+    np.testing.assert_array_equal(output, [wanted])
 
 
 ROWS = """
@@ -260,11 +260,11 @@ func.func @main(%x: tensor<3x5xi8>) -> tensor<3x2xi8> {
 
 def test_rows_by_weights_of_older_texts() -> None:
     x = np.random.default_rng(0).integers(-128, 128, (3, 5)).astype(np.int8)
-    (made,) = run_graph(import_model(ROWS.encode()), {"x": x}).values()
+    (output,) = run_graph(import_model(ROWS.encode()), {"x": x}).values()
     weights = np.array([[1, -2, 3, 100, -127], [5, 0, -7, 11, 2]])
     total = (x.astype(int) - 7) @ weights.T + np.array([10, -2000])
     wanted = [tosa_numpy.apply_scale(int(value), 1 << 30, 37, False) - 4 for value in total.reshape(-1)]
-    np.testing.assert_array_equal(made, np.clip(wanted, -128, 127).reshape(3, 2))
+    np.testing.assert_array_equal(output, np.clip(wanted, -128, 127).reshape(3, 2))
     four = ROWS.replace(", -127]", "]").replace(", 2]]", "]]").replace("2x5xi8", "2x4xi8")
     with pytest.raises(CompileError, match="has weights for 4 inputs; rows have 5"):
         read(four.encode())
@@ -299,13 +299,13 @@ def test_shifts_to_the_right(by: int) -> None:
     wide = text.rescale("%x0", [1 << 30], [30 - 20], (5, 0), "tensor<1x2x3x4xi32>", "SINGLE_ROUND")
     count = text.constant(np.full((1, 1, 1, 1), by, np.int32))
     moved = text.op("arithmetic_right_shift", [wide, count], "tensor<1x2x3x4xi32>", "round = false")
-    made = text.rescale(moved, [1 << 30], [30 + 13], (0, 0), "tensor<1x2x3x4xi8>", "SINGLE_ROUND")
+    output = text.rescale(moved, [1 << 30], [30 + 13], (0, 0), "tensor<1x2x3x4xi8>", "SINGLE_ROUND")
     if not 0 <= by <= 31:
         with pytest.raises(CompileError, match="by 0 to 31 places"):
-            read(text.text(made))
+            read(text.text(output))
         return
     x = np.random.default_rng(0).integers(-128, 128, (1, 2, 3, 4)).astype(np.int8)
-    (actual,) = run_graph(import_model(text.text(made)), {"x0": x}).values()
+    (actual,) = run_graph(import_model(text.text(output)), {"x0": x}).values()
     shifted = ((x.astype(np.int64) - 5) << 20) >> by
     np.testing.assert_array_equal(actual, np.clip((shifted + (1 << 12)) >> 13, -128, 127))
 
@@ -314,11 +314,11 @@ def test_weights_must_be_constant() -> None:
     text = Text("tensor<1x4x4x2xi8>", "tensor<3x1x1x2xi8>")
     bias = text.constant(np.zeros(3, np.int32))
     steps = "pad = array<i64: 0, 0, 0, 0>, stride = array<i64: 1, 1>, dilation = array<i64: 1, 1>"
-    made = text.op(
+    output = text.op(
         "conv2d", ["%x0", "%x1", bias, text.number(0), text.number(0)], "tensor<1x4x4x3xi32>", steps
     )
     with pytest.raises(CompileError, match="takes its weights from operand 1, which is not constant"):
-        read(text.text(made))
+        read(text.text(output))
 
 
 def test_sums_may_not_leave_32_bits() -> None:
@@ -326,8 +326,8 @@ def test_sums_may_not_leave_32_bits() -> None:
     weights = text.constant(np.full((1, 1, 1, 2), 127, np.int8))
     bias = text.constant(np.full(1, (1 << 31) - 1, np.int32))
     steps = "pad = array<i64: 0, 0, 0, 0>, stride = array<i64: 1, 1>, dilation = array<i64: 1, 1>"
-    made = text.op(
+    output = text.op(
         "conv2d", ["%x0", weights, bias, text.number(0), text.number(0)], "tensor<1x1x1x1xi32>", steps
     )
     with pytest.raises(CompileError, match="do not fit 32 bits"):
-        read(text.text(made))
+        read(text.text(output))

@@ -14,8 +14,7 @@ from amaranth.lib.wiring import Out
 
 from weft.extras.proof.engine.names import Names, NetlistError
 from weft.extras.proof.hardware.property import Bench
-from weft.hdl.verilog import drop_zero_init
-from weft.sim.yosys_process import error_message, run_task
+from weft.hdl.verilog import drop_zero_init, run_yosys_task, yosys_message
 
 TOP = "top"
 FLAT, AIG, MAP, LOG = "flat.il", "flat.aig", "flat.map", "log.txt"
@@ -143,11 +142,11 @@ def changes_nothing(source: Source, folder: Path, mutation: str) -> bool:
 
 
 def _run(folder: Path, job: dict[str, Any]) -> None:
-    succeeded, output = run_task(_run_job, folder, job)
+    succeeded, output = run_yosys_task(_run_job, folder, job)
     with (folder / LOG).open("a") as log:
         log.write(output)
     if not succeeded:
-        raise NetlistError(error_message(output))
+        raise NetlistError(yosys_message(output))
 
 
 def _modules(design: Any, paths: Iterable[str]) -> list[str]:

@@ -19,7 +19,7 @@ from weft.extras.proof.mutants.mutated import Mutant, run_passes, run_yosys
 from weft.hdl.cache import entry
 from weft.hdl.verilog import convert_named
 from weft.sim.rtl.coverage import Bit, Connections
-from weft.sim.rtl.device import TOP
+from weft.sim.rtl.library import TOP
 
 _SOURCE, _RESULT = "core.il", "constant.json"
 _COMMANDS = (

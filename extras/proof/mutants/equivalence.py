@@ -18,9 +18,9 @@ from typing import Any
 
 from weft.extras.proof.engine import engines
 from weft.extras.proof.mutants.mutated import Mutant, MutationError, run_passes, run_yosys
+from weft.hdl.verilog import run_yosys_task, yosys_message
 from weft.sim.rtl.coverage import Connections, bits_of, is_memory, is_register
-from weft.sim.rtl.device import TOP
-from weft.sim.yosys_process import error_message, run_task
+from weft.sim.rtl.library import TOP
 
 SECONDS = 60
 """Time limit of the solver, for each mutant."""
@@ -49,10 +49,10 @@ def prove_equal(plain: Path, mutants: Iterable[Mutant], seconds: int = SECONDS) 
     for mutant in mutants:
         with tempfile.TemporaryDirectory(prefix="weft-") as temporary:
             job = {"plain": str(plain.resolve()), "command": mutant.command, "seconds": seconds}
-            _, output = run_task(_compare, Path(temporary), job)
+            _, output = run_yosys_task(_compare, Path(temporary), job)
         verdict = [value for text, value in _VERDICTS.items() if text in output]
         if not verdict:
-            raise MutationError(error_message(output))
+            raise MutationError(yosys_message(output))
         verdicts[mutant.number] = verdict[0]
     return verdicts
 

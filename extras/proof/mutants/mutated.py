@@ -25,9 +25,8 @@ from amaranth.lib import wiring
 
 from weft.hdl.cache import entry
 from weft.hdl.errors import WeftError
-from weft.hdl.verilog import drop_zero_init
-from weft.sim.rtl.device import TOP
-from weft.sim.yosys_process import error_message, run_task
+from weft.hdl.verilog import drop_zero_init, run_yosys_task, yosys_message
+from weft.sim.rtl.library import TOP
 
 SELECTED = "WEFT_MUTANT"
 """Environment variable with the number of the mutant, which a model reads when it is opened."""
@@ -119,10 +118,10 @@ def mutate_core(core: wiring.Component, count: int, seed: int) -> MutatedCore:
 
 
 def run_yosys(task: Callable[[dict[str, Any]], None], folder: Path, job: dict[str, Any]) -> None:
-    """Run a task in a subprocess, see `run_task`. Raises `MutationError` if it fails."""
-    succeeded, output = run_task(task, folder, job)
+    """Run a task in a subprocess, see `run_yosys_task`. Raises `MutationError` if it fails."""
+    succeeded, output = run_yosys_task(task, folder, job)
     if not succeeded:
-        raise MutationError(error_message(output))
+        raise MutationError(yosys_message(output))
 
 
 def run_passes(design: Any, commands: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from weft.extras.proof.mutants.mutated import (
     unit_of,
 )
 from weft.hdl.lib.queues import SkidBuffer
-from weft.sim.rtl.device import TOP
+from weft.sim.rtl.library import TOP
 from weft.sim.verilate import Model
 
 COUNT = 12

@@ -12,8 +12,9 @@ from support.certified_cases import draw_network
 from support.op_cases import convolution, random_convolutions, segment_of, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Add, Attention, Window
-from weft.compiler.machine.memory import CONSTANTS
+from weft.compiler.ir.graph import Add, Attention
+from weft.compiler.ir.windows import Window
+from weft.compiler.machine.areas import CONSTANTS
 from weft.extras.proof.certificate import placement_of
 from weft.extras.proof.programs.graph import Graph
 from weft.extras.proof.programs.proof import Placement, prove

@@ -12,7 +12,7 @@ from amaranth.lib.wiring import In, Out
 from weft.extras.proof.mutants.equivalence import prove_equal, prove_equal_from_reset
 from weft.extras.proof.mutants.mutated import PLAIN, Mutant, MutatedCore, MutationError, mutate_core
 from weft.hdl.lib.loopnest import LoopNest
-from weft.sim.rtl.device import TOP
+from weft.sim.rtl.library import TOP
 
 
 class Walker(wiring.Component):

@@ -2,14 +2,13 @@
 
     python extras/search/benchmarks/exploring.py [--network mobilenet_v2] [--points 24] [--seed 1]
 
-The same random points of the default space, which are solutions without a board, are measured by one process and by
-two, each time with nothing kept; small arrays, which take longest, first, so that no worker is without a job for long
-at the end, which a search has but once. *An hour* is by the time from the first job's start to the last one's end;
-starting processes is not in it, as a search does that once.
+Measure random points of the default space, which may be solutions without a board, by one process and by two, each
+with an empty cache. Small arrays take longest and come first, so that no worker idles for long at the end. An hour runs
+from the first job's start to the last one's end; it excludes the start of processes, which a search does once.
 
-Where other programs use the processors meanwhile, workers get a part of them only, and two not twice that of one. So
-the workers' own processor time is told too. Points an hour by it are those of processors that nothing else uses; and if
-a point takes two workers side by side as much of it as one by itself, they do not hinder each other.
+Other programs that use the processors slow the workers down. Therefore the workers' own processor time is reported too:
+points per hour by processor time are those of idle processors. If a point takes two concurrent workers as much of it as
+one worker, they do not hinder each other.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from weft.extras.search.explore.workers import Workers
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from zoo import NETWORKS, quantised
+from zoo import NETWORKS, quantise_network
 
 
 def draw_points(task: Task, count: int, seed: int) -> list[Point]:
@@ -97,7 +96,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="weft-") as name:
         folder = Path(name)
         path = folder / f"{options.network}.onnx"
-        path.write_bytes(quantised(options.network).SerializeToString())
+        path.write_bytes(quantise_network(options.network).SerializeToString())
         models = copy_models(folder, [path], {})
         task = Task(models, Space(), make_places(None), ("ms", "lut"))
         first, *others = draw_points(task, options.points + 1, options.seed)

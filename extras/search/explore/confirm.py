@@ -16,7 +16,8 @@ from weft.boards.errors import BoardError, ToolError
 from weft.boards.families.family import Resources
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Attention, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import Attention, DeviceOp, DeviceSegment
+from weft.compiler.ir.views import View
 from weft.configurations import room_of
 from weft.extras.search.explore import workers as results
 from weft.extras.search.explore.evaluate import Models, device_segments
@@ -187,10 +188,12 @@ def _candidate_layers(item: Measured, models: Models, seed: int) -> Iterator[_La
         yield _Layer(op, program, image, contents, cycles)
         if cycles <= PREFERRED_CYCLES:
             return
+        # A layer of at most `MAX_CYCLES` will do if no shorter one follows.
         found_short |= cycles <= MAX_CYCLES
 
 
 def _is_long(op: DeviceOp, item: Measured) -> bool:
+    # The array does at most n * n multiplications per cycle.
     return op.macs > PREFERRED_CYCLES * item.point.config.n**2
 
 
@@ -214,7 +217,8 @@ def _layers(item: Measured, models: Models) -> Iterator[tuple[DeviceOp, DevicePr
                 room=room,
                 sequential=item.point.place.sequential,
             )
-        except CompileError:  # it fits only when fused with another operator
+        except CompileError:
+            # It fits only when fused with another operator.
             continue
         yield op, program
 
@@ -236,14 +240,11 @@ def _cycle_tolerance(item: Measured, program: DeviceProgram) -> int:
 def _isolate(op: DeviceOp) -> DeviceOp:
     """Turn results of other operators into inputs and outputs."""
 
-    def isolate_view(view_of_result: View) -> View:
-        kind = "output" if view_of_result.buffer.name == op.dst.buffer.name else "input"
-        kind = (
-            view_of_result.buffer.kind if view_of_result.buffer.kind in ("table", "pages", "state") else kind
-        )
-        return dataclasses.replace(
-            view_of_result, buffer=dataclasses.replace(view_of_result.buffer, kind=kind)
-        )
+    def isolate_view(view: View) -> View:
+        kind = view.buffer.kind
+        if kind not in ("table", "pages", "state"):
+            kind = "output" if view.buffer.name == op.dst.buffer.name else "input"
+        return dataclasses.replace(view, buffer=dataclasses.replace(view.buffer, kind=kind))
 
     return op.map_views(isolate_view)
 

@@ -14,7 +14,7 @@ from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceOp, DeviceSegment
 from weft.compiler.ir.model import Graph, dump
 from weft.compiler.onnx.model import COMPLETE
-from weft.compiler.onnx.patterns import has_plan
+from weft.compiler.onnx.patterns import can_plan
 from weft.configurations import room_of
 from weft.extras.search.explore import workers
 from weft.extras.search.explore.point import Place, Timing
@@ -65,18 +65,16 @@ class _RecordingConfig:
     def __getattr__(self, name: str) -> object:
         return self.read.setdefault(name, getattr(self._config, name))
 
-    def has_plan(self, op: DeviceOp) -> bool:
-        """Record and answer `weft.compiler.onnx.patterns.has_plan`."""
-        # `has_plan` reads more fields than its answer depends on, so that recording its reads would miss equal graphs.
-        self.plan_queries.append((op, has_plan(self._config, op)))
+    def can_plan(self, op: DeviceOp) -> bool:
+        """Record and answer `weft.compiler.onnx.patterns.can_plan`."""
+        # `can_plan` reads more fields than its answer depends on, so that recording its reads would miss equal graphs.
+        self.plan_queries.append((op, can_plan(self._config, op)))
         return self.plan_queries[-1][1]
 
     def is_like(self, config: Config) -> bool:
         """Return whether another configuration gives the same answers."""
         fields_match = all(getattr(config, name) == value for name, value in self.read.items())
-        return fields_match and all(
-            has_plan(config, op) == plan_queries for op, plan_queries in self.plan_queries
-        )
+        return fields_match and all(can_plan(config, op) == answer for op, answer in self.plan_queries)
 
 
 def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Graph:
@@ -84,11 +82,12 @@ def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Gr
 
     A graph that was imported for another configuration is reused if all recorded answers are the same.
     """
-    imported = _imported(path, shapes)
+    imported = _graph_cache(path, shapes)
     for recorder, graph in imported:
         if recorder.is_like(config):
             return graph
     recorder = _RecordingConfig(config)
+    # The front end only reads fields, so that the recorder can stand for a configuration.
     graph = import_model(path, config=cast(Config, recorder), shapes=dict(shapes))
     imported.insert(0, (recorder, graph))
     del imported[_GRAPHS:]
@@ -96,7 +95,7 @@ def _graph(path: str, shapes: tuple[tuple[str, int], ...], config: Config) -> Gr
 
 
 @lru_cache(maxsize=_GRAPHS)
-def _imported(path: str, shapes: tuple[tuple[str, int], ...]) -> list[tuple[_RecordingConfig, Graph]]:
+def _graph_cache(path: str, shapes: tuple[tuple[str, int], ...]) -> list[tuple[_RecordingConfig, Graph]]:
     """Return the list in which `_graph` caches graphs of a model, latest first."""
     return []
 

@@ -73,9 +73,8 @@ class Roofline:
         board, n = point.place.board, point.config.n
         memory_peak = point.place.bandwidth if board is None else board.memory.peak_bytes_per_cycle
         width = min(point.config.bus_bytes, memory_peak or point.config.bus_bytes)
-        parallel_transfers = (
-            2 if memory_peak is None or board is None else 1
-        )  # without a board, reads and writes overlap
+        # Without a board, reads and writes overlap.
+        parallel_transfers = 2 if memory_peak is None or board is None else 1
         cycles = [
             max(-(-macs // (n * n)), int(moved / width / parallel_transfers))
             for macs, moved in zip(self.macs, self.moved, strict=True)
@@ -210,6 +209,7 @@ class Task:
         """Raise `SpaceError` if none of `FEASIBILITY_SAMPLES` random points of the space can be a solution."""
         rng, reasons = np.random.default_rng(seed), Counter[str]()
         fields = self.space.fields
+        # Small spaces are checked completely.
         points: Iterator[dict[str, int]] = (
             (
                 dict(zip(fields, combination, strict=True))
@@ -251,7 +251,7 @@ def missing_feature(config: Config, place: Place) -> str:
 def no_solution_message(reasons: Counter[str]) -> str:
     """Return the message for a space without a solution."""
     counts = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
-    return f"no point of the space is a solution; of {reasons.total():,} points, so many were excluded by: {counts}"
+    return f"no point of the space is a solution; reasons among {reasons.total():,} points: {counts}"
 
 
 Name = tuple[int | str, str, Point]
@@ -277,8 +277,11 @@ class Search:
         self.exploration = Exploration(task.objectives)
         self._roofline = Roofline.of(task.models)
         self._unused = unused_units(task.models)
+        # By `Point.key`: the measurement; None while it runs, and for a point that is not a solution.
         self._known: dict[tuple[Config, str], Measured | None] = {}
+        # By `Point.key`: the proposals that wait for its measurement.
         self._waiting: dict[tuple[Config, str], list[int]] = {}
+        # By `Job.key`: points that differ only in fields of unused units share one job.
         self._jobs: dict[str, list[Name]] = {}
         self._seen: set[tuple[tuple[int, ...], str]] = set()
         self._proposals = 0
@@ -292,6 +295,7 @@ class Search:
         """
         end = time.monotonic() + seconds
         try:
+            # Known points come first: they cost little, and their measurements bound all others.
             self._measure_references(report)
             self._resume(report)
             for number in list(self.study.abandoned_trials()):
@@ -332,13 +336,11 @@ class Search:
         report(self.exploration, self._proposals)
 
     def _run_trials(self, trials: int, end: float, report: ReportProgress) -> None:
-        initial, fruitless, combinations = (
-            len(self.exploration.measured),
-            0,
-            self.task.space.size * len(self.task.places),
-        )
+        initial, fruitless = len(self.exploration.measured), 0
+        combinations = self.task.space.size * len(self.task.places)
 
         def may_continue() -> bool:
+            # Points that are being measured count already, or the search would exceed `trials`.
             enough = len(self.exploration.measured) - initial + len(self._waiting) >= trials
             return (
                 not enough
@@ -418,6 +420,7 @@ class Search:
                 self.exploration.unsuitable[f"{origin} on {point.place.name}"] = timing.refused
         else:
             item = Measured(point, point.resources(), timing, origin)
+            # References stay in the report even beyond the limits.
             if origin == "search" and (exceeded_limit := self.task.exceeded_limit(item)):
                 self.exploration.excluded[exceeded_limit] += 1
                 item = None
@@ -426,6 +429,7 @@ class Search:
         self._known[point.key] = item
         objective_values = None if item is None else values(item, self.task.objectives)
         accepted = [self.study.tell(number, objective_values) for number in self._waiting.pop(point.key, [])]
+        # Without an accepted proposal, as for references, the sampler would not learn of the point.
         if objective_values is not None and not any(accepted):
             self.study.add(point.config, point.place, objective_values)
 

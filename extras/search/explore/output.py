@@ -40,6 +40,7 @@ def copy_models(folder: Path, paths: Sequence[Path], shapes: Mapping[str, int]) 
     for path in paths:
         raw = path.read_bytes()
         digest = hashlib.sha256(raw).hexdigest()
+        # The hash keeps models of one name apart, and lets a resumed search reuse its copies.
         copy = folder / MODELS / f"{digest[:16]}-{path.name}"
         if not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +204,7 @@ def show_check(name: Name, check: Check, outcome: Outcome) -> None:
     """Print the outcome of a check."""
     config, (number, kind) = check.item.point.config, name
     point_text = f"number {number}, {config.n} x {config.n} on {check.item.point.place.name}"
-    suffix = "" if outcome.details["good"] else " (not as it should be)"
+    suffix = "" if outcome.details["good"] else " (failed)"
     reports.say(f"{point_text}, {kind}: {outcome.summary}{suffix}")
 
 

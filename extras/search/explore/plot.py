@@ -89,6 +89,7 @@ class _Axis:
             room = (high / low) ** _MARGIN
             return cls(low / room, high * room, True, integral)
         span = high - low
+        # Equal values get an axis around them.
         room = span * _MARGIN if span > 1e-9 * high else high / 2 or 1.0
         return cls(low - room, high + room, False, integral)
 
@@ -102,6 +103,7 @@ class _Axis:
         """Return a few round numbers on the axis."""
         if self.logarithmic:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            # Fewer ticks per decade for more decades.
             for factors in ((1, 2, 3, 5, 7), (1, 2, 5), (1,)):
                 ticks = [factor * 10.0**power for power in powers for factor in factors]
                 visible = [tick for tick in ticks if self.low <= tick <= self.high]
@@ -109,6 +111,7 @@ class _Axis:
                     break
             return visible[:: -(-len(visible) // _MAX_TICKS)]
         span = self.high - self.low
+        # Ticks of an axis of integers are integers.
         min_power = max(math.floor(math.log10(span)) - 1, 0 if self.integral else -400)
         steps = (
             factor * 10.0**power
@@ -228,6 +231,7 @@ def _stairs(exploration: Exploration, area: _Area) -> str:
 
 def _marks(exploration: Exploration, front_points: Sequence[Measured], area: _Area) -> Iterator[str]:
     """Yield the marks of all points: first others, then presets and boards, then the front."""
+    # Marks that come later cover earlier ones.
     front_ids, fills = {id(item) for item in front_points}, _colours(exploration)
     for item in sorted(exploration.measured, key=lambda item: (id(item) in front_ids, _is_reference(item))):
         kinds = ["reference"] * _is_reference(item) + ["front"] * (id(item) in front_ids)
@@ -292,6 +296,7 @@ def _boxes(spot: _Spot, width: float, height: float) -> list[_Box]:
     rows = range(-math.floor((y - _TOP) / _ROW_HEIGHT), math.floor((_TOP + height - y) / _ROW_HEIGHT) + 1)
     slots = [_LEFT + 4 + index * _WIDTH / _SLOTS for index in range(_SLOTS)]
     lefts = [left for left in (x + 9, x - 9 - width, x - width / 2) if _LEFT < left < _LEFT + _WIDTH - width]
+    # Boxes are a little lower than a row, so that those of adjacent rows do not overlap.
     tops = [y + (row - 0.49) * _ROW_HEIGHT for row in rows]
     boxes = [(left, top, left + width, top + 0.98 * _ROW_HEIGHT) for top in tops for left in (*lefts, *slots)]
     return sorted(boxes, key=lambda box: _distance(spot, box))

@@ -204,6 +204,7 @@ class Measured:
         memory are counted once on the chip as well.
         """
         n, timing = self.point.config.n, self.timing
+        # Of n sums, 4 bytes each are read and written: with the vector's n bytes, that is 9 * n.
         on_chip = timing.active * 9 * n + timing.moved
         operations = (timing.macs, on_chip, timing.moved)
         return (
@@ -268,7 +269,8 @@ def pareto_front(points: Iterable[Measured], objectives: Sequence[str]) -> list[
     for item in points:
         distinct.setdefault(values(item, objectives), item)
     optimal: list[tuple[float, ...]] = []
-    for candidate in sorted(distinct):  # a dominating tuple sorts before the dominated one
+    # A dominating tuple sorts before the dominated one.
+    for candidate in sorted(distinct):
         if not any(dominates(item, candidate) for item in optimal):
             optimal.append(candidate)
     return [distinct[candidate] for candidate in optimal]

@@ -125,6 +125,7 @@ class Space:
         # A single tap is not a valid value.
         taps = min(values["depthwise_taps"], n // 2, MAX_DEPTHWISE_TAPS)
         values["depthwise_taps"] = taps if taps >= 2 else 0
+        # `Config` takes block factors (2) only for such arrays.
         if values["int4"] == 2 and not (4 <= n <= 32 and values["bus_bytes"] == n):
             values["int4"] = 1
         return Config(**values)

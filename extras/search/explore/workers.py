@@ -104,6 +104,7 @@ class Workers(Generic[Job, Result]):
     def add(self, name: Any, job: Job, attempts: int = ATTEMPTS) -> None:
         """Start a job under a name."""
         while True:
+            # The pool may have broken since the last job: try again with a new one.
             with contextlib.suppress(BrokenProcessPool):
                 with _single_threaded():
                     self._running[self._executor().submit(_run_job, self._work, job)] = name, job, attempts
@@ -145,6 +146,7 @@ class Workers(Generic[Job, Result]):
         for future in self._running:
             future.cancel()
         if isinstance(self._pool, ProcessPoolExecutor):
+            # The executor has no public way to end running jobs.
             for process in list((self._pool._processes or {}).values()):
                 process.terminate()
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -162,6 +164,7 @@ class Workers(Generic[Job, Result]):
             if self._client is not None:
                 self._pool = self._client.get_executor(pure=False, retries=0)
             else:
+                # A forked process would keep libraries that have read the thread variables already.
                 context = multiprocessing.get_context("spawn")
                 self._pool = ProcessPoolExecutor(self._count, context, initializer=_handle_signals)
         return self._pool

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from itertools import groupby, product
 
 from weft.compiler.errors import IrError
-from weft.compiler.ir.graph import Conv, View, Window
+from weft.compiler.ir.graph import Conv
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 
 MAX_SHARE = 0.93
 """Largest share of the original products for which a split pays off; each part has a start-up time."""
@@ -122,6 +124,7 @@ def _input(window: Window, axis: int, at: int, tap: int) -> int:
 def _taps(window: Window, axis: int, size: int, at: int) -> range:
     """Return the range of kernel elements that contribute to an output."""
     inside = [tap for tap in range(window.kernel[axis]) if 0 <= _input(window, axis, at, tap) < size]
+    # Input indices grow with the kernel element, so that those inside are contiguous.
     return range(inside[0], inside[-1] + 1) if inside else range(0)
 
 

@@ -121,6 +121,7 @@ class Enumeration:
         self.family, self.terms = family, 0
         self._rng = np.random.default_rng(seed)
         self._domain, self._setting = Integers(), Setting({}, _SCENE.windows_by_name)
+        # Odd factors are invertible modulo 2**64: no bit of an element is lost.
         self._factors = self._rng.integers(1, 1 << 63, 4096, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         self._representatives: dict[tuple[_Kind, int], Term] = {}
         self._levels: list[dict[_Kind, _Level]] = [{} for _ in range(family.size + 1)]
@@ -150,7 +151,8 @@ class Enumeration:
             ):
                 if (key[1], other_key[1]) != are_weights:
                     continue
-                if are_weights[1]:  # one second operand for all first operands
+                # One second operand for all first operands.
+                if are_weights[1]:
                     for second, value in zip(right_level.terms, right_level.values, strict=True):
                         yield from self._combine(size, operator, left_level, (second,), (value,))
                 else:
@@ -175,7 +177,8 @@ class Enumeration:
         combined = [
             Term(*operator, (*terms, term) if before_level else (term, *terms)) for term in level.terms
         ]
-        if operator[0] in ON_WEIGHTS:  # weights have no batch axis
+        # Weights have no batch axis.
+        if operator[0] in ON_WEIGHTS:
             for term, value in zip(combined, level.values, strict=True):
                 yield from self._evaluate(size, [term], [value, *values], single=True)
         else:
@@ -218,6 +221,7 @@ class Enumeration:
                 equal_pairs.append((terms[index], first))
             else:
                 new_indices.append(index)
+        # No larger terms use those of the largest size.
         if new_indices and size < self.family.size:
             self._store(size, [terms[index] for index in new_indices], values[new_indices], kind)
         return equal_pairs
@@ -285,6 +289,7 @@ def _select_independent(rules: Iterable[Rule]) -> list[Rule]:
     """Return the rules that are neither instances of another rule nor derivable from smaller rules."""
     selected: list[Rule] = []
     steps: list[Rule] = []
+    # Smaller rules first, because larger ones often follow from them.
     for rule in sorted(rules, key=_sort_key):
         if any(is_instance(rule, other) for other in selected) or _is_derivable(rule, steps):
             continue
@@ -316,7 +321,7 @@ def _is_derivable(rule: Rule, steps: list[Rule]) -> bool:
     fronts = [set(one), set(other)]
     for _ in range(_MAX_STEPS):
         for reached, index in ((one, 0), (other, 1)):
-            reached_next = {term_made for term in fronts[index] for term_made in rewrite_once(term, steps)}
+            reached_next = {item for term in fronts[index] for item in rewrite_once(term, steps)}
             fronts[index] = set(
                 sorted(reached_next - reached, key=lambda term: (term.size, term.text))[:_MAX_TERMS]
             )

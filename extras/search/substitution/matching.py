@@ -10,20 +10,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from weft.compiler.ir.graph import (
-    ONE,
-    Add,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Rescale
 from weft.compiler.ir.network import Names
-from weft.compiler.ir.views import channels, may_overlap
+from weft.compiler.ir.views import View, channels, may_overlap
+from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.passes.fuse import compose_tables, is_monotonic
 from weft.extras.search.substitution.term import HALF, IMAGES, POINT_CHANNELS, POINTS, Term
 
@@ -219,7 +209,7 @@ class Places:
         return inside if sum(item.shape[3] for item in inside) == view.shape[3] else []
 
 
-def touched(ops: Iterable[DeviceOp]) -> set[str]:
+def touched_buffers(ops: Iterable[DeviceOp]) -> set[str]:
     """Return the names of the buffers that operators read or write."""
     return {view.buffer.name for op in ops for view in (*op.sources, op.dst)}
 
@@ -227,13 +217,14 @@ def touched(ops: Iterable[DeviceOp]) -> set[str]:
 def namer(segment: DeviceSegment) -> Callable[[str], str]:
     """Return a function for names of operators and buffers that are unused in a segment."""
     names = Names()
-    for taken in (*touched(segment.ops), *(op.name for op in segment.ops)):
+    for taken in (*touched_buffers(segment.ops), *(op.name for op in segment.ops)):
         names.unique(taken)
     return names.unique
 
 
 def remove_dead(ops: Sequence[DeviceOp], states: Mapping[str, str]) -> tuple[DeviceOp, ...]:
     """Return the operators without those whose results are never read."""
+    # Repeat: a removed operator may have been the last reader of another's result.
     live, state_names = list(ops), set(states.values())
     while True:
         read: dict[str, list[View]] = defaultdict(list)
@@ -287,6 +278,7 @@ class Match:
         extended = self._bind("functions", name, function)
         if extended is None:
             return None
+        # A function that occurs with several weights must be non-decreasing with all of them.
         monotone = monotone and self.monotone.get(name, True)
         return dataclasses.replace(extended, monotone={**self.monotone, name: monotone})
 
@@ -319,6 +311,7 @@ def find_matches(pattern: Term, view: View, places: Places, match: Match | None 
 
 def _match_concatenation(pattern: Term, view: View, places: Places, match: Match) -> Iterator[Match]:
     parts = places.parts(view)
+    # A rule's concatenation has two operands: try each split of the parts.
     for count in range(1, len(parts)):
         size = sum(part.shape[3] for part in parts[:count])
         first_part, second_part = channels(view, 0, size), channels(view, size, view.shape[3] - size)
@@ -363,8 +356,9 @@ def _match_function(name: str, op: DeviceOp, weights: Weights | None, match: Mat
     function = function_of(op)
     monotone = is_monotone(function, weights)
     if name.startswith("~"):
+        # The device can negate only the second operand.
         if dict(function.values)["b_scale"] < 0:
-            return None  # the device can negate only the second operand
+            return None
         name, function = name[1:], function.swapped
     extended: Match | None = match
     for part in name.split("|"):

@@ -10,20 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.compiler.errors import IrError
-from weft.compiler.ir.graph import (
-    ONE,
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
-from weft.compiler.ir.views import channels, may_overlap, whole_view
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Rescale
+from weft.compiler.ir.views import Buffer, View, channels, may_overlap, whole_view
+from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.passes.fuse import table_of
 from weft.compiler.verify import verify_op
 from weft.extras.search.substitution.borders import find_splits
@@ -196,9 +185,11 @@ class Builder:
         if name.startswith("~"):
             function = self._function(name[1:])
             if dict(function.values)["b_scale"] < 0:
-                raise NotRealisable  # the device can negate only the second operand
+                # The device can negate only the second operand.
+                raise NotRealisable
             return function.swapped
         if "|" in name:
+            # The device has one function for all channels.
             first, second = (self._function(part) for part in name.split("|"))
             if first != second:
                 raise NotRealisable
@@ -311,6 +302,7 @@ class Moves:
 
     def __init__(self, rules: Sequence[Rule], bits: int) -> None:
         self._rules, self._bits = select_usable(rules), bits
+        # Segments do not change: an index stays valid as long as its segment lives.
         self._places: weakref.WeakKeyDictionary[DeviceSegment, Places] = weakref.WeakKeyDictionary()
 
     def find(self, segment: DeviceSegment, op: DeviceOp) -> Iterator[Move]:
@@ -328,9 +320,11 @@ class Moves:
         if (kind := kind_of(op)) is not None and places.is_plain(op.dst.buffer.name):
             roots.append((kind, op.dst))
         buffer = whole_view(op.dst.buffer)
+        # The writer of a buffer's first channels stands for the whole concatenation.
         if op.dst.c == 0 and len(places.parts(buffer)) > 1:
             roots.append(("cat", buffer))
         for operator, view in roots:
+            # A copy is no root of its own: rules apply to its source.
             if places.resolve(view) != view:
                 continue
             for rule in self._rules.get(operator, ()):
@@ -350,8 +344,9 @@ class Moves:
             )
             if not holds_for(rule.left, rule.right, match.windows, sizes):
                 return None
+        # A replaced operator would be its own input.
         if any(may_overlap(item, view) for item in match.views.values()):
-            return None  # a replaced operator would be its own input
+            return None
         root = [op for op in segment.ops if op.dst.buffer.name == view.buffer.name and _inside(op.dst, view)]
         builder = Builder(
             match, namer(segment), root[0].name, lambda function: evaluate_on_bytes(function, self._bits)
@@ -391,8 +386,9 @@ def _write_in_place(segment: DeviceSegment, places: Places, op: DeviceOp) -> Ite
         return dataclasses.replace(view, buffer=dst.buffer, c=view.c + dst.c)
 
     ops = [item.map_views(redirect) for item in segment.ops if item is not op]
+    # An operator would read the buffer that it writes.
     if any(may_overlap(view, item.dst) for item in ops for view in item.sources):
-        return  # an operator would read the buffer that it writes
+        return
     yield Move(_IN_PLACE_RULE.reversed.text, dataclasses.replace(segment, ops=tuple(ops)))
 
 
@@ -403,6 +399,7 @@ def _join_siblings(segment: DeviceSegment, places: Places, op: DeviceOp) -> Iter
     for other in places.readers[op.src.buffer.name]:
         if other is op or not isinstance(other, Conv) or kind_of(other) != "conv":
             continue
+        # Only the earlier one of two siblings yields their move.
         if (
             segment.ops.index(other) < segment.ops.index(op)
             or other.src != op.src

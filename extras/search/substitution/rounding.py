@@ -13,19 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.errors import IrError
-from weft.compiler.ir.graph import (
-    ONE,
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pool,
-    Rescale,
-    View,
-)
-from weft.compiler.ir.views import whole_view
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Rescale
+from weft.compiler.ir.views import Buffer, View, whole_view
+from weft.compiler.ir.windows import ONE
 from weft.compiler.verify import verify_op
 from weft.extras.search.substitution.matching import Places, insert_ops, namer, remove_dead
 
@@ -118,8 +108,8 @@ def _scales(op: DeviceOp) -> tuple[str, ...]:
 
 def _requantise(op: Rescale, value: int) -> int:
     """Return the byte that a requantisation maps a byte to, before its table."""
-    value_made = round((value - op.x_zero) * op.scale) + op.y_zero
-    return min(max(value_made, op.low), op.high)
+    result = round((value - op.x_zero) * op.scale) + op.y_zero
+    return min(max(result, op.low), op.high)
 
 
 def _merge_into_reader(first: Rescale, op: DeviceOp, view: View) -> DeviceOp | None:
@@ -137,12 +127,14 @@ def _merge_into_reader(first: Rescale, op: DeviceOp, view: View) -> DeviceOp | N
 
 def _saturates(op: Rescale | Pool) -> bool:
     """Return whether a requantisation, or that of a mean, has a table or may cut off values."""
+    # Values within half a step of a bound round to it: nothing is cut off.
     ends = [(byte - op.x_zero) * op.scale + op.y_zero for byte in (-128, 127)]
     return op.lookup is not None or min(ends) < op.low - 0.5 or max(ends) > op.high + 0.5
 
 
 def _merge_into_convolution(op: Conv, first: Rescale | Pool) -> Conv | None:
     """Merge a requantisation without saturation into a convolution that reads its result."""
+    # The bias is in units of the sums, which the first scale no longer shrinks.
     bias = np.rint(op.bias / first.scale)
     if op.x_zero != first.y_zero or np.abs(bias).max(initial=0) > np.iinfo(op.bias.dtype).max:
         return None

@@ -130,10 +130,10 @@ def generalise(left: Term, right: Term) -> Iterator[tuple[Term, Term]]:
     replacements = {}
     for part in largest:
         family = _family(part)
-        name_free = next((name for name in family if name not in used), None)
-        if name_free is not None:
-            used.add(name_free)
-            replacements[part] = Term(name_free)
+        free_name = next((name for name in family if name not in used), None)
+        if free_name is not None:
+            used.add(free_name)
+            replacements[part] = Term(free_name)
     if replacements and left not in replacements and right not in replacements:
         yield left.substitute(replacements), right.substitute(replacements)
     yield left, right
@@ -210,6 +210,7 @@ def _instantiate(pattern: Term, binding: Binding) -> Term:
         value = binding[pattern.operator]
         assert isinstance(value, Term)
         return value
+    # The prefix keeps functions and windows apart from variables of the same letter.
     function, window = (
         "".join(str(binding.get(kind + char, char)) for char in name)
         for kind, name in (("f", pattern.function), ("a", pattern.window))
@@ -233,6 +234,7 @@ def _match(pattern: Term, term: Term, binding: Binding) -> bool:
 
 
 def _match_names(pattern: str, name: str, kind: str, binding: Binding) -> bool:
+    # Compositions match name by name, and fixed names match only themselves.
     if len(pattern) > 1 or pattern in ("", "e", "1", "s"):
         if len(pattern) != len(name):
             return False
@@ -267,9 +269,10 @@ def read(path: str | Path = BUILTIN_RULES) -> tuple[Rule, ...]:
     except ValueError as error:
         raise RuleError(f"{path} holds no rules: it is no JSON ({error})") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found_format = data.get("format") if isinstance(data, dict) else None
+        stated_format = data.get("format") if isinstance(data, dict) else None
         raise RuleError(
-            f"{path} is of format {schema.short_repr(found_format)}, not {FORMAT!r}: create it with `weft rules --find`"
+            f"{path} is of format {schema.short_repr(stated_format)}, not {FORMAT!r}: create it with "
+            "`weft rules --find`"
         )
     rules = data.get("rules")
     if not isinstance(rules, list):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import ONE, Window
+from weft.compiler.ir.windows import ONE, Window
 from weft.extras.search.substitution.term import (
     HALF,
     IMAGES,
@@ -30,8 +30,11 @@ from weft.extras.search.substitution.term import (
     evaluate_term,
 )
 
+# Smaller than any sum, so that padding is never the maximum.
 _PADDING = -(1 << 40)
+# Of each function: factor, offset, divisor, and bounds.
 _STEPS = {"f": (5, 3, 7, -4000, 3500), "g": (3, -4, 4, -2900, 3700), "h": (7, 2, 5, -3900, 2800)}
+# Of each function of an addition: the factors of both operands.
 _FACTORS = {"f": (3, 7), "g": (5, 2), "h": (11, 3), "e": (1, 1)}
 
 
@@ -50,6 +53,7 @@ class Integers:
     def function(self, name: str, values: np.ndarray) -> np.ndarray:
         factor, offset, divisor, low, high = _STEPS[name]
         result = np.clip((values * factor + offset) // divisor, low, high)
+        # Multiplication modulo a prime destroys the order.
         return (result * 37) % 1009 if name in self._non_monotone else result
 
     def maximum(self, values: Sequence[np.ndarray]) -> np.ndarray:
@@ -82,6 +86,7 @@ class Form:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
+        # Different forms mostly differ in their hashes, which are stored.
         return isinstance(other, Form) and hash(self) == hash(other) and self.terms == other.terms
 
     def __add__(self, other: object) -> Form:
@@ -236,9 +241,9 @@ def make_scenes(windows: Sequence[str], *, square: bool) -> Iterator[Scene]:
     """Yield the scenes in which a rule with these windows is proven, only `square` ones if it transposes images."""
     sizes = [size for size in SIZES if not square or size[0] == size[1]]
     candidates = WINDOWS if len(windows) < 2 else WINDOWS[:3]
-    for number, windows_chosen in enumerate(product(candidates, repeat=len(windows))):
+    for number, chosen in enumerate(product(candidates, repeat=len(windows))):
         shape = sizes[number % len(sizes)]
-        yield Scene(shape, tuple(zip(windows, windows_chosen, strict=True)))
+        yield Scene(shape, tuple(zip(windows, chosen, strict=True)))
 
 
 def make_variables(names: Sequence[str], scene: Scene, domain: Forms) -> dict[str, np.ndarray]:

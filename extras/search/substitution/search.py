@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.compiler.errors import CompileError, IrError
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment
+from weft.compiler.ir.views import View
 from weft.compiler.planner import part_of
 from weft.compiler.verify import run_ops, verify_segment
 from weft.extras.search.substitution.borders import useful_products
-from weft.extras.search.substitution.matching import touched
+from weft.extras.search.substitution.matching import touched_buffers
 from weft.extras.search.substitution.moves import Move, Moves
 from weft.extras.search.substitution.rule import Rule
 
@@ -98,11 +99,13 @@ def differing_parts(
         for op in item.ops
         if id(op) not in common and op.dst.buffer.kind == "temp"
     }
-    uses = Counter(name for item in segments for op in item.ops for name in touched((op,)) & written)
-    own = touched(before.ops) ^ touched(after.ops) | {name for name in written if uses[name] <= _MAX_USERS}
+    uses = Counter(name for item in segments for op in item.ops for name in touched_buffers((op,)) & written)
+    own = touched_buffers(before.ops) ^ touched_buffers(after.ops) | {
+        name for name in written if uses[name] <= _MAX_USERS
+    }
     near_ids: set[int] = set()
     for item, indices in zip(segments, changed, strict=True):
-        inside = [at for at, op in enumerate(item.ops) if own & touched((op,))] + indices
+        inside = [at for at, op in enumerate(item.ops) if own & touched_buffers((op,))] + indices
         if inside:
             near = range(max(min(inside) - _NEIGHBOURS, 0), min(max(inside) + 1 + _NEIGHBOURS, len(item.ops)))
             near_ids |= {id(item.ops[at]) for at in near}
@@ -116,7 +119,8 @@ def differing_parts(
         for item in parts:
             verify_segment(item)
     except IrError:
-        return None  # it reads a value that only operators outside the part write
+        # It reads a value that only operators outside the part write.
+        return None
     return parts[0], parts[1]
 
 
@@ -200,12 +204,12 @@ class Used:
     rules: tuple[str, ...]
     operator: str
     before: int
-    behind: int
+    after: int
 
     @property
     def saving(self) -> int:
         """Cycles that the chain saves."""
-        return self.before - self.behind
+        return self.before - self.after
 
     @property
     def summary(self) -> str:
@@ -256,7 +260,8 @@ class Search:
         waiting: dict[str, float] = dict.fromkeys((op.name for op in segment.ops), -math.inf)
         self._parts.frozen = False
         idle = self._idle_cycles(segment)
-        self._parts.measured = 0  # do not count the operators measured for `idle`
+        # Do not count the operators measured for `idle`.
+        self._parts.measured = 0
         while waiting and result.complete:
             # The operator with the largest known saving is examined again, and accepted if the saving is unchanged.
             name = min(waiting, key=lambda item: (waiting[item], -idle.get(item, 0)))
@@ -293,7 +298,7 @@ class Search:
         self._check_equal(result.segment, changed_segment, used.rules)
         result.segment = changed_segment
         result.used.append(used)
-        progress(f"{used.operator}: {', '.join(used.rules)}: {used.before:,} to {used.behind:,} cycles")
+        progress(f"{used.operator}: {', '.join(used.rules)}: {used.before:,} to {used.after:,} cycles")
 
     def _idle_cycles(self, segment: DeviceSegment) -> dict[str, float]:
         """Return, by operator, the cycles in which the array waits or multiplies padding when the operator runs alone.
@@ -412,7 +417,7 @@ def _difference(before: DeviceSegment, after: DeviceSegment) -> tuple[object, ..
     Names of new buffers are ignored.
     """
     old, new = set(map(id, before.ops)), set(map(id, after.ops))
-    known = touched(before.ops)
+    known = touched_buffers(before.ops)
     added = [op for op in after.ops if id(op) not in old]
     own: dict[str, object] = {}
 

@@ -39,7 +39,7 @@ from typing import Protocol
 
 import numpy as np
 
-from weft.compiler.ir.graph import ONE, Window
+from weft.compiler.ir.windows import ONE, Window
 from weft.hdl.errors import WeftError
 
 IMAGES = ("x", "y", "z", "u")
@@ -100,6 +100,7 @@ class Term:
         return f"{self.operator}{brackets}({', '.join(item.text for item in self.operands)})"
 
     def __hash__(self) -> int:
+        # Searches look up the same terms many times.
         return self._hash
 
     @cached_property
@@ -128,37 +129,37 @@ def parse(text: str) -> Term:
     TermError
         If the text is not a term.
     """
-    term, rest = _parse(text.replace(" ", ""), text)
-    if rest:
-        raise TermError(f"{text!r} continues after its end with {rest!r}")
+    term, remainder = _parse(text.replace(" ", ""), text)
+    if remainder:
+        raise TermError(f"{text!r} continues after its end with {remainder!r}")
     return term
 
 
-def _parse(rest: str, text: str) -> tuple[Term, str]:
-    name_length = next((at for at, char in enumerate(rest) if not char.isalpha()), len(rest))
-    name, rest = rest[:name_length], rest[name_length:]
+def _parse(remainder: str, text: str) -> tuple[Term, str]:
+    name_length = next((at for at, char in enumerate(remainder) if not char.isalpha()), len(remainder))
+    name, remainder = remainder[:name_length], remainder[name_length:]
     if name in (*IMAGES, *WEIGHTS):
-        return Term(name), rest
+        return Term(name), remainder
     if name not in SLOTS:
-        raise TermError(f"{text!r} has {name or rest[:1]!r} where an operator or a variable is expected")
+        raise TermError(f"{text!r} has {name or remainder[:1]!r} where an operator or a variable is expected")
     parameters: list[str] = []
-    if rest.startswith("["):
-        inside, _, rest = rest[1:].partition("]")
+    if remainder.startswith("["):
+        inside, _, remainder = remainder[1:].partition("]")
         parameters = inside.split(",")
-    if len(parameters) != len(SLOTS[name]) or not rest.startswith("("):
+    if len(parameters) != len(SLOTS[name]) or not remainder.startswith("("):
         raise TermError(
             f"{text!r} has {name} with {len(parameters)} of {len(SLOTS[name])} parameters, or without operands"
         )
     operands = []
-    while rest[:1] in ("(", ","):
-        operand, rest = _parse(rest[1:], text)
+    while remainder[:1] in ("(", ","):
+        operand, remainder = _parse(remainder[1:], text)
         operands.append(operand)
-    if not rest.startswith(")") or len(operands) != ARITY[name]:
+    if not remainder.startswith(")") or len(operands) != ARITY[name]:
         raise TermError(f"{text!r} has {name} with {len(operands)} operands, or without an end")
     slots = dict(zip(SLOTS[name], parameters, strict=True))
     term = Term(name, slots.get("a", ""), slots.get("f", ""), tuple(operands))
     _check(term, text)
-    return term, rest[1:]
+    return term, remainder[1:]
 
 
 def _check(term: Term, text: str) -> None:
@@ -214,8 +215,10 @@ def compose_windows(first: Window, second: Window) -> Window:
     for axis in range(2):
         if first.dilation[axis] != 1 or second.dilation[axis] != 1:
             raise InvalidOperands("windows with dilation")
+        # Neighbours in the second window are a stride of the first one apart.
         kernel.append(first.kernel[axis] + (second.kernel[axis] - 1) * first.stride[axis])
         stride.append(first.stride[axis] * second.stride[axis])
+    # Pads are top, left, bottom and right.
     pad = [outer + inner * first.stride[side % 2]
            for side, (outer, inner) in enumerate(zip(first.pad, second.pad, strict=True))]  # fmt: skip
     return Window((kernel[0], kernel[1]), (stride[0], stride[1]), (1, 1), (pad[0], pad[1], pad[2], pad[3]))
@@ -292,6 +295,7 @@ def _sums(term: Term, operands: Sequence[np.ndarray], setting: Setting, domain: 
             raise InvalidOperands("a mean with padding")
         return sum(parts, start=next(parts))
     weight = operands[1]
+    # Depthwise weights have an output for each channel of the image.
     if (
         weight.shape[1:3] != window.kernel
         or weight.shape[3 if term.operator == "conv" else 0] != first.shape[-1]

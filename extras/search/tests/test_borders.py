@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.compiler.ir.graph import Add, Conv, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 from weft.compiler.verify import verify_segment
 from weft.extras.search.substitution.borders import (
     Part,
@@ -56,9 +58,9 @@ def test_parts_compute_equal_bytes(case: tuple[Window, tuple[int, int]], groups:
     segment, op = convolution(window, size, groups)
     wanted = outputs(dataclasses.replace(segment, ops=(op,)), 1)
     for parts in find_splits(op):
-        behind = dataclasses.replace(segment, ops=tuple(parts))
-        verify_segment(behind)
-        for name, values in outputs(behind, 1).items():
+        after = dataclasses.replace(segment, ops=tuple(parts))
+        verify_segment(after)
+        for name, values in outputs(after, 1).items():
             np.testing.assert_array_equal(values, wanted[name])
 
 
@@ -106,11 +108,11 @@ def test_each_output_of_a_part_sees_all_elements_of_its_kernel(case: tuple[Windo
 )
 def test_another_part_has_other_products(change: dict[str, range | int]) -> None:
     window = Window((3, 3), (1, 1), (4, 4), (4, 4, 4, 4))
-    first, *rest = border_parts(window, 0, 10, 10)
+    first, *others = border_parts(window, 0, 10, 10)
     assert first == Part(range(4), range(1, 3), range(8), 0, 0)
-    assert same_products(window, 0, 10, 10, [first, *rest])
+    assert same_products(window, 0, 10, 10, [first, *others])
     changed = dataclasses.replace(first, **({"taps": range(2)} if "taps" in change else change))
-    assert not same_products(window, 0, 10, 10, [changed, *rest])
+    assert not same_products(window, 0, 10, 10, [changed, *others])
 
 
 @pytest.mark.parametrize(("dilation", "taps"), [(1, 9), (3, 9), (6, 4), (12, 1)])

@@ -82,8 +82,8 @@ def test_the_reported_difference_matches_the_programs(seed: int) -> None:
         assert (done.after < done.before) == bool(done.used)
         largest.append(done.difference.largest)
     assert done.used
-    for what in ("mean taken before", "taken before the mean"):
-        assert any(what in item.rules[0] for item in done.used)
+    for rule in ("mean taken before", "taken before the mean"):
+        assert any(rule in item.rules[0] for item in done.used)
     assert largest == sorted(largest)
     assert largest[-1] > 0
 

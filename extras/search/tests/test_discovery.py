@@ -59,9 +59,9 @@ def test_a_small_family(discover: Discovery) -> None:
         "first(max[a](x)) = max[a](first(x))",
         "cat(cat(x, y), z) = cat(x, cat(y, z))",
     }
-    whole = Enumeration(SMALL, 1)
-    pairs = sum(1 for _ in whole.pairs())
-    assert (discover.terms, discover.pairs) == (whole.terms, pairs)
+    enumeration = Enumeration(SMALL, 1)
+    pairs = sum(1 for _ in enumeration.pairs())
+    assert (discover.terms, discover.pairs) == (enumeration.terms, pairs)
     assert discover.terms > pairs > len(discover.rules) + len(discover.unproven)
 
 

@@ -94,9 +94,9 @@ def test_refused_arguments(
     wrong = tmp_path / "wrong.json"
     wrong.write_text(json.dumps({"format": FORMAT, "fields": {"side": [4]}}))
     names = {"wrong": wrong, "missing": tmp_path / "missing.json"}
-    given = [item.format(**names) for item in arguments]
-    standard = [] if "--space" in given else ["--space", space]
-    code = call("explore", model(tmp_path), "-o", tmp_path / "out", *standard, *given)
+    options = [item.format(**names) for item in arguments]
+    standard = [] if "--space" in options else ["--space", space]
+    code = call("explore", model(tmp_path), "-o", tmp_path / "out", *standard, *options)
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") <= 3
@@ -189,11 +189,11 @@ def test_failed_confirmations(
 
     monkeypatch.setattr(checks, "confirm_all", bad)
     assert call(*one_point_search) == 1
-    assert "verified: 3 bytes differ (not as it should be)" in capsys.readouterr().out
+    assert "verified: 3 bytes differ (failed)" in capsys.readouterr().out
     actual = (WorkersError("the scheduler is lost"), KeyboardInterrupt())
 
-    def fails(*given: object, error: BaseException) -> bool:
-        bad(*given)  # type: ignore[arg-type]
+    def fails(*arguments: object, error: BaseException) -> bool:
+        bad(*arguments)  # type: ignore[arg-type]
         raise error
 
     monkeypatch.setattr(checks, "confirm_all", partial(fails, error=actual[0]))

@@ -83,7 +83,9 @@ def test_differences_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (lambda differ, rtl: (3, rtl), "3 bytes of "),
         (lambda differ, rtl: (0, rtl + 1), "the model's "),
     ):
-        monkeypatch.setattr(confirming, "_compare", lambda *given, change=change: change(*compared(*given)))
+        monkeypatch.setattr(
+            confirming, "_compare", lambda *arguments, change=change: change(*compared(*arguments))
+        )
         actual = run_layer(item, search.models)
         assert not actual.good
         assert said in actual.summary
@@ -98,8 +100,8 @@ def test_bytes_are_compared_with_the_golden_interpreter(
     device = confirming.golden_device
 
     class Wrong:
-        def __init__(self, *given: object) -> None:
-            self._device = device(*given)  # type: ignore[arg-type]
+        def __init__(self, *arguments: object) -> None:
+            self._device = device(*arguments)  # type: ignore[arg-type]
 
         def __getattr__(self, name: str) -> object:
             return getattr(self._device, name)
@@ -142,7 +144,7 @@ def test_the_shortest_layer_where_all_are_long(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(confirming, "PREFERRED_CYCLES", cycles[shortest])
     assert run_layer(item, search.models).layer == shortest
     monkeypatch.setattr(confirming, "PREFERRED_CYCLES", 1)
-    monkeypatch.setattr(confirming, "_is_long", lambda *given: False)
+    monkeypatch.setattr(confirming, "_is_long", lambda *arguments: False)
     assert run_layer(item, search.models).layer == shortest
 
 
@@ -150,7 +152,7 @@ def all_layers(item: Measured, models: Models) -> list[confirming._Layer]:
     """Return all layers, none of which is short enough."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(confirming, "PREFERRED_CYCLES", 1)
-        patch.setattr(confirming, "_is_long", lambda *given: False)
+        patch.setattr(confirming, "_is_long", lambda *arguments: False)
         return list(confirming._candidate_layers(item, models, 0))
 
 
@@ -229,14 +231,14 @@ def test_a_board_may_be_too_small(monkeypatch: pytest.MonkeyPatch, name: str, go
     item = uncounted_point(name, BOARDS["tang-nano-9k"].config)
     available = item.point.place.estimate_board.available
     counted = dataclasses.replace(item.need, ram=available.ram + 1)
-    monkeypatch.setattr(confirming, "synthesised_resources", lambda *given: counted)
+    monkeypatch.setattr(confirming, "synthesised_resources", lambda *arguments: counted)
     actual = synthesise(item)
     assert actual.good == good
     assert actual.lacking == (() if good else ("ram",))
     assert ("more than the board has" in actual.summary) != good
     assert json.loads(json.dumps(actual.to_dict()))["good"] == good
     full = Resources(**{kind: getattr(available, kind) for kind in Resources.NAMES})
-    monkeypatch.setattr(confirming, "synthesised_resources", lambda *given: full)
+    monkeypatch.setattr(confirming, "synthesised_resources", lambda *arguments: full)
     assert synthesise(item).lacking == ()
 
 
@@ -283,15 +285,15 @@ def checks(front_of_two: Exploration, tmp_path: Path) -> dict[Name, Check]:
 
 def confirm_front(wanted: dict[Name, Check]) -> tuple[bool, dict[Name, Outcome], Outcomes]:
     """Return the verdict, the report, and the final results."""
-    told: dict[Name, Outcome] = {}
+    outcomes_by_name: dict[Name, Outcome] = {}
     last: Outcomes = {}
 
     def tell(name: Name, check: Check, outcome: Outcome, known: Outcomes) -> None:
-        told[name] = outcome
+        outcomes_by_name[name] = outcome
         assert known[check.item.point.key][check.kind] == outcome.details
         last.update(known)
 
-    return confirm_all(wanted, Here(), tell), told, last
+    return confirm_all(wanted, Here(), tell), outcomes_by_name, last
 
 
 def results(
@@ -305,12 +307,12 @@ def test_each_point_of_the_front_is_checked(
     front_of_two: Exploration, checks: dict[Name, Check], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = Run("layer", rtl=5, model=5)
-    results(monkeypatch, lambda *given: good, lambda *given: Synthesis(KNOWN, KNOWN))
-    assert set(checks) == {(number, what) for number in (1, 2) for what in (VERIFIED, SYNTHESISED)}
-    well, told, known = confirm_front(checks)
+    results(monkeypatch, lambda *arguments: good, lambda *arguments: Synthesis(KNOWN, KNOWN))
+    assert set(checks) == {(number, kind) for number in (1, 2) for kind in (VERIFIED, SYNTHESISED)}
+    well, outcomes_by_name, known = confirm_front(checks)
     assert well
-    assert set(told) == set(checks)
-    assert told[1, VERIFIED].summary == "layer: 5 cycles"
+    assert set(outcomes_by_name) == set(checks)
+    assert outcomes_by_name[1, VERIFIED].summary == "layer: 5 cycles"
     assert set(known) == {item.point.key for item in front_of_two.pareto_front}
     for outcomes in known.values():
         assert outcomes[VERIFIED] == good.to_dict()
@@ -334,13 +336,13 @@ def test_a_point_that_fails_confirmation(
     """The second point fails; the first is confirmed and reported."""
     second = front_of_two.pareto_front[1]
     good = Run("layer"), Synthesis(KNOWN, KNOWN)
-    both = [lambda item, *given, at=at: (bad if item == second else good)[at] for at in (0, 1)]
+    both = [lambda item, *arguments, at=at: (bad if item == second else good)[at] for at in (0, 1)]
     results(monkeypatch, *both)
-    well, told, known = confirm_front(checks)
+    well, outcomes_by_name, known = confirm_front(checks)
     assert not well
-    assert len(told) == 4
+    assert len(outcomes_by_name) == 4
     wrong = {
-        (key, what) for key, outcomes in known.items() for what in outcomes if not outcomes[what]["good"]
+        (key, kind) for key, outcomes in known.items() for kind in outcomes if not outcomes[kind]["good"]
     }
     assert len(wrong) == 1
     assert wrong <= {(second.point.key, VERIFIED), (second.point.key, SYNTHESISED)}
@@ -351,7 +353,7 @@ def test_failed_jobs_are_retried_and_leave_others(
 ) -> None:
     first, tried = front_of_two.pareto_front[0], []
 
-    def run(item: Any, *given: object) -> Run:
+    def run(item: Any, *arguments: object) -> Run:
         tried.append(item)
         if item == first:
             raise DeviceError("no end")
@@ -362,11 +364,11 @@ def test_failed_jobs_are_retried_and_leave_others(
 
     results(monkeypatch, run, synthesised)
     for _ in range(2):
-        well, told, known = confirm_front(checks)
+        well, outcomes_by_name, known = confirm_front(checks)
         assert not well
         assert known[first.point.key][VERIFIED] == {"failed": "no end", "good": False}
-        assert told[2, VERIFIED].details["good"]
-        assert told[2, SYNTHESISED] == Outcome.failure("it is not installed")
+        assert outcomes_by_name[2, VERIFIED].details["good"]
+        assert outcomes_by_name[2, SYNTHESISED] == Outcome.failure("it is not installed")
     assert tried.count(first) == 2
     assert len(tried) == 3  # the other one's run is kept
 
@@ -391,9 +393,9 @@ def test_cached_confirmations_belong_to_one_point(
         at(place=dataclasses.replace(point.place, bandwidth=1.5)),
     ]
     assert len({item.key for item in (check, *others)}) == len(others) + 1
-    monkeypatch.setattr(confirming, "run_layer", lambda *given: Run("first"))
+    monkeypatch.setattr(confirming, "run_layer", lambda *arguments: Run("first"))
     assert run_check(check).summary.startswith("first")
-    monkeypatch.setattr(confirming, "run_layer", lambda *given: Run("second"))
+    monkeypatch.setattr(confirming, "run_layer", lambda *arguments: Run("second"))
     assert run_check(check).summary.startswith("first")
     assert all(run_check(item).summary.startswith("second") for item in others)
 
@@ -405,12 +407,14 @@ def test_processes_give_equal_results(tmp_path: Path) -> None:
     actual = Exploration(("cycles",), [item])
     both = [make_checks(actual, search.models, seed, (VERIFIED,), tmp_path / "results") for seed in (0, 1)]
     wanted = {(number, VERIFIED): known[1, VERIFIED] for number, known in enumerate(both, 1)}
-    told: dict[Name, Outcome] = {}
+    outcomes_by_name: dict[Name, Outcome] = {}
     workers = Workers(2, run_check, ABANDONED)
-    assert confirm_all(wanted, workers, lambda name, check, outcome, known: told.update({name: outcome}))
-    assert set(told) == set(wanted)
+    assert confirm_all(
+        wanted, workers, lambda name, check, outcome, known: outcomes_by_name.update({name: outcome})
+    )
+    assert set(outcomes_by_name) == set(wanted)
     assert not workers.running
-    for (_, what), outcome in told.items():
-        assert what == VERIFIED
+    for (_, kind), outcome in outcomes_by_name.items():
+        assert kind == VERIFIED
         assert outcome.details["rtl"] == outcome.details["model"] > 0
-    assert told[1, VERIFIED] == Outcome.of(confirming.run_layer(item, search.models, 0))
+    assert outcomes_by_name[1, VERIFIED] == Outcome.of(confirming.run_layer(item, search.models, 0))

@@ -41,9 +41,9 @@ def test_graphs_are_those_of_the_configuration(
     expected = [record_reads(path, config) for config in CONFIGS]
     calls = []
 
-    def record(*given: object, **named: object) -> object:
-        calls.append(given)
-        return import_model(*given, **named)  # type: ignore[arg-type]
+    def record(*arguments: object, **named: object) -> object:
+        calls.append(arguments)
+        return import_model(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "import_model", record)
     models = Models((str(path),), ("",))

@@ -46,9 +46,9 @@ def random_points(count: int, most: int = 1000, least: int = 1) -> list[Measured
     return [point(a, b, dsp=c, ram=d, ff=1 + index) for index, (a, b, c, d) in enumerate(rows)]
 
 
-def parse_page(found: Exploration) -> tuple[Element, list[Element]]:
+def parse_page(exploration: Exploration) -> tuple[Element, list[Element]]:
     """Return the page and its plots, parsed as XML, which tolerates no errors."""
-    text = page(found)
+    text = page(exploration)
     root = ElementTree.fromstring(text)
     assert not {"script", "link", "img", "iframe", "image", "use"} & {item.tag for item in root.iter()}
     assert not re.search(r"https?:|url\(|@import|javascript:", text)
@@ -64,13 +64,13 @@ def marks(plot: Element) -> Iterator[tuple[dict[str, Any], set[str], tuple[float
     for item in plot.iter():
         kinds = set(item.get("class", "").split())
         if kinds & {"point", "reference", "front"}:
-            where = re.fullmatch(r"translate\(([\d.]+) ([\d.]+)\)", item.get("transform", ""))
+            position = re.fullmatch(r"translate\(([\d.]+) ([\d.]+)\)", item.get("transform", ""))
             title = item.findtext("title")
-            assert where, item.attrib
+            assert position, item.attrib
             assert title
             lines = dict(line.rsplit(": ", 1) for line in title.splitlines() if ": " in line)
             said = {name: float(lines[unit].replace(",", "")) for name, unit in OBJECTIVES.items()}
-            yield said, kinds, (float(where[1]), float(where[2]))
+            yield said, kinds, (float(position[1]), float(position[2]))
 
 
 def spots(plot: Element) -> list[tuple[float, float]]:
@@ -222,14 +222,14 @@ def test_labels_of_references_do_not_overlap(apart: int, places: list[str]) -> N
 def test_a_label_is_beside_its_mark_or_at_a_line_to_it() -> None:
     items = [point(origin=f"preset {name}", ff=1 + index) for index, name in enumerate(PRESETS)]
     _, (plot,) = parse_page(Exploration(("cycles", "lut"), items))
-    (where,) = set(spots(plot))
+    (position,) = set(spots(plot))
     ends = [tuple(map(float, re.findall(r"[\d.]+", line.attrib["d"]))) for line in of_class(plot, "leader")]
-    assert all(end[:2] == pytest.approx(where) for end in ends)
+    assert all(end[:2] == pytest.approx(position) for end in ends)
     beside = 0
     for label in of_class(plot, "label"):
         left, base = float(label.attrib["x"]), float(label.attrib["y"])
         right = left + 6.6 * len(label.text or "")
-        near = left - 10 <= where[0] <= right + 10 and abs(base - 4 - where[1]) < 18
+        near = left - 10 <= position[0] <= right + 10 and abs(base - 4 - position[1]) < 18
         at = any(left - 1 <= end[2] <= right + 1 and base - 12 <= end[3] <= base + 3 for end in ends)
         assert near or at
         beside += near

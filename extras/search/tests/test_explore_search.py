@@ -115,14 +115,14 @@ def test_nothing_is_quicker_than_its_roofline(tmp_path: Path, seed: int) -> None
     assert max(near) > (0.3 if seed < 2 else 0.001)
 
 
-def check(found: Exploration, made: Task) -> None:
+def check(exploration: Exploration, search: Task) -> None:
     """Check the front, and that every preset is on it or dominated."""
-    best = [values(item, made.objectives) for item in found.pareto_front]
+    best = [values(item, search.objectives) for item in exploration.pareto_front]
     assert best
-    for item in found.measured:
-        own = values(item, made.objectives)
+    for item in exploration.measured:
+        own = values(item, search.objectives)
         assert own in best or any(dominates(other, own) for other in best)
-    assert len({item.point.key for item in found.measured}) == len(found.measured)
+    assert len({item.point.key for item in exploration.measured}) == len(exploration.measured)
 
 
 def test_a_search_resumes(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("boards", "values", "limits", "said"),
+    ("boards", "values", "limits", "reason"),
     [
         (["ulx3s-12f"], {"n": (64,)}, {}, "LUTs of ulx3s-12f"),
         (["tang-nano-9k"], {"loops": (1,)}, {}, "what the sequential core does not have"),
@@ -202,11 +202,12 @@ def test_limits(tmp_path: Path) -> None:
     ],
 )
 def test_spaces_without_a_solution(tmp_path: Path, boards: list[str], values: dict[str, tuple[int, ...]],
-                                   limits: dict[str, float], said: str) -> None:  # fmt: skip
+                                   limits: dict[str, float], reason: str) -> None:  # fmt: skip
     """Reports how many points each constraint excludes."""
     search = task(tmp_path, boards=boards, space=Space(VALUES | values), limits=limits)
     with pytest.raises(
-        SpaceError, match=rf"no point of the space is a solution; of [\d,]+ points, .*: {said} [\d,]+"
+        SpaceError,
+        match=rf"no point of the space is a solution; reasons among [\d,]+ points: .*{reason} [\d,]+",
     ):
         explore(search, tmp_path, trials=4)
     assert not entries(tmp_path)
@@ -320,5 +321,5 @@ def test_models_are_summed(tmp_path: Path) -> None:
 
 def test_reports_count_excluded_points() -> None:
     assert no_solution_message(Counter({"a": 2, "b": 1000})).endswith(
-        "of 1,002 points, so many were excluded by: b 1,000, a 2"
+        "reasons among 1,002 points: b 1,000, a 2"
     )

@@ -1,4 +1,4 @@
-"""Spaces of configurations: files, refusals, and validity of every point."""
+"""Spaces of configurations: files, refusals, validity of every point, and proposals in a shared journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from weft.boards.registry import BOARDS
 from weft.errors import FileError, InputError
-from weft.extras.search.explore.space import DEFAULT, FIELDS, FORMAT, Space
+from weft.extras.search.explore.space import DEFAULT, FIELDS, FORMAT, Space, Study
+from weft.extras.search.tests.support.explored import task
 from weft.hdl.errors import ConfigError
 from weft.hdl.isa.config import PRESETS
 
@@ -105,3 +106,47 @@ def test_every_value_of_a_field_is_taken() -> None:
         assert Space({name: values}).fields[name] == values
     with pytest.raises(InputError):
         Space({"scratchpad_depth": (1 << 16,)})
+
+
+@pytest.mark.parametrize("mine", [None, [1.0, 2.0, 3.0]])
+@pytest.mark.parametrize("other", [None, [3.0, 2.0, 1.0]])
+@pytest.mark.parametrize("between", [False, True])
+def test_two_reports_of_one_proposal(
+    mine: list[float] | None,
+    other: list[float] | None,
+    between: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first counts, even if the second comes after Optuna has read the proposal's state."""
+    search = task(tmp_path)
+    first, second = (
+        Study(
+            tmp_path / "journal.log",
+            "weft",
+            search.space,
+            search.places,
+            search.objectives,
+            "nsga2",
+            seed=seed,
+        )
+        for seed in (1, 2)
+    )
+    number, values, place = first.propose()
+    accepted: list[bool] = []
+
+    def tell(*_: Any) -> None:
+        monkeypatch.undo()
+        accepted.append(second.tell(number, other))
+
+    if between:
+        monkeypatch.setattr(first._study.sampler, "after_trial", tell)
+    else:
+        tell()
+    accepted.append(first.tell(number, mine))
+    # Both see the same solutions, whatever they reported.
+    assert accepted == [other is not None] * 2
+    solutions = [] if other is None else [(values, place)]
+    assert list(first.solutions()) == list(second.solutions()) == solutions
+    assert not list(first.abandoned_trials())
+    assert first.propose()[0] > number

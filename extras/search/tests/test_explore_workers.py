@@ -39,8 +39,8 @@ def test_each_process_takes_one_processor(tmp_path: Path, monkeypatch: pytest.Mo
     first, second = THREAD_VARIABLES
     monkeypatch.setenv(first, "7")
     monkeypatch.delenv(second, raising=False)
-    made, pool = task(tmp_path, space=SPACE), evaluators(1)
-    pool.add("one", job(made, PRESETS["tiny"], made.places[0], tmp_path / "results"))
+    search, pool = task(tmp_path, space=SPACE), evaluators(1)
+    pool.add("one", job(search, PRESETS["tiny"], search.places[0], tmp_path / "results"))
     (process,) = pool.processes
     actual = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
     assert {f"{name}=1" for name in THREAD_VARIABLES} <= set(actual)
@@ -52,11 +52,11 @@ def test_each_process_takes_one_processor(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_processes_that_are_killed(tmp_path: Path) -> None:
     """Another process does each job, with the same result."""
-    made = task(tmp_path, space=SPACE)
+    search = task(tmp_path, space=SPACE)
     pool = evaluators(2)
     configs = [PRESETS["tiny"].replace(queue_depth=1 << count) for count in range(5)]
     for config in configs:
-        pool.add(config, job(made, config, made.places[0], tmp_path / "results"))
+        pool.add(config, job(search, config, search.places[0], tmp_path / "results"))
     actual, killed = {}, 0
     while pool.running:
         for name, timing in pool.collect(0.2):
@@ -67,7 +67,7 @@ def test_processes_that_are_killed(tmp_path: Path) -> None:
     pool.close()
     assert killed == 2
     for config in configs:
-        assert actual[config] == measure(job(made, config, made.places[0], tmp_path)), config
+        assert actual[config] == measure(job(search, config, search.places[0], tmp_path)), config
     assert len(entries(tmp_path)) == len(configs)
 
 
@@ -128,9 +128,11 @@ def _wait_for(condition: Callable[[], bool]) -> None:
 
 def test_two_searches_share_the_work(tmp_path: Path) -> None:
     """Two searches in one folder use each other's results and compute none twice."""
-    made, actual = task(tmp_path, space=SPACE), list[Exploration]()
+    search, actual = task(tmp_path, space=SPACE), list[Exploration]()
     both = [
-        threading.Thread(target=lambda seed=seed: actual.append(explore(made, tmp_path, trials=6, seed=seed)))
+        threading.Thread(
+            target=lambda seed=seed: actual.append(explore(search, tmp_path, trials=6, seed=seed))
+        )
         for seed in (1, 2)
     ]
     for item in both:
@@ -138,7 +140,7 @@ def test_two_searches_share_the_work(tmp_path: Path) -> None:
     for item in both:
         item.join()
     assert len(actual) == 2
-    last = explore(made, tmp_path, trials=1, seed=3)
+    last = explore(search, tmp_path, trials=1, seed=3)
     assert set(numbers(actual[0].measured)) | set(numbers(actual[1].measured)) <= set(numbers(last.measured))
 
 
@@ -186,21 +188,23 @@ def free_port() -> int:
 
 def test_dask(tmp_path: Path) -> None:
     """A worker is killed and another comes late; the search completes."""
-    made, port = task(tmp_path, space=SPACE), free_port()
+    search, port = task(tmp_path, space=SPACE), free_port()
     with scheduler(port), worker(port, tmp_path / "1") as first, contextlib.ExitStack() as late:
         killed = []
 
-        def report_and_act(found: Exploration, asked: int) -> None:
-            if found.measured and not killed:
+        def report_and_act(exploration: Exploration, asked: int) -> None:
+            if exploration.measured and not killed:
                 first.kill()
                 killed.append(first.pid)
                 late.enter_context(worker(port, tmp_path / "2"))
 
-        found = explore(made, tmp_path, trials=4, scheduler=f"tcp://127.0.0.1:{port}", report=report_and_act)
+        exploration = explore(
+            search, tmp_path, trials=4, scheduler=f"tcp://127.0.0.1:{port}", report=report_and_act
+        )
     assert killed
-    assert sum(item.origin == "search" for item in found.measured) >= 4
-    for item in found.measured:
-        assert item.timing == measure(job(made, item.point.config, item.point.place, tmp_path)), (
+    assert sum(item.origin == "search" for item in exploration.measured) >= 4
+    for item in exploration.measured:
+        assert item.timing == measure(job(search, item.point.config, item.point.place, tmp_path)), (
             item.point.config
         )
 
@@ -230,26 +234,28 @@ def test_a_failed_client_is_deleted_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_scheduler_that_dies(tmp_path: Path) -> None:
     """Results are kept, and the search resumes without a scheduler."""
-    made, port = task(tmp_path, space=SPACE), free_port()
+    search, port = task(tmp_path, space=SPACE), free_port()
     with scheduler(port) as process, worker(port, tmp_path / "1"):
 
-        def report_and_act(found: Exploration, asked: int) -> None:
-            if len(found.measured) > 2:
+        def report_and_act(exploration: Exploration, asked: int) -> None:
+            if len(exploration.measured) > 2:
                 process.kill()
 
-        found = explore(made, tmp_path, trials=50, scheduler=f"tcp://127.0.0.1:{port}", report=report_and_act)
-        assert "no longer answers: results are kept" in found.workers_error
-        assert len(found.measured) > 2
+        exploration = explore(
+            search, tmp_path, trials=50, scheduler=f"tcp://127.0.0.1:{port}", report=report_and_act
+        )
+        assert "no longer answers: results are kept" in exploration.workers_error
+        assert len(exploration.measured) > 2
     before = entries(tmp_path)
     assert len(before) > 2
-    found = explore(made, tmp_path, trials=2)
+    exploration = explore(search, tmp_path, trials=2)
     assert {name: when for name, when in entries(tmp_path).items() if name in before} == before
-    assert len(found.measured) > 4
+    assert len(exploration.measured) > 4
 
 
 def test_damaged_results_are_computed_again(tmp_path: Path) -> None:
-    made = task(tmp_path, space=SPACE)
-    work = job(made, PRESETS["tiny"], made.places[0], tmp_path / "results")
+    search = task(tmp_path, space=SPACE)
+    work = job(search, PRESETS["tiny"], search.places[0], tmp_path / "results")
     first = evaluate(work)
     path = tmp_path / "results" / f"point-{work.key}" / "timing.json"
     for damage in (b"{", b"", b'{"cycles": "x"}'):
@@ -264,16 +270,16 @@ def test_cache_keys_cover_all_inputs(tmp_path: Path) -> None:
 
     import numpy as np
 
-    made = task(tmp_path)
-    (place,) = made.places
-    work = job(made, PRESETS["tiny"], place, tmp_path)
+    search = task(tmp_path)
+    (place,) = search.places
+    work = job(search, PRESETS["tiny"], place, tmp_path)
     others = [
-        dataclasses.replace(work, config=draw_points(np.random.default_rng(1), made.space)),
+        dataclasses.replace(work, config=draw_points(np.random.default_rng(1), search.space)),
         dataclasses.replace(work, place=dataclasses.replace(place, latency=31)),
         dataclasses.replace(work, place=dataclasses.replace(place, bandwidth=1.5)),
         dataclasses.replace(work, models=dataclasses.replace(work.models, digests=("0",))),
         dataclasses.replace(work, models=dataclasses.replace(work.models, shapes=(("n", 2),))),
-        *(job(made, PRESETS["tiny"], actual, tmp_path) for actual in task(tmp_path, boards=[
+        *(job(search, PRESETS["tiny"], actual, tmp_path) for actual in task(tmp_path, boards=[
             "ulx3s-12f", "icebreaker", "tang-nano-9k", "tang-primer-20k"]).places),
     ]  # fmt: skip
     assert len({item.key for item in (work, *others)}) == len(others) + 1

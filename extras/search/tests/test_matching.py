@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.compiler.ir.graph import Window
+from weft.compiler.ir.windows import Window
 from weft.extras.search.substitution.matching import Match
 from weft.extras.search.substitution.term import HALF
 

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pool, Rescale, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pool, Rescale
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 from weft.compiler.verify import verify_segment
 from weft.extras.search.substitution.matching import kind_of
 from weft.extras.search.substitution.moves import Move, Moves, select_usable
@@ -27,13 +29,13 @@ from weft.extras.search.tests.support.substitution_cases import (
 BITS = 24
 
 
-def check(segment: DeviceSegment, made: Move, seed: int) -> None:
+def check(segment: DeviceSegment, move: Move, seed: int) -> None:
     """Check equal outputs, and that the segment keeps the representation's invariants."""
-    verify_segment(made.segment)
-    before, behind = outputs(segment, seed, BITS), outputs(made.segment, seed, BITS)
-    assert before.keys() == behind.keys(), made.rule
+    verify_segment(move.segment)
+    before, after = outputs(segment, seed, BITS), outputs(move.segment, seed, BITS)
+    assert before.keys() == after.keys(), move.rule
     for name, values in before.items():
-        np.testing.assert_array_equal(behind[name], values, f"{made.rule} changed {name}")
+        np.testing.assert_array_equal(after[name], values, f"{move.rule} changed {name}")
 
 
 def uses(segment: DeviceSegment, moves: Moves) -> list[Move]:
@@ -85,9 +87,9 @@ def test_many_uses_keep_all_bytes(seed: int) -> None:
 )
 def test_rules_match_plain_maxima(changes: dict[str, Any], known: bool) -> None:
     """Maxima with a fused operation do not match."""
-    made = RandomSegment(7)
-    made.pool(made.values[0], POOLS[1])
-    assert (kind_of(made.ops[-1].replace(**changes)) == "max") == known
+    draw = RandomSegment(7)
+    draw.pool(draw.values[0], POOLS[1])
+    assert (kind_of(draw.ops[-1].replace(**changes)) == "max") == known
 
 
 def test_rules_of_more_than_three_operators_are_reached_by_several_uses() -> None:
@@ -147,10 +149,10 @@ def test_decreasing_functions_do_not_pass_a_maximum() -> None:
 @pytest.mark.parametrize(("first", "then"), [(2, 0), (1, 4), (3, 1)])
 def test_windows_are_merged(h: int, first: int, then: int) -> None:
     """Not if the first skips elements or, for an odd number of rows, if the second pads the last."""
-    made = RandomSegment(1)
-    made.values = [made.view((1, h, h, 2), "input")]
-    made.pool(made.pool(made.values[0], POOLS[first]), POOLS[then])
-    segment = made.segment()
+    draw = RandomSegment(1)
+    draw.values = [draw.view((1, h, h, 2), "input")]
+    draw.pool(draw.pool(draw.values[0], POOLS[first]), POOLS[then])
+    segment = draw.segment()
     moves = Moves(builtin_rules(), BITS).find(segment, segment.ops[-1])
     actual = [move for move in moves if move.rule == "max[b](max[a](x)) = max[a*b](x)"]
     assert bool(actual) == {2: True, 1: h % 2 == 0, 3: False}[first]
@@ -160,10 +162,10 @@ def test_windows_are_merged(h: int, first: int, then: int) -> None:
 
 @pytest.mark.parametrize("scale", [0.5, -0.5])
 def test_operands_of_all_but_differences_are_exchanged(scale: float) -> None:
-    made = RandomSegment(2)
-    one = made.rescale(made.values[0])
-    made.put(Add("sum", made.values[0], one, made.view(one.shape), 0.7, scale, 3, -4))
-    segment = made.segment()
+    draw = RandomSegment(2)
+    one = draw.rescale(draw.values[0])
+    draw.put(Add("sum", draw.values[0], one, draw.view(one.shape), 0.7, scale, 3, -4))
+    segment = draw.segment()
     actual = [
         move for move in Moves(builtin_rules(), BITS).find(segment, segment.ops[-1]) if "~" in move.rule
     ]
@@ -174,10 +176,10 @@ def test_operands_of_all_but_differences_are_exchanged(scale: float) -> None:
 
 def test_a_depthwise_convolution_of_two_images_is_split() -> None:
     """Each part has the weights of its own channels."""
-    made = RandomSegment(3)
-    one = made.rescale(made.values[0])
-    made.conv(made.cat([one, made.rescale(one)]), KERNELS[1], 0, depth=True)
-    segment = made.segment()
+    draw = RandomSegment(3)
+    one = draw.rescale(draw.values[0])
+    draw.conv(draw.cat([one, draw.rescale(one)]), KERNELS[1], 0, depth=True)
+    segment = draw.segment()
     (last,) = (op for op in segment.ops if isinstance(op, Conv))
     actual = [
         move
@@ -196,16 +198,16 @@ def test_a_depthwise_convolution_of_two_images_is_split() -> None:
 def test_adjacent_images_are_joined_without_a_copy() -> None:
     """Two parts of a buffer are read as one image if the second directly follows the first."""
     for gap in (0, 1):
-        made = RandomSegment(3)
-        source, dst = made.view((1, 6, 5, 7 + gap), "input"), made.view((1, 6, 5, 7))
-        made.values, at = [source], 0
+        draw = RandomSegment(3)
+        source, dst = draw.view((1, 6, 5, 7 + gap), "input"), draw.view((1, 6, 5, 7))
+        draw.values, at = [source], 0
         for size in (3, 4):
             image = View(source.buffer, (1, 6, 5, size), c=at + gap * (at > 0))
-            made.conv(image, KERNELS[1], 0, depth=True)
-            made.ops[-1] = made.ops[-1].replace(dst=View(dst.buffer, (1, 6, 5, size), c=at), low=-128)
+            draw.conv(image, KERNELS[1], 0, depth=True)
+            draw.ops[-1] = draw.ops[-1].replace(dst=View(dst.buffer, (1, 6, 5, size), c=at), low=-128)
             at += size
-        made.ops.append(Rescale("last", dst, made.view(dst.shape), 0.5))
-        segment = made.segment()
+        draw.ops.append(Rescale("last", dst, draw.view(dst.shape), 0.5))
+        segment = draw.segment()
         actual = [
             move
             for move in uses(segment, Moves(builtin_rules(), BITS))
@@ -221,15 +223,15 @@ def test_adjacent_images_are_joined_without_a_copy() -> None:
 
 def test_an_unchanged_part_is_not_copied() -> None:
     """It lies inside the replaced buffer and has no other copy, so its operator stays."""
-    made = RandomSegment(4)
-    source = made.values[0]
-    other = made.rescale(made.rescale(source))
+    draw = RandomSegment(4)
+    source = draw.values[0]
+    other = draw.rescale(draw.rescale(source))
     c = source.shape[3]
-    dst = made.view((*source.shape[:3], 2 * c))
-    made.ops.append(Rescale("first", source, View(dst.buffer, source.shape, c=0), 0.5, 3, -3))
-    made.ops.append(Rescale("second", other, View(dst.buffer, source.shape, c=c), 1.7, 7, 7))
-    made.values.append(dst)
-    segment = made.segment()
+    dst = draw.view((*source.shape[:3], 2 * c))
+    draw.ops.append(Rescale("first", source, View(dst.buffer, source.shape, c=0), 0.5, 3, -3))
+    draw.ops.append(Rescale("second", other, View(dst.buffer, source.shape, c=c), 1.7, 7, 7))
+    draw.values.append(dst)
+    segment = draw.segment()
     rule = Rule(parse("cat(x, func[g](func[f](y)))"), parse("cat(x, func[g.f](y))"))
     for move in uses(segment, Moves([rule], BITS)):
         check(segment, move, 6)

@@ -8,19 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from weft.compiler.ir.graph import (
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
-from weft.compiler.ir.views import whole_view
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Rescale
+from weft.compiler.ir.views import Buffer, View, whole_view
+from weft.compiler.ir.windows import Window
 from weft.compiler.verify import verify_segment
 from weft.extras.search.substitution.rounding import (
     INTO_PRODUCER,
@@ -79,28 +69,26 @@ class Draw:
     def op_then_rescale(self, kind: str) -> tuple[list[DeviceOp], float]:
         """Return an operator followed by a requantisation, and the bound on its output's change."""
         x, y, middle, zero = view("x", kind="input"), view("y", kind="input"), view("m"), self.zero()
-        made: DeviceOp
+        op: DeviceOp
         match kind:
             case "conv":
-                made = self.conv(x, middle, KERNEL, self.zero(), zero, 0.01, **self.clamp())
+                op = self.conv(x, middle, KERNEL, self.zero(), zero, 0.01, **self.clamp())
             case "pooled conv":
                 middle = view("m", (1, *POOLS[1].output(6, 8), 4))
-                made = self.conv(x, middle, KERNEL, self.zero(), zero, 0.01).replace(pool=POOLS[1])
+                op = self.conv(x, middle, KERNEL, self.zero(), zero, 0.01).replace(pool=POOLS[1])
             case "add" | "multiply":
-                made = self.pairwise({"add": Add, "multiply": Multiply}[kind], x, y, middle, zero)
+                op = self.pairwise({"add": Add, "multiply": Multiply}[kind], x, y, middle, zero)
             case "rescale":
-                made = Rescale("op", x, middle, self.scale(), self.zero(), zero, **self.clamp())
+                op = Rescale("op", x, middle, self.scale(), self.zero(), zero, **self.clamp())
             case _:
                 window = PLAIN_POOLS[int(self.rng.integers(3))]
                 middle = view("m", (1, *window.output(6, 8), 4))
-                made = Pool(
-                    "op", x, middle, "average", window, self.scale(), self.zero(), zero, **self.clamp()
-                )
+                op = Pool("op", x, middle, "average", window, self.scale(), self.zero(), zero, **self.clamp())
         scale = self.scale(0.1, 3)
         then = Rescale(
             "then", middle, view("out", middle.shape, "output"), scale, zero, self.zero(), **self.clamp()
         )
-        return [made, then], scale / 2 + 1
+        return [op, then], scale / 2 + 1
 
     def rescale_then_op(self, kind: str) -> tuple[list[DeviceOp], float]:
         """Return a requantisation without saturation, followed by its reader."""
@@ -125,11 +113,11 @@ class Draw:
                 reach = np.abs(op.weight).sum(axis=(1, 2, 3)) * 0.5 + 0.5 * scale
                 return [first, op], float((reach * op.scale).max()) + 1
             case "add, first operand" | "add, second operand":
-                made = self.pairwise(Add, x, y, out, self.zero())
-                assert isinstance(made, Add)
+                op = self.pairwise(Add, x, y, out, self.zero())
+                assert isinstance(op, Add)
                 if kind.startswith("add, first"):
-                    return [first, made.replace(a=middle, b=y, a_zero=zero)], 0.5 * made.a_scale + 1
-                return [first, made.replace(a=y, b=middle, b_zero=zero)], 0.5 * abs(made.b_scale) + 1
+                    return [first, op.replace(a=middle, b=y, a_zero=zero)], 0.5 * op.a_scale + 1
+                return [first, op.replace(a=y, b=middle, b_zero=zero)], 0.5 * abs(op.b_scale) + 1
             case "rescale":
                 op = Rescale("op", middle, out, 1.7, zero, self.zero(), lookup=None, **self.clamp())
             case _:
@@ -168,11 +156,11 @@ class Draw:
         reach = np.abs(conv.weight).sum(axis=(1, 2, 3)) * 0.5 + 0.5 * scale
         return [pool, conv], float((reach * conv.scale).max()) + 0.5 * steps + 1
 
-    def case(self, what: str, kind: str) -> tuple[list[DeviceOp], float]:
+    def case(self, rule: str, kind: str) -> tuple[list[DeviceOp], float]:
         """Return operators that a rewrite matches, and the bound on their output's change."""
-        if what in (INTO_PRODUCER, INTO_READER):
-            return self.op_then_rescale(kind) if what == INTO_PRODUCER else self.rescale_then_op(kind)
-        return self.convolution_then_mean() if what == MEAN_FIRST else self.mean_then_convolution(int(kind))
+        if rule in (INTO_PRODUCER, INTO_READER):
+            return self.op_then_rescale(kind) if rule == INTO_PRODUCER else self.rescale_then_op(kind)
+        return self.convolution_then_mean() if rule == MEAN_FIRST else self.mean_then_convolution(int(kind))
 
 
 CASES = [
@@ -187,15 +175,15 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("what", "kind"), CASES)
-def test_fewer_roundings_stay_within_the_bound(what: str, kind: str) -> None:
+@pytest.mark.parametrize(("rule", "kind"), CASES)
+def test_fewer_roundings_stay_within_the_bound(rule: str, kind: str) -> None:
     changed = 0
     for seed in range(30):
         draw = Draw(np.random.default_rng(seed))
-        ops, bound = draw.case(what, kind)
+        ops, bound = draw.case(rule, kind)
         segment = DeviceSegment("drawn", tuple(ops))
         verify_segment(segment)
-        actual = [item for item in rewrites(segment) if item.rule == what]
+        actual = [item for item in rewrites(segment) if item.rule == rule]
         assert len(actual) == 1, seed
         verify_segment(actual[0].segment)
         apart = max_difference(segment, actual[0].segment, seed)
@@ -279,7 +267,7 @@ def test_means_with_padding_or_of_windows_are_no_rewrite() -> None:
 
 
 def test_convolutions_that_do_not_move_before_their_means() -> None:
-    """Padding counts, there are more channels made than read, or the mean saturates."""
+    """Padding counts, more channels are written than read, or the mean saturates."""
     ops, _ = Draw(np.random.default_rng(6)).mean_then_convolution(2)
     pool, conv = ops
     assert isinstance(pool, Pool)

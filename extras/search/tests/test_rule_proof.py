@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft.compiler.ir.graph import Window
+from weft.compiler.ir.windows import Window
 from weft.extras.search.substitution.rule import (
     FORMAT,
     Rule,
@@ -174,7 +174,7 @@ def test_written_rules_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "what"),
+    ("data", "message"),
     [
         ("{", "no JSON"),
         ("[]", "format None"),
@@ -187,12 +187,12 @@ def test_written_rules_are_read(tmp_path: Path) -> None:
         ({"format": FORMAT, "rules": [{"left": "x", "right": "x", "rising": "f"}]}, "'rising'"),
     ],
 )
-def test_files_without_rules(data: object, what: str, tmp_path: Path) -> None:
+def test_files_without_rules(data: object, message: str, tmp_path: Path) -> None:
     path = tmp_path / "rules.json"
     path.write_text(data if isinstance(data, str) else json.dumps(data))
-    with pytest.raises(RuleError, match=what) as told:
+    with pytest.raises(RuleError, match=message) as raised:
         read(path)
-    assert str(path) in str(told.value)
+    assert str(path) in str(raised.value)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

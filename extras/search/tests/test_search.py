@@ -63,14 +63,14 @@ def test_the_search_ends_at_its_budget() -> None:
         return elements(part)
 
     segment = dense_block(2)
-    whole = Search(builtin_rules(), count_calls, BITS, RATE, 1000).run(segment)
+    full = Search(builtin_rules(), count_calls, BITS, RATE, 1000).run(segment)
     # Single operators, which are costed first, do not count.
     alone = {shape_digest(part_with(segment, [op])) for op in segment.ops}
     assert {shape_digest(part) for part in asked[: len(alone)]} == alone
-    assert whole.measured_parts == len(asked) - len(alone)
+    assert full.measured_parts == len(asked) - len(alone)
     few = Search(builtin_rules(), count_calls, BITS, RATE, 2).run(dense_block(2))
     assert not few.complete
-    assert few.measured_parts < whole.measured_parts
+    assert few.measured_parts < full.measured_parts
 
 
 def test_an_exhausted_search_returns_its_best() -> None:
@@ -149,13 +149,13 @@ def test_parts_have_the_same_inputs_and_outputs() -> None:
     for seed in range(40):
         segment = draw_segment(seed, 14)
         for item in rewrites(segment):
-            before, behind = differing_parts(segment, item.segment) or pytest.fail("too many operators")
+            before, after = differing_parts(segment, item.segment) or pytest.fail("too many operators")
             for kind in ("input", "output"):
-                assert buffers(before, kind) == buffers(behind, kind)
+                assert buffers(before, kind) == buffers(after, kind)
                 assert buffers(before, kind)
             new = [op for op in item.segment.ops if op not in segment.ops]
-            assert {op.name for op in new} <= {op.name for op in behind.ops}
-            assert len(behind.ops) <= len(item.segment.ops)
+            assert {op.name for op in new} <= {op.name for op in after.ops}
+            assert len(after.ops) <= len(item.segment.ops)
             compared += 1
     assert compared > 20
 

@@ -110,12 +110,12 @@ def check_rtl(segment: DeviceSegment, config: Config, seed: int) -> None:
 
 def check(segment: DeviceSegment, config: Config, bandwidth: float | None, seed: int) -> int:
     """Check that a searched program is equivalent, and proven so; count the uses of rules."""
-    (made,), done = substitute_operators([segment], config, most=40, bandwidth=bandwidth)
+    (replaced,), done = substitute_operators([segment], config, most=40, bandwidth=bandwidth)
     assert done.after <= done.before
     if not done.used:
         return 0
-    assert not certified.unproven_outputs(segment, made, config, seed)
-    certified.prove_program(segment, config, compile_segment(made, config, bandwidth=bandwidth))
+    assert not certified.unproven_outputs(segment, replaced, config, seed)
+    certified.prove_program(segment, config, compile_segment(replaced, config, bandwidth=bandwidth))
     return len(done.used)
 
 
@@ -126,10 +126,10 @@ def check(segment: DeviceSegment, config: Config, bandwidth: float | None, seed:
 )
 def test_equal_on_rtl_and_proven(segment: DeviceSegment) -> None:
     config = PRESETS["small"]
-    (made,), done = substitute_operators([segment], config, most=40, bandwidth=2)
+    (replaced,), done = substitute_operators([segment], config, most=40, bandwidth=2)
     assert done.used
-    certified.prove_program(segment, config, compile_segment(made, config))
-    check_rtl(made, config, 4)
+    certified.prove_program(segment, config, compile_segment(replaced, config))
+    check_rtl(replaced, config, 4)
 
 
 @pytest.mark.parametrize("name", ["tiny", "ulx3s-45f", "icebreaker"])

@@ -22,7 +22,7 @@ def test_size_counts_equal_parts_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    ("text", "message"),
     [
         ("", "''"),
         ("sum(x)", "'sum'"),
@@ -39,6 +39,6 @@ def test_size_counts_equal_parts_once() -> None:
         ("outs(w, x)", "weights are expected"),
     ],
 )
-def test_invalid_terms(text: str, what: str) -> None:
-    with pytest.raises(TermError, match=what.replace("*", r"\*")):
+def test_invalid_terms(text: str, message: str) -> None:
+    with pytest.raises(TermError, match=message.replace("*", r"\*")):
         parse(text)

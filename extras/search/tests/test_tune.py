@@ -141,7 +141,9 @@ def test_placement_uses_tuned_plans(tmp_path: Path) -> None:
     def resident(cycles: int) -> dict[str, int]:
         tuning = Tuning(TINY, 30, None, {between.key: TunedLayer("layer", tiling, 100, cycles)})
         actual: dict[str, int] = {}
-        weft.compile(model, TINY, choose=tuning.chooser(), watch=lambda _, made: actual.update(made.resident))
+        weft.compile(
+            model, TINY, choose=tuning.chooser(), watch=lambda _, segment: actual.update(segment.resident)
+        )
         return actual
 
     usual = resident(50)
@@ -154,8 +156,8 @@ def test_layers_whose_results_stay_on_chip(tmp_path: Path) -> None:
     """They are tried with operands and scratchpad contents as in the program."""
     model = three_layers(tmp_path, 9)
     shapes = shapes_of(model, TINY)
-    held = [(shape.src.resident is not None, shape.dst.resident is not None) for shape in shapes.values()]
-    assert held == [(False, True), (True, True), (True, False)]
+    on_chip = [(shape.src.resident is not None, shape.dst.resident is not None) for shape in shapes.values()]
+    assert on_chip == [(False, True), (True, True), (True, False)]
     memory = tuner._Judge(TINY, RunOptions("timing"))
     last = list(shapes.values())[-1]
     moved = dataclasses.replace(last.src, resident=None)
@@ -166,11 +168,11 @@ def test_layers_whose_results_stay_on_chip(tmp_path: Path) -> None:
     tuning, default, cycles = tune(model, TINY, trials=8, latency=100, bandwidth=2)
     assert cycles <= default
     image = {"input_1": np.random.default_rng(0).normal(0, 1, (1, 8, 9, 9)).astype(np.float32)}
-    given, wanted = (
+    actual, wanted = (
         weft.compile(model, TINY, **options).run(image).outputs
         for options in ({"choose": tuning.chooser()}, {})
     )
-    assert all(np.array_equal(given[name], wanted[name]) for name in wanted)
+    assert all(np.array_equal(actual[name], wanted[name]) for name in wanted)
 
 
 def test_results_are_reproducible_and_cached(
@@ -186,12 +188,12 @@ def test_results_are_reproducible_and_cached(
     monkeypatch.setattr(tuner, "_search", lambda *_: pytest.fail("searched again"))
     assert tune(model, TINY, trials=12) == first
     layer = files[0] / "layer.json"
-    whole = layer.read_text()
+    text = layer.read_text()
     for damaged in (
         "{",
         "[]",
-        whole.replace("weft tuned layer 2", "weft tuned layer 0"),
-        whole.replace('"tile"', '"t"'),
+        text.replace("weft tuned layer 2", "weft tuned layer 0"),
+        text.replace('"tile"', '"t"'),
     ):
         layer.write_text(damaged)
         with pytest.raises(pytest.fail.Exception, match="searched again"):

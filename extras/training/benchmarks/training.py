@@ -65,11 +65,11 @@ def products() -> None:
     rng = np.random.default_rng(SEED)
     for name, sizes in PRODUCTS.items():
         program = weft.compile(product(*sizes), CONFIG)
-        given = {
+        inputs = {
             key: rng.integers(-127, 128, shape).astype(np.float32)
             for key, (_, shape) in program.inputs.items()
         }
-        golden, rtl = (program.run(given, on=on) for on in ("golden", "rtl"))
+        golden, rtl = (program.run(inputs, on=on) for on in ("golden", "rtl"))
         if golden.memory != rtl.memory:
             raise SystemExit(f"{name}: the RTL's memory is another one than the golden interpreter's")
         (layer,) = rtl.report["layers"]
@@ -83,10 +83,10 @@ def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
     digits = load_digits()
     images = digits.images.astype(np.float32)[:, None] / 16
-    train, held, labels, held_labels = train_test_split(
+    train, test, labels, test_labels = train_test_split(
         images, digits.target, test_size=0.25, stratify=digits.target, random_state=SEED
     )
-    return train, labels, held, held_labels
+    return train, labels, test, test_labels
 
 
 def random_network() -> onnx.ModelProto:
@@ -105,7 +105,7 @@ def random_network() -> onnx.ModelProto:
 
 
 def train_from_scratch(epochs: int = 20) -> None:
-    train, labels, held, held_labels = data()
+    train, labels, test, test_labels = data()
     started = time.time()
     trained = weft.train(
         random_network(), {"image": train}, labels, CONFIG, layers=None, epochs=epochs, rate=0.01, seed=SEED,
@@ -115,7 +115,7 @@ def train_from_scratch(epochs: int = 20) -> None:
         print(f"epoch {index}: loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.2%}")
     quantised = weft.quantise(trained.model, {"image": train}).model
     print(
-        f"held out, on the golden interpreter: {accuracy(quantised, {'image': held}, held_labels, CONFIG):.2%}"
+        f"held out, on the golden interpreter: {accuracy(quantised, {'image': test}, test_labels, CONFIG):.2%}"
     )
     print(f"{time.time() - started:.0f} s")
 
@@ -134,11 +134,11 @@ def shift(images: np.ndarray) -> np.ndarray:
 
 
 def retrain() -> None:
-    train, labels, held, held_labels = data()
-    before = accuracy(digits.model(), {"image": held}, held_labels, CONFIG)
+    train, labels, test, test_labels = data()
+    before = accuracy(digits.model(), {"image": test}, test_labels, CONFIG)
     print(f"as deployed: {before:.2%}", flush=True)
     for name, change in (("inverted", lambda images: 1 - images), ("shifted", shift)):
-        lost = accuracy(digits.model(), {"image": change(held)}, held_labels, CONFIG)
+        lost = accuracy(digits.model(), {"image": change(test)}, test_labels, CONFIG)
         for layers, epochs, rate in ((1, 10, 0.03), (3, 10, 0.01), (None, 8, 0.005)):
             trained = weft.train(
                 digits.model(),
@@ -149,7 +149,7 @@ def retrain() -> None:
                 epochs=epochs,
                 rate=rate,
             )
-            result = accuracy(trained.model, {"image": change(held)}, held_labels, CONFIG)
+            result = accuracy(trained.model, {"image": change(test)}, test_labels, CONFIG)
             share = (result - lost) / (before - lost)
             print(f"| {name} | {layers or 'all'} | {lost:.1%} | {result:.1%} | {share:.1%} |", flush=True)
 

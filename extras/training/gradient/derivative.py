@@ -53,6 +53,7 @@ def reindex(item: Expression, axes: Iterable[Axis], places: Places, *, free: boo
         if len(composed) == len(inside):
             return reindex(item.operand, axes, composed, free=True)
     own = {axis: places[axis] for axis in item.axes}
+    # The result lacks the axes that no place uses, and repeats along them.
     terms = {axis for place in own.values() for axis, _ in place.terms}
     return Reindex(item, tuple(axis for axis in axes if axis in terms), own)
 
@@ -87,6 +88,7 @@ def _compose(place: Place, places: Places) -> Place | None:
     constant = place.constant
     for axis, factor in place.terms:
         inner = places.get(axis, Place.of(axis))
+        # Only a factor that the divisor divides leaves a linear place.
         if inner.floor or factor % inner.divisor:
             return None
         by = factor // inner.divisor
@@ -120,10 +122,10 @@ def gradients(
     for item, gradient in pairs:
         _add(by_id, item, gradient)
     for item in reversed(topological_order(item for item, _ in pairs)):
-        whole = by_id.get(id(item))
-        if whole is None or id(item) not in needed:
+        total = by_id.get(id(item))
+        if total is None or id(item) not in needed:
             continue
-        for operand, part in _operand_gradients(item, whole, needed):
+        for operand, part in _operand_gradients(item, total, needed):
             _add(by_id, operand, part)
     return [by_id.get(id(item)) for item in wanted]
 
@@ -162,8 +164,8 @@ def _operand_gradients(
         case Reindex():
             yield item.operand, gradient_of_read(item, gradient)
         case Reshape():
-            whole = broadcast_to(gradient, item.axes)
-            yield item.operand, Reshape(whole, item.operand.axes)
+            wide = broadcast_to(gradient, item.axes)
+            yield item.operand, Reshape(wide, item.operand.axes)
 
 
 def _product(gradient: Expression, partial: Expression) -> Expression:
@@ -186,6 +188,7 @@ def _find_tiles(read: Reindex, over: Iterable[Axis]) -> dict[Axis, tuple[Axis, A
         if len(pair) != 2 or place.constant or place.divisor != 1:
             return None
         (outer, step), (inner, one) = pair
+        # Adjacent windows: ``step * outer + inner``, without gaps, overlap or elements left over.
         if one != 1 or step != inner.size or step * outer.size != axis.size or inner not in over:
             return None
         tiles[axis] = outer, inner
@@ -220,23 +223,24 @@ def gradient_of_read(item: Reindex, gradient: Expression) -> Expression:
         If one axis of the result determines two coordinates.
     """
     back: dict[Axis, Place] = {}
-    rest: dict[Axis, None] = dict.fromkeys(item.axes)
+    summed: dict[Axis, None] = dict.fromkeys(item.axes)
     for axis, place in item.places.items():
         if place.floor:
             gradient, solved = _gradient_of_repeat(axis, place, gradient)
-            rest.pop(place.terms[0][0])
+            summed.pop(place.terms[0][0])
         else:
             solved = _solve(axis, place, set(back))
         back[solved[0]] = solved[1]
-        rest.pop(solved[0], None)
+        summed.pop(solved[0], None)
+    # A gradient that repeats along an axis is still 0 outside the elements that were read.
     missing = tuple(
         axis for axis, place in back.items() if axis not in gradient.axes and not place.always(axis.size)
     )
     gradient = broadcast_to(gradient, (*gradient.axes, *missing))
     places = {axis: back.get(axis, Place.of(axis)) for axis in gradient.axes}
-    axes = (*item.operand.axes, *rest)
+    axes = (*item.operand.axes, *summed)
     read = reindex(gradient, axes, places)
-    return sum_over(read, rest)
+    return sum_over(read, summed)
 
 
 def _solve(axis: Axis, place: Place, taken: set[Axis]) -> tuple[Axis, Place]:
@@ -248,6 +252,7 @@ def _solve(axis: Axis, place: Place, taken: set[Axis]) -> tuple[Axis, Place]:
         return Axis(1, axis.label), Place(((axis, place.divisor),), -place.constant)
     if any(term in taken for term, _ in place.terms):
         raise GradientError(f"one axis of {max(t.size for t, _ in place.terms)} elements is read as two")
+    # The largest axis stays an axis of the image; the sum runs over the smaller ones, as taps.
     solved, factor = max(place.terms, key=lambda term: term[0].size)
     # Divisors are positive: a negative factor moves its sign into the terms.
     sign = 1 if factor > 0 else -1
@@ -263,6 +268,7 @@ def _gradient_of_repeat(
     if place.constant or term.size != axis.size * place.divisor:
         raise GradientError(f"{axis.size} elements are repeated as {term.size}")
     outer, inner = Axis(axis.size, axis.label), Axis(place.divisor, axis.label)
+    # A gradient that repeats along the axis is the same for each repetition.
     if term not in gradient.axes:
         return apply("mul", gradient, float(place.divisor)), (outer, Place.of(axis))
     axes = tuple(item for other in gradient.axes for item in ((outer, inner) if other is term else (other,)))

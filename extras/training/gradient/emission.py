@@ -38,6 +38,7 @@ from weft.extras.training.gradient.tensor import (
 
 _IMAGE_RANK = 4
 _LEAST = -(1 << 31)
+_PAIR = 2
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ def emit_read(graph: Graph, item: Reindex, tensor: Tensor) -> Tensor:
     dims = tuple(itertools.chain.from_iterable(_split_dim(dim, computed) for dim in tensor.dims))
     tensor = _to_image(graph, graph.reshape(tensor, dims), computed).rename(names)
     tensor = _repeat(graph, tensor, {axis: place for axis, place in computed.items() if place.floor})
-    rest = {axis: place for axis, place in computed.items() if not place.floor}
-    return _windows(graph, tensor, rest) if rest else tensor
+    linear = {axis: place for axis, place in computed.items() if not place.floor}
+    return _windows(graph, tensor, linear) if linear else tensor
 
 
 def _to_image(graph: Graph, tensor: Tensor, computed: Mapping[Axis, Place]) -> Tensor:
@@ -137,6 +138,7 @@ def _repeat(graph: Graph, tensor: Tensor, floors: Mapping[Axis, Place]) -> Tenso
         return tensor
     names = {axis: (place.terms[0][0],) for axis, place in floors.items()}
     if len(tensor.dims) == _IMAGE_RANK and not any(set(dim) & set(floors) for dim in tensor.dims[:2]):
+        # The device resizes images; other ranks repeat along a new axis of one element.
         scales = [floors[dim[0]].divisor if dim and dim[0] in floors else 1 for dim in tensor.dims]
         name = graph.node(
             "Resize", [tensor.name, "", graph.constant(np.array(scales, np.float32))], mode="nearest",
@@ -174,6 +176,7 @@ def _windows(graph: Graph, tensor: Tensor, places: Mapping[Axis, Place]) -> Tens
     if not inner:
         return Tensor(parts[0], tuple(dims))
     free = [at for at in range(len(dims)) if at not in {window.dim for window in windows}]
+    # Taps go to a dimension without windows: of an image the channels; if there is none, to a new one in front.
     if not free:
         inside = Tensor("", tuple(dims)).sizes
         parts = [graph.node("Reshape", [part, graph.integers([1, *inside])]) for part in parts]
@@ -199,6 +202,7 @@ def _insert_zeros(graph: Graph, tensor: Tensor, steps: Mapping[Axis, int]) -> Te
     sizes = tensor.sizes
     factors = [steps.get(dim[0], 1) if len(dim) == 1 else 1 for dim in tensor.dims]
     if len(sizes) == _IMAGE_RANK and factors[:2] == [1, 1]:
+        # A transposed convolution with a kernel of one 1 leaves zeros between the pixels.
         ones = graph.constant(np.ones((sizes[1], 1, 1, 1), np.float32))
         name = graph.node(
             "ConvTranspose",
@@ -208,13 +212,15 @@ def _insert_zeros(graph: Graph, tensor: Tensor, steps: Mapping[Axis, int]) -> Te
             kernel_shape=(1, 1),
         )
         return Tensor(name, tensor.dims)
+    # Give each element a dimension of its own, pad that with zeros, and merge it again.
     split = _insert_sizes(sizes, [1 if factor > 1 else 0 for factor in factors])
     zeros = [item for factor in factors for item in ((0, factor - 1) if factor > 1 else (0,))]
-    whole = [size * factor for size, factor in zip(sizes, factors, strict=True)]
+    spread = [size * factor for size, factor in zip(sizes, factors, strict=True)]
     name = graph.node("Reshape", [tensor.name, graph.integers(split)])
     name = graph.node("Pad", [name, graph.integers([0] * len(zeros) + zeros)])
-    name = graph.node("Reshape", [name, graph.integers(whole)])
-    ends = [size - factor + 1 for size, factor in zip(whole, factors, strict=True)]
+    name = graph.node("Reshape", [name, graph.integers(spread)])
+    # No zeros follow the last element.
+    ends = [size - factor + 1 for size, factor in zip(spread, factors, strict=True)]
     name = graph.node("Slice", [name, graph.integers([0] * len(ends)), graph.integers(ends)])
     return Tensor(name, tensor.dims)
 
@@ -244,9 +250,6 @@ def _slice(
     ends = [_LEAST if end < 0 else end for end in ends]
     chosen, steps = [window.dim for window in windows], [window.step for window in windows]
     return graph.node("Slice", [name, *(graph.integers(items) for items in (starts, ends, chosen, steps))])
-
-
-_PAIR = 2
 
 
 class Emission:
@@ -325,12 +328,13 @@ class Emission:
         axes = list(dict.fromkeys(axis for tensor in operands for axis in tensor.axes))
         largest = max(operands, key=lambda tensor: len(tensor.axes))
         dims = largest.dims if len(largest.axes) == len(axes) else one_dim_per_axis(axes)
+        # An operand with some axes of a merged dimension cannot repeat along the others.
         if any(_splits_dim(tensor, dims) for tensor in operands):
             dims = one_dim_per_memory_axis(largest.memory if len(largest.axes) == len(axes) else axes)
         names = [self._expand_dims(tensor, dims) for tensor in operands]
-        first, *rest = FUNCTIONS[item.function].operators
+        first, *following = FUNCTIONS[item.function].operators
         name = self.graph.node(first, names)
-        for step in rest:
+        for step in following:
             operator, *numbers = step.split()
             constants = [self.graph.constant(np.asarray(float(item), np.float32)) for item in numbers]
             name = self.graph.node(operator, [name, *constants])
@@ -350,16 +354,16 @@ class Emission:
         repeats = math.prod(axis.size for axis in over if axis not in inside)
         if inside:
             size = math.prod(axis.size for axis in inside)
-            rest = tuple(axis for axis in tensor.memory if axis not in inside)
+            outer = tuple(axis for axis in tensor.memory if axis not in inside)
             # Ones go to the side where the summed axes are contiguous, which saves a transpose.
             if tensor.memory[-len(inside) :] == inside:
                 ones = self.graph.constant(np.ones((size, 1), np.float32))
-                tensor = self.graph.arrange(tensor, (rest, inside))
-                tensor = Tensor(self.graph.node("MatMul", [tensor.name, ones]), (rest, ()))
+                tensor = self.graph.arrange(tensor, (outer, inside))
+                tensor = Tensor(self.graph.node("MatMul", [tensor.name, ones]), (outer, ()))
             else:
                 ones = self.graph.constant(np.ones((1, size), np.float32))
-                tensor = self.graph.arrange(tensor, (inside, rest))
-                tensor = Tensor(self.graph.node("MatMul", [ones, tensor.name]), ((), rest))
+                tensor = self.graph.arrange(tensor, (inside, outer))
+                tensor = Tensor(self.graph.node("MatMul", [ones, tensor.name]), ((), outer))
         return self._times(tensor, repeats)
 
     def _times(self, tensor: Tensor, factor: float) -> Tensor:
@@ -372,9 +376,9 @@ class Emission:
         inside = tuple(axis for axis in tensor.memory if axis in set(over))
         if not inside:
             return tensor
-        rest = tuple(axis for axis in tensor.memory if axis not in inside)
-        tensor = self.graph.arrange(tensor, (rest, inside))
-        return Tensor(self.graph.node("ReduceMax", [tensor.name, self.graph.integers([1])]), (rest, ()))
+        outer = tuple(axis for axis in tensor.memory if axis not in inside)
+        tensor = self.graph.arrange(tensor, (outer, inside))
+        return Tensor(self.graph.node("ReduceMax", [tensor.name, self.graph.integers([1])]), (outer, ()))
 
     def _contraction(self, a: Tensor, b: Tensor, over: tuple[Axis, ...]) -> Tensor:
         """Emit the sum of products over axes as a matrix product, batched over the other shared axes."""

@@ -65,6 +65,7 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "maximum": Function(np.maximum, ("Max",), _of_extremum),
     "minimum": Function(np.minimum, ("Min",), _of_extremum),
+    # 1 - sign(|x|): a chain of functions of one value becomes one look-up table.
     "is_zero": Function(lambda x: (x == 0).astype(np.float64), ("Abs", "Sign", "Neg", "Add 1"), _no_gradient),
     "neg": Function(np.negative, ("Neg",), lambda out, x: (apply("neg", _one()),)),
     "abs": Function(np.abs, ("Abs",), lambda out, x: (apply("sign", x),)),
@@ -77,6 +78,7 @@ FUNCTIONS: dict[str, Function] = {
         np.reciprocal, ("Reciprocal",), lambda out, x: (apply("neg", apply("mul", out, out)),)
     ),
     "relu": Function(lambda x: np.maximum(x, 0.0), ("Relu",), lambda out, x: (apply("step", out),)),
+    # The tanh does not overflow, as the exponential of a large number would.
     "sigmoid": Function(
         lambda x: 0.5 * (1 + np.tanh(0.5 * x)), ("Sigmoid",),
         lambda out, x: (apply("mul", out, apply("sub", 1.0, out)),),
@@ -259,15 +261,13 @@ def apply(function: str, *operands: Expression | float) -> Expression:
     """Return a function applied elementwise; factors 1 and summands 0 are dropped."""
     items = tuple(item if isinstance(item, Expression) else number(item) for item in operands)
     if function == "mul":
-        rest = tuple(item for item in items if not is_number(item, 1.0))
-        items = rest if len(rest) > 1 else items
-        if len(rest) <= 1:
-            return rest[0] if rest else number(1.0)
+        items = tuple(item for item in items if not is_number(item, 1.0))
+        if len(items) <= 1:
+            return items[0] if items else number(1.0)
     if function == "add":
-        rest = tuple(item for item in items if not is_number(item, 0.0))
-        if len(rest) <= 1:
-            return rest[0] if rest else number(0.0)
-        items = rest
+        items = tuple(item for item in items if not is_number(item, 0.0))
+        if len(items) <= 1:
+            return items[0] if items else number(0.0)
     return Map(function, items)
 
 
@@ -277,12 +277,13 @@ def sum_over(expression: Expression, over: Iterable[Axis]) -> Expression:
     expression = _without(expression, [axis for axis in over if axis.size == 1])
     inside = tuple(axis for axis in over if axis in expression.axes)
     repeats = math.prod(axis.size for axis in over if axis not in inside)
-    reduce_over = expression
+    total = expression
     if inside and isinstance(expression, Reduce) and expression.kind == "add":
-        reduce_over = Reduce("add", expression.operand, (*expression.over, *inside))
+        # Nested sums merge, so that a sum of products stays one contraction.
+        total = Reduce("add", expression.operand, (*expression.over, *inside))
     elif inside:
-        reduce_over = Reduce("add", expression, inside)
-    return apply("mul", reduce_over, float(repeats))
+        total = Reduce("add", expression, inside)
+    return apply("mul", total, float(repeats))
 
 
 def _without(expression: Expression, single: Iterable[Axis]) -> Expression:
@@ -294,9 +295,9 @@ def _without(expression: Expression, single: Iterable[Axis]) -> Expression:
         return Map(expression.function, tuple(_without(operand, gone) for operand in expression.operands))
     if isinstance(expression, Reduce):
         return Reduce(expression.kind, _without(expression.operand, gone), expression.over)
-    rest = tuple(axis for axis in expression.axes if axis not in gone)
+    axes = tuple(axis for axis in expression.axes if axis not in gone)
     places = {axis: Place() if axis in gone else Place.of(axis) for axis in expression.axes}
-    return Reindex(expression, rest, places)
+    return Reindex(expression, axes, places)
 
 
 def broadcast_to(expression: Expression, axes: tuple[Axis, ...]) -> Expression:
@@ -310,6 +311,7 @@ def topological_order(expressions: Iterable[Expression]) -> list[Expression]:
     """Return expressions and all their operands, each once, operands before their readers."""
     order: dict[int, Expression] = {}
     done: set[int] = set()
+    # A stack instead of recursion: deep networks exceed Python's recursion limit.
     stack = [(item, False) for item in reversed(list(expressions))]
     while stack:
         item, visited = stack.pop()
@@ -322,19 +324,19 @@ def topological_order(expressions: Iterable[Expression]) -> list[Expression]:
     return list(order.values())
 
 
-def evaluate(expressions: Iterable[Expression], given: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def evaluate(expressions: Iterable[Expression], arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """Return the float64 arrays of expressions, axes in order, for source arrays by name."""
     wanted = list(expressions)
     values: dict[int, np.ndarray] = {}
     for item in topological_order(wanted):
-        values[id(item)] = _value(item, [values[id(operand)] for operand in item.operands], given)
+        values[id(item)] = _value(item, [values[id(operand)] for operand in item.operands], arrays)
     return [values[id(item)] for item in wanted]
 
 
-def _value(item: Expression, operands: list[np.ndarray], given: Mapping[str, np.ndarray]) -> np.ndarray:
+def _value(item: Expression, operands: list[np.ndarray], sources: Mapping[str, np.ndarray]) -> np.ndarray:
     match item:
         case Source():
-            return np.asarray(given[item.name], np.float64).reshape(item.shape)
+            return np.asarray(sources[item.name], np.float64).reshape(item.shape)
         case Constant():
             return np.asarray(item.value, np.float64)
         case Map():
@@ -365,16 +367,14 @@ def _read(item: Reindex, array: np.ndarray) -> np.ndarray:
     grids = []
     for axis in item.operand.axes:
         place = item.places[axis]
-        reduce_over = np.full((1,) * len(item.axes), place.constant)
+        numerator = np.full((1,) * len(item.axes), place.constant)
         for term, factor in place.terms:
-            reduce_over = reduce_over + factor * _align(np.arange(term.size), (term,), item.axes)
-        index = reduce_over // place.divisor
+            numerator = numerator + factor * _align(np.arange(term.size), (term,), item.axes)
+        index = numerator // place.divisor
         valid = (
-            valid
-            & (index >= 0)
-            & (index < axis.size)
-            & (place.floor | (index * place.divisor == reduce_over))
+            valid & (index >= 0) & (index < axis.size) & (place.floor | (index * place.divisor == numerator))
         )
+        # Places outside read some element, which `fill` replaces below.
         grids.append(np.clip(index, 0, axis.size - 1))
     read = array[tuple(grids)] if grids else array
     return np.broadcast_to(np.where(valid, read, item.fill), item.shape)

@@ -134,6 +134,7 @@ def broadcast(*operands: Expression) -> tuple[list[Expression], tuple[Axis, ...]
     for item in sorted(operands, key=lambda item: -len(item.axes)):
         for at, axis in zip(range(rank - len(item.axes), rank), item.axes, strict=True):
             known = result[at]
+            # An axis of one element gives way to that of another operand.
             if known is None or known.size == 1:
                 result[at] = axis
     axes = tuple(axis for axis in result if axis is not None)
@@ -145,12 +146,12 @@ def match_axes(item: Expression, axes: tuple[Axis, ...]) -> Expression:
     pairs = list(zip(item.axes, axes, strict=True))
     if all(own is axis for own, axis in pairs):
         return item
-    rest = tuple(axis for own, axis in pairs if own.size == axis.size)
+    matched = tuple(axis for own, axis in pairs if own.size == axis.size)
     if isinstance(item, Constant):
-        value = item.value.reshape([axis.size for axis in rest])
-        return Constant(value, rest)
+        value = item.value.reshape([axis.size for axis in matched])
+        return Constant(value, matched)
     places = {own: Place.of(axis) if own.size == axis.size else Place() for own, axis in pairs}
-    return Reindex(item, rest, places)
+    return Reindex(item, matched, places)
 
 
 def elementwise(function: str, *operands: Expression) -> Expression:
@@ -180,6 +181,7 @@ class Meanings:
 @cache
 def handlers() -> Mapping[str, Handler]:
     """Return the handlers of all operators."""
+    # Importing a module registers its handlers.
     for item in pkgutil.iter_modules(operators.__path__):
         import_module(f"{operators.__name__}.{item.name}")
     return HANDLERS
@@ -201,6 +203,7 @@ def meanings(network: Network, names: Iterable[str]) -> Meanings:
     moving = dependents(network.nodes, names)
     for node in network.nodes:
         if not moving.intersection(node.outputs):
+            # No gradient passes through a value that depends on none of `names`: its operator needs no handler.
             result.values.update({name: _source(network, name) for name in node.outputs if name})
             continue
         handler = handlers().get(node.op)

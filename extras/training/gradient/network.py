@@ -94,6 +94,7 @@ def gradient_network(network: Network, wanted: Iterable[str] | None = None) -> N
 def start_emission(graph: Graph, network: Network, expressions: Meanings) -> Emission:
     """Return an emitter for a graph that already has the nodes of a network."""
     emission = Emission(graph)
+    # Several values may share an expression, as behind Identity: the first name stays.
     for name, item in reversed(expressions.values.items()):
         emission.place(item, Tensor(name, one_dim_per_axis(item.axes)))
     return emission
@@ -149,10 +150,10 @@ def for_batch(network: Network, count: int) -> Network:
 
 def _widen_reshape(node: Node, constants: dict[str, np.ndarray], count: int) -> Node:
     """Return a Reshape for `count` samples: they are the outermost axis, so only the first size grows."""
-    # A size of -1 or 0 adapts by itself.
     if node.op != "Reshape" or node.inputs[1] not in constants:
         return node
     wanted = constants[node.inputs[1]]
+    # A size of -1 or 0 adapts by itself.
     if wanted.size < 1 or int(wanted[0]) < 1:
         return node
     name = f"{node.inputs[1]}/{count}"

@@ -90,8 +90,9 @@ class _Quantiser:
         self.stored: Mapping[str, Stored] = {} if real_network is None else real_network.stored
         moving = dependents(self.source.nodes, (TARGET, *step.states))
         kinds = {} if real_network is None else real_network.kinds
-        self.kinds = {name: kind for name, kind in kinds.items() if name not in moving and kind.one}
+        self.kinds = {name: kind for name, kind in kinds.items() if name not in moving and kind.per_tensor}
         own = () if real_network is None else real_network.network.nodes
+        # Values before the first trained layer keep the bytes of the quantised network.
         self.frozen = {name for node in own for name in node.outputs if name not in moving}
 
     def network(self) -> Network:
@@ -102,11 +103,11 @@ class _Quantiser:
         for name in self.source.outputs:
             if name != PROBABILITIES:
                 self._dequantise(self.quantised_values[name], name)
-        made = dataclasses.replace(
+        network = dataclasses.replace(
             self.source, nodes=tuple(self.graph.nodes), constants=self.graph.constants, opsets={"": OPSET},
             types={name: self.source.types[name] for name in (*self.source.inputs, *self.source.outputs)},
         )  # fmt: skip
-        return resolve(made).network
+        return resolve(network).network
 
     def _kind(self, name: str) -> tuple[float, int, str]:
         if name in self.wide:
@@ -130,6 +131,7 @@ class _Quantiser:
             self.graph.constant(np.array(scale, np.float32)),
             self.graph.constant(np.array(zero, dtype)),
         )
+        # The model stores the scale as float32: later products use that value.
         integers = self.graph.node("QuantizeLinear", [real, *constants])
         self.quantised_values[name] = Integers(integers, float(np.float32(scale)), zero, dtype)
 
@@ -146,7 +148,7 @@ class _Quantiser:
             return self._dequantise(self.quantised_values[name])
         if name in self.real_names:
             return self.real_names[name]
-        if name in self.stored and (self.stored[name].kind.one or node.outputs[0] in self.frozen):
+        if name in self.stored and (self.stored[name].kind.per_tensor or node.outputs[0] in self.frozen):
             return self._dequantise_stored(self.stored[name])
         # Scales per output channel do not fit the backward product, which sums over these channels.
         value = self.source.constants.get(name)
@@ -156,9 +158,9 @@ class _Quantiser:
 
     def _constant(self, value: np.ndarray) -> Integers:
         """Return a matrix as integers; small integers keep scale 1."""
-        whole = value.astype(np.int8)
-        if bool((whole == value).all()):
-            return Integers(self.graph.constant(whole), 1.0, 0, "int8")
+        rounded = value.astype(np.int8)
+        if bool((rounded == value).all()):
+            return Integers(self.graph.constant(rounded), 1.0, 0, "int8")
         scale = float(np.float32(np.abs(value).max() / 127))
         return Integers(self.graph.constant(np.rint(value / scale).astype(np.int8)), scale, 0, "int8")
 
@@ -166,8 +168,8 @@ class _Quantiser:
         """Return a float bias, quantised with the product of the scales of input and weights."""
         value, weight = self.source.constants[name], self.source.constants[node.inputs[1]]
         scale = self.quantised_values[self._origin(node.inputs[0])].scale * self._constant(weight).scale
-        whole = np.clip(np.rint(value / scale), -(2**31), 2**31 - 1).astype(np.int32)
-        return self._dequantise(Integers(self.graph.constant(whole), scale, 0, "int32"))
+        rounded = np.clip(np.rint(value / scale), -(2**31), 2**31 - 1).astype(np.int32)
+        return self._dequantise(Integers(self.graph.constant(rounded), scale, 0, "int32"))
 
     def _has_bias(self, node: Node) -> bool:
         """Return whether a layer that is not trained has a float bias."""
@@ -184,16 +186,17 @@ class _Quantiser:
         output = node.outputs[0]
         factor = self._factor(node)
         if factor is not None:
+            # A positive factor changes the scale only.
             self.quantised_values[output] = self.quantised_values[node.inputs[0]].scaled_by(factor)
             return
         inputs = [self._read(name, node) if name else "" for name in node.inputs]
         if self._has_bias(node):
             inputs[-1] = self._bias(node, node.inputs[-1])
-        made = self.graph.node(node.op, inputs, **node.attributes)
+        result = self.graph.node(node.op, inputs, **node.attributes)
         if self._stays_real(node):
-            self.real_names[output] = made
+            self.real_names[output] = result
             return
-        self._quantise(made, output, self._result_kind(node, output))
+        self._quantise(result, output, self._result_kind(node, output))
         if output == PROBABILITIES:
             self._dequantise(self.quantised_values[output], PROBABILITIES)
 

@@ -12,9 +12,9 @@ from weft.compiler.ir.network import LINKS, Network, Node, Type
 
 MOVING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice")
 """Operators that move elements."""
-_SAME = (*MOVING, "MaxPool", "AveragePool", "GlobalAveragePool")
+_KEEPING_SIGN = (*MOVING, "MaxPool", "AveragePool", "GlobalAveragePool")
 """Operators whose results are not negative if their operand is not."""
-_NOT_NEGATIVE = ("Relu", "Sigmoid", "Softmax", "MaxPool")
+_NOT_NEGATIVE = ("Relu", "Sigmoid", "Softmax")
 """Operators whose results are never negative."""
 
 
@@ -31,7 +31,7 @@ class Kind:
         return self.zero.dtype.name
 
     @property
-    def one(self) -> bool:
+    def per_tensor(self) -> bool:
         return self.scale.size == 1
 
 
@@ -50,9 +50,10 @@ class Stored:
     def real(self) -> np.ndarray:
         """The constant in real numbers, float32 of the same shape."""
         shape = [1] * self.values.ndim
-        if not self.kind.one:
+        if not self.kind.per_tensor:
             shape[self.kind.axis] = self.kind.scale.size
         scale, zero = self.kind.scale.reshape(shape), self.kind.zero.astype(np.float64)
+        # One zero point may serve the scales of all channels.
         zero = zero.reshape(shape) if zero.size > 1 else zero.reshape(())
         return ((self.values.astype(np.float64) - zero) * scale).astype(np.float32)
 
@@ -110,7 +111,7 @@ class _Reader:
         self.constants = dict(network.constants)
         self.result = RealNetwork(network)
         self.nodes: list[Node] = []
-        self.made: dict[str, Node] = {}
+        self.producers: dict[str, Node] = {}
 
     def real_network(self) -> RealNetwork:
         for node in self.source.nodes:
@@ -123,7 +124,7 @@ class _Reader:
             self.source, nodes=tuple(self.nodes), constants=self.constants,
             outputs=tuple(ends.get(name, name) for name in self.source.outputs), types=self._types(ends),
         )  # fmt: skip
-        return dataclasses.replace(self.result, network=_used(network), ends=ends)
+        return dataclasses.replace(self.result, network=_drop_unused_constants(network), ends=ends)
 
     def _types(self, ends: Mapping[str, str]) -> dict[str, Type]:
         kinds = {name: self.source.types[name] for name in self.source.inputs if name in self.source.types}
@@ -142,13 +143,14 @@ class _Reader:
     def _add(self, node: Node) -> None:
         self.nodes.append(node)
         for name in node.outputs:
-            self.made[name] = node
+            self.producers[name] = node
 
     def _link(self, node: Node) -> bool:
         """Remove a QuantizeLinear or DequantizeLinear; return False if it stays because its scale is computed."""
         scale, zero = (self.source.constants.get(node.input(at)) for at in (1, 2))
         if scale is None:
             return False
+        # ONNX's default zero point is a uint8.
         zero = np.zeros((), np.uint8) if zero is None else zero
         kind = Kind(np.asarray(scale), np.asarray(zero), int(node.attributes.get("axis", 1)))
         name, output = node.inputs[0], node.outputs[0]
@@ -162,7 +164,8 @@ class _Reader:
             self.constants[output] = stored.real
         elif node.operator == "DequantizeLinear":
             root = self._root(name)
-            if root in self.source.inputs and kind.one:
+            if root in self.source.inputs and kind.per_tensor:
+                # The model takes integers there: this DequantizeLinear gives their scale.
                 self.result.integers[root] = self.result.kinds[root] = kind
             self.alias[output] = self.alias.get(name, name)
         else:
@@ -171,15 +174,15 @@ class _Reader:
 
     def _root(self, name: str) -> str:
         """Return the value before operators that move elements."""
-        while name in self.made and self.made[name].operator in MOVING:
-            name = self.made[name].inputs[0]
+        while name in self.producers and self.producers[name].operator in MOVING:
+            name = self.producers[name].inputs[0]
         return name
 
     def _round(self, name: str, kind: Kind, node: Node) -> str:
         """Return the value that integers stand for, after a ReLU if they cannot be negative."""
         # Exporters drop a ReLU whose clamp the quantisation already does.
         lowest = bool((kind.zero == np.iinfo(kind.zero.dtype).min).all())
-        if lowest and name in self.made and not self._not_negative(name):
+        if lowest and name in self.producers and not self._not_negative(name):
             output = f"{name}/relu"
             self._add(Node("Relu", (name,), (output,), name=output))
             name = output
@@ -189,17 +192,17 @@ class _Reader:
         return name
 
     def _not_negative(self, name: str) -> bool:
-        while name in self.made:
-            node = self.made[name]
-            if node.operator in _NOT_NEGATIVE[:-1]:
+        while name in self.producers:
+            node = self.producers[name]
+            if node.operator in _NOT_NEGATIVE:
                 return True
-            if node.operator not in _SAME:
+            if node.operator not in _KEEPING_SIGN:
                 return False
             name = node.inputs[0]
         return False
 
 
-def _used(network: Network) -> Network:
+def _drop_unused_constants(network: Network) -> Network:
     """Return the network without constants that no node reads."""
     read = {name for node in network.nodes for name in node.reads} | set(network.outputs)
     constants = {name: value for name, value in network.constants.items() if name in read}

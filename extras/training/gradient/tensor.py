@@ -90,6 +90,7 @@ class Graph:
         key = operator, tuple(inputs), tuple(sorted(attributes.items()))
         if not output and key in self._known:
             return self._known[key]
+        # A name of its own makes the result an output: it must not merge with another node's.
         name = output or f"{self.prefix}/{operator}{len(self.nodes)}"
         self._known[key] = name
         self.nodes.append(Node(operator, tuple(inputs), (name,), attributes, name=name))
@@ -112,6 +113,7 @@ class Graph:
         target = tuple(itertools.chain.from_iterable(dims))
         if tensor.axes == target:
             return self.reshape(tensor, dims)
+        # Axes that stay adjacent move as one dimension, which keeps the rank of the transpose small.
         atoms = _atoms(tensor, target)
         at = {atom[0]: index for index, atom in enumerate(atoms)}
         split = self.reshape(tensor, atoms)

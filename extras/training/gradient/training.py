@@ -36,6 +36,9 @@ _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators that the device cannot run with trained weights as they are: they are emitted as matrix products."""
 _ELEMENTWISE = ("Relu", "Add", "Sub", "Mul")
 """Operators that are independent of the order of elements."""
+FIRST, SECOND = "{}/adapter/first", "{}/adapter/second"
+"""Names of the two matrices of an adapter, by the name of the weights."""
+_MATRIX_PRODUCTS = ("MatMul", "Gemm")
 _IMAGE_RANK = 4
 
 
@@ -102,6 +105,7 @@ def training_step(network: Network, names: Sequence[str], *, rate: float, moment
     error = builder.error(logits)
     sources = [expressions.sources[name] for name in names]
     parts = gradients([(expressions.values[logits], error)], sources)
+    # The loss is a mean over samples, but gradients are sums: divide the rate by the number of samples.
     rows = expressions.values[logits].shape[0]
     gradient_names: dict[str, str] = {}
     for variable, part in zip(variables, parts, strict=True):
@@ -118,6 +122,7 @@ def strip_softmax(network: Network) -> Network:
     for name in network.outputs:
         node, own = producers.get(name), name
         while node is not None and node.op in ("Identity", "Softmax"):
+            # The step adds the softmax itself, with the gradient of the cross entropy.
             own, node = node.inputs[0], producers.get(node.inputs[0])
         outputs.append(own)
     kinds = dict(network.types) | {
@@ -179,14 +184,14 @@ class _Builder:
             self.emission.emit(self.expressions.values[name])
 
     def _copy_node(self, node: Node) -> None:
-        inputs = tuple(self._whole(name) if name else "" for name in node.inputs)
+        inputs = tuple(self._full_value(name) if name else "" for name in node.inputs)
         self.graph.nodes.append(dataclasses.replace(node, inputs=inputs))
         for name in node.outputs:
             item = self.expressions.values.get(name)
             if item is not None:
                 self.emission.place(item, Tensor(name, one_dim_per_axis(item.axes)))
 
-    def _whole(self, name: str) -> str:
+    def _full_value(self, name: str) -> str:
         if name in self.source.constants:
             return name
         return self.emission.emit_full(self.expressions.values[name])
@@ -248,11 +253,6 @@ def _layout(axes: tuple[Axis, ...]) -> tuple[tuple[int, ...], Dims]:
     return order, ((axes[0],), tuple(axes[at] for at in order[1:]))
 
 
-FIRST, SECOND = "{}/adapter/first", "{}/adapter/second"
-"""Names of the two matrices of an adapter, by the name of the weights."""
-_ADAPTERS_PRODUCTS = ("MatMul", "Gemm")
-
-
 @dataclass(frozen=True)
 class Adapter:
     """Two matrices in parallel with the weights `name`; `transposed` if the weights have outputs first."""
@@ -266,6 +266,7 @@ class Adapter:
 
     def merge(self, weight: np.ndarray, values: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the layer's weights plus the product of the trained matrices."""
+        # Add in float64, and round once.
         first, second = (values[name].astype(np.float64) for name in self.constants)
         if weight.ndim > 2:
             added = np.tensordot(second.reshape(len(second), -1), first, 1)
@@ -320,7 +321,7 @@ def _adapter(
             )
         ]
     plain = not node.attributes.get("transA", 0) and float(node.attributes.get("alpha", 1.0)) == 1.0
-    if node.op not in _ADAPTERS_PRODUCTS or weight.ndim != 2 or not plain:
+    if node.op not in _MATRIX_PRODUCTS or weight.ndim != 2 or not plain:
         raise GradientError(
             f"{node.label} takes no adapter: convolutions without groups and products of matrices do"
         )

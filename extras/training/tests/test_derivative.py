@@ -25,16 +25,16 @@ from weft.extras.training.tests.support.gradient_cases import CASES, Case, expre
 
 
 def _differences(
-    outputs: list[Expression], given: dict[str, np.ndarray], seeds: list[np.ndarray], name: str
+    outputs: list[Expression], arrays: dict[str, np.ndarray], seeds: list[np.ndarray], name: str
 ) -> np.ndarray:
     """Return central differences of the sum of products of outputs and seeds."""
-    gradient, step = np.zeros(given[name].shape), 1e-6
+    gradient, step = np.zeros(arrays[name].shape), 1e-6
     for at in np.ndindex(gradient.shape):
         ends = []
         for side in (step, -step):
-            moved = given[name].copy()
+            moved = arrays[name].copy()
             moved[at] += side
-            values = evaluate(outputs, {**given, name: moved})
+            values = evaluate(outputs, {**arrays, name: moved})
             ends.append(sum(float((value * seed).sum()) for value, seed in zip(values, seeds, strict=True)))
         gradient[at] = (ends[0] - ends[1]) / (2 * step)
     return gradient
@@ -44,20 +44,20 @@ def _differences(
 def test_gradients_match_differences(case: Case) -> None:
     rng = np.random.default_rng(1)
     _, outputs = expressions_of(case)
-    given, seeds, actual = gradients_of(case, rng)
-    for name, gradient in zip(given, actual, strict=True):
+    arrays, seeds, actual = gradients_of(case, rng)
+    for name, gradient in zip(arrays, actual, strict=True):
         np.testing.assert_allclose(
-            gradient, _differences(outputs, given, seeds, name), rtol=1e-5, atol=2e-6, err_msg=name
+            gradient, _differences(outputs, arrays, seeds, name), rtol=1e-5, atol=2e-6, err_msg=name
         )
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_meanings_match_onnx_runtime(case: Case) -> None:
-    given = case.inputs(np.random.default_rng(2))
+    arrays = case.inputs(np.random.default_rng(2))
     _, outputs = expressions_of(case)
     session = plain_session(case.model())
-    expected = session.run(None, {name: array.astype(np.float32) for name, array in given.items()})
-    for value, wanted in zip(evaluate(outputs, given), expected, strict=True):
+    expected = session.run(None, {name: array.astype(np.float32) for name, array in arrays.items()})
+    for value, wanted in zip(evaluate(outputs, arrays), expected, strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -66,8 +66,8 @@ def test_meanings_match_onnx_runtime(case: Case) -> None:
 def test_gradients_match_pytorch(case: Case) -> None:
     import torch
 
-    given, seeds, actual = gradients_of(case, np.random.default_rng(3))
-    tensors = [torch.tensor(array, requires_grad=True) for array in given.values()]
+    arrays, seeds, actual = gradients_of(case, np.random.default_rng(3))
+    tensors = [torch.tensor(array, requires_grad=True) for array in arrays.values()]
     result = case.torch(*tensors)
     results = result if isinstance(result, tuple) else (result,)
     expected = torch.autograd.grad(results, tensors, [torch.tensor(seed) for seed in seeds])
@@ -82,14 +82,14 @@ def test_gradients_count_repetitions() -> None:
     reduce_over = sum_over(apply("add", x, bias), (a, b))
     seed = Source("seed", ())
     actual = gradients([(reduce_over, seed)], [x, bias])
-    given = {"x": np.zeros((3, 4)), "b": np.zeros(4), "seed": np.array(5.0)}
+    arrays = {"x": np.zeros((3, 4)), "b": np.zeros(4), "seed": np.array(5.0)}
     assert [item is not None for item in actual] == [True, True]
-    whole = [
+    parts = [
         broadcast_to(item, source.axes)
         for item, source in zip(actual, (x, bias), strict=True)
         if item is not None
     ]
-    by_x, by_bias = evaluate(whole, given)
+    by_x, by_bias = evaluate(parts, arrays)
     np.testing.assert_array_equal(by_x, np.full((3, 4), 5.0))
     np.testing.assert_array_equal(by_bias, np.full(4, 15.0))
 

@@ -15,13 +15,13 @@ from weft.extras.training.tests.support.gradient_cases import CASES, Case, gradi
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_networks_of_gradients(case: Case) -> None:
-    given, seeds, expected = gradients_of(case, np.random.default_rng(4))
+    arrays, seeds, expected = gradients_of(case, np.random.default_rng(4))
     model = model_of(gradient_network(read(case.model())))
-    full = {**given, **{f"out{index}/gradient": seed for index, seed in enumerate(seeds)}}
+    full = {**arrays, **{f"out{index}/gradient": seed for index, seed in enumerate(seeds)}}
     session = plain_session(model)
     feed = {item.name: full[item.name].astype(np.float32) for item in session.get_inputs()}
     names = [item.name for item in session.get_outputs()]
-    assert names == [f"{name}/gradient" for name in given]
+    assert names == [f"{name}/gradient" for name in arrays]
     for actual, wanted in zip(session.run(None, feed), expected, strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=2e-4, atol=2e-4)
 

@@ -45,23 +45,23 @@ def prepare_trainer(
 )  # fmt: skip
 def test_steps_match_onnx_runtime(kind: int, quantised: bool, layers: int | None) -> None:
     """All of a step runs on the device. Each operator's result, from the device's operands, is at most one step off."""
-    trainer, (given, *_) = prepare_trainer(1, kind, KERNEL["default"], quantised=quantised, layers=layers)
+    trainer, (inputs, *_) = prepare_trainer(1, kind, KERNEL["default"], quantised=quantised, layers=layers)
     on_host = [why for _, _, place, why in trainer.program.assignment if place == "host"]
     assert all("boundary" in why or "output of the model" in why or "on the host" in why for why in on_host)
     assert len(on_host) <= 4 + 3 * len(trainer.state)
     model = model_of(trainer.integers)
-    kept = {
+    states_before = {
         name: value * np.float32(trainer.scales[name.removesuffix("/kept")])
         for name, value in trainer.program.states.items()
     }
-    given = {**given, **{name.removesuffix("/kept"): value for name, value in kept.items()}}
-    actual = weft.compile(with_integers(model, trainer), trainer.config).run(given).outputs
+    inputs = {**inputs, **{name.removesuffix("/kept"): value for name, value in states_before.items()}}
+    actual = weft.compile(with_integers(model, trainer), trainer.config).run(inputs).outputs
     alone = one_by_one(model, trainer)
     session = plain_session(alone)
-    feed = {item.name: given.get(item.name, actual.get(item.name)) for item in session.get_inputs()}
+    feed = {item.name: inputs.get(item.name, actual.get(item.name)) for item in session.get_inputs()}
     compared = 0
     for item, value in zip(session.get_outputs(), session.run(None, feed), strict=True):
-        name = item.name.removesuffix("/made")
+        name = item.name.removesuffix("/actual")
         if name in actual and value.dtype.kind == "i":
             off = np.abs(value.astype(int) - actual[name].astype(int))
             softmax = name == probabilities_of(model)
@@ -98,10 +98,10 @@ def one_by_one(model: onnx.ModelProto, trainer: Trainer) -> onnx.ModelProto:
         model_copy.graph.input.append(item)
         output = model_copy.graph.output.add()
         output.CopyFrom(item)
-        output.name = f"{item.name}/made"
+        output.name = f"{item.name}/actual"
     for node in model_copy.graph.node:
         if node.op_type == "QuantizeLinear":
-            node.output[0] = f"{node.output[0]}/made"
+            node.output[0] = f"{node.output[0]}/actual"
     return model_copy
 
 
@@ -119,11 +119,11 @@ def test_rtl(name: str, kind: int) -> None:
     """Memory and states of the RTL equal the golden interpreter's, under stalls."""
     trainer, batches = prepare_trainer(2, kind, KERNEL[name], quantised=kind != 0, layers=None)
     program = trainer.program
-    for index, given in enumerate(batches[:2]):
+    for index, inputs in enumerate(batches[:2]):
         before = program.states
-        golden, states = program.run(given), program.states
+        golden, states = program.run(inputs), program.states
         program.reset(before)
-        actual = program.run(given, on="rtl", stall_seed=index)
+        actual = program.run(inputs, on="rtl", stall_seed=index)
         assert actual.memory == golden.memory
         assert (actual.outputs[PROBABILITIES] == golden.outputs[PROBABILITIES]).all()
         assert all((program.states[item] == value).all() for item, value in states.items())
@@ -135,8 +135,8 @@ def test_other_configurations(name: str) -> None:
     config = configuration(name)
     trainer, batches = prepare_trainer(3, 0, config, quantised=True, layers=None)
     other, _ = prepare_trainer(3, 0, KERNEL["default"], quantised=True, layers=None)
-    for given in batches:
-        actual, expected = trainer.program.run(given), other.program.run(given)
+    for inputs in batches:
+        actual, expected = trainer.program.run(inputs), other.program.run(inputs)
         off = np.abs(actual.outputs[PROBABILITIES] - expected.outputs[PROBABILITIES])
         assert off.max() < 0.1
 
@@ -179,11 +179,11 @@ def test_frozen_layers_keep_their_bytes() -> None:
     trainer, batches = prepare_trainer(4, 2, KERNEL["default"], quantised=True, layers=1)
     quantised = trainer.source
     logits = weft.compile(quantised, "default")
-    given = batches[0]
-    rows = np.concatenate([logits.run({"x": row[None]}).outputs["y"] for row in given["x"]])
+    inputs = batches[0]
+    rows = np.concatenate([logits.run({"x": row[None]}).outputs["y"] for row in inputs["x"]])
     expected = np.exp(rows - rows.max(1, keepdims=True))
     expected /= expected.sum(1, keepdims=True)
-    actual = trainer.program.run(given).outputs[PROBABILITIES]
+    actual = trainer.program.run(inputs).outputs[PROBABILITIES]
     assert np.abs(actual - expected).max() < 0.1
 
 
@@ -195,5 +195,5 @@ def test_a_step_is_certified() -> None:
     assert len(parts) == 1
     for segment, program in parts:
         graph, place = certificate.graph_of(segment), certificate.placement_of(program)
-        found = certificate.prove(graph, trainer.config, place, 1)
-        assert found.instructions > 20
+        result = certificate.prove(graph, trainer.config, place, 1)
+        assert result.instructions > 20

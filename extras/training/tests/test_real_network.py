@@ -24,11 +24,11 @@ def test_real_numbers_are_near_the_integers(kind: int) -> None:
     actual = to_real_network(read(model))
     assert not any("Linear" in node.op for node in actual.network.nodes)
     real = plain_session(model_of(resolve(actual.network).network))
-    whole = plain_session(model)
+    quantised = plain_session(model)
     x, _ = trained_nets.samples(model, 16)
     step = float(actual.kinds[actual.network.outputs[0]].scale)
     for sample in x:
-        off = real.run(None, {"x": sample[None]})[0] - whole.run(None, {"x": sample[None]})[0]
+        off = real.run(None, {"x": sample[None]})[0] - quantised.run(None, {"x": sample[None]})[0]
         assert np.abs(off).max() < 8 * step
     # Without the ReLU implied by the zero point, or without weights, the outputs would be far off.
     assert sum(node.op == "Relu" for node in actual.network.nodes) == 2
@@ -38,10 +38,10 @@ def test_real_numbers_are_near_the_integers(kind: int) -> None:
 def test_relu_is_not_repeated() -> None:
     model = weft.quantise(float_nets.residual(), float_nets.samples(float_nets.residual(), 4)).model
     nodes = to_real_network(read(model)).network.nodes
-    made = {node.outputs[0]: node for node in nodes}
+    producers = {node.outputs[0]: node for node in nodes}
     for node in nodes:
         if node.op == "Relu":
-            assert made[node.inputs[0]].op != "Relu"
+            assert producers[node.inputs[0]].op != "Relu"
 
 
 @pytest.mark.parametrize("kind", range(4))
@@ -60,8 +60,8 @@ def test_samples_merged_with_rows() -> None:
     net = trained_nets.Net(rng, (1, 6, 4))
     rows = net.node("Reshape", ["x", net.constant(np.array([6, 4]))])
     rows = net.node("Gemm", [rows, net.weights(5, 4), net.bias(5)], transB=1)
-    one_dim_per_memory_axis = net.node("Reshape", [rows, net.constant(np.array([1, 6, 5]))])
-    model = net.model(net.node("Flatten", [one_dim_per_memory_axis]), 30)
+    split = net.node("Reshape", [rows, net.constant(np.array([1, 6, 5]))])
+    model = net.model(net.node("Flatten", [split]), 30)
     many, one = plain_session(model_of(for_batch(read(model), 3))), plain_session(model)
     x, _ = trained_nets.samples(model, 3)
     expected = np.concatenate([one.run(None, {"x": sample[None]})[0] for sample in x])

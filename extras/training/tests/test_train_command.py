@@ -75,9 +75,9 @@ def test_report_and_output(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_input(
     options: tuple[str, ...], data: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = {path.name for path in folder.iterdir()}
+    names = {path.name for path in folder.iterdir()}
     assert train(*options, data=data) == 2
     err = capsys.readouterr().err.splitlines()[-1]
     assert err.startswith("error: ")
     assert message in err
-    assert {path.name for path in folder.iterdir()} == kept
+    assert {path.name for path in folder.iterdir()} == names

@@ -1,4 +1,4 @@
-"""Training on the golden interpreter: accuracy, written models, and refusals."""
+"""Training on the golden interpreter: accuracy, written models, kept states, and refusals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from support import tflite_networks, trained_nets
+from support.logged_device import Logged, need
 from support.mostly_long import mostly_long
 from support.ort_sessions import plain_session
 
@@ -16,6 +17,8 @@ from weft.examples import digits
 from weft.extras.training.gradient.derivative import GradientError
 from weft.extras.training.interface import accuracy
 from weft.extras.training.settings import Settings
+from weft.extras.training.trainer import Trainer
+from weft.run.stream import alternate_images, stream
 
 MODEL = Path(digits.__file__).with_name("digits.onnx")
 CONFIG = weft.Config.load("default")
@@ -46,14 +49,14 @@ def test_fine_tuning_after_a_change_of_the_data() -> None:
 def test_training_all_layers_recovers_accuracy() -> None:
     """Training recovers at least 90 % of the accuracy that the inversion costs."""
     x, labels = inverted_digits()
-    whole = accuracy(MODEL, {"image": 1 - x[320:]}, labels[320:], CONFIG)
+    upright = accuracy(MODEL, {"image": 1 - x[320:]}, labels[320:], CONFIG)
     lost = accuracy(MODEL, {"image": x[320:]}, labels[320:], CONFIG)
     trained = weft.train(MODEL, {"image": x[:320]}, labels[:320], layers=None, epochs=30, rate=0.005)
     actual = accuracy(trained.model, {"image": x[320:]}, labels[320:], CONFIG)
-    assert whole is not None
+    assert upright is not None
     assert lost is not None
     assert actual is not None
-    assert actual - lost >= 0.9 * (whole - lost)
+    assert actual - lost >= 0.9 * (upright - lost)
 
 
 @pytest.mark.parametrize("kind", [-1, pytest.param(1, marks=pytest.mark.long)])
@@ -203,3 +206,38 @@ def test_tflite() -> None:
     assert after > 0.8
     program = weft.compile(trained.model, CONFIG)
     assert program.inputs["input0"][0] == program.outputs["output0"][0] == "int8"
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_states_stay_on_the_device(early: bool) -> None:
+    """Weights and momenta are written once and read once."""
+    net = trained_nets.perceptron(np.random.default_rng(3), (8, 12, 4))
+    x, labels = trained_nets.samples(net, 40)
+    trainer = Trainer(net, weft.Config.load("default"), Settings(batch=8), layers=None)
+    trainer.prepare(0, {"x": x}, labels, np.random.default_rng(0))
+    program = trainer.program
+    assert program is not None
+    runs = [trainer.batch({"x": x}, labels, np.arange(8) + 8 * index) for index in range(5)]
+    before = program.states
+    wanted = [program.run(inputs) for inputs in runs]
+    after = program.states
+    program.reset(before)
+    device = Logged(4 * need(program), early=early, config=program.config)
+    results = list(stream(program, runs, device))
+    assert len(alternate_images(program, device.memory_bytes) or ()) == 2
+    for result, expected in zip(results, wanted, strict=True):
+        for output, array in expected.outputs.items():
+            assert np.array_equal(result.outputs[output], array)
+    assert all(np.array_equal(program.states[name], value) for name, value in after.items())
+    assert not np.array_equal(before[f"{trainer.names[0]}/kept"], after[f"{trainer.names[0]}/kept"])
+    (part,) = program.device_programs
+    states, inputs_left = (
+        sum(item.kind == kind for item in part.buffers.values()) for kind in ("state", "input")
+    )
+    assert states == len(before)
+    assert device.log.count("write") == inputs_left * len(runs) + states
+    assert device.log.count("read") == len(runs) + states
+    # A second stream continues from that state.
+    again = list(stream(program, runs[:2], device))
+    assert again[0].outputs["probabilities"].shape == (8, 4)
+    assert not np.array_equal(again[0].outputs["probabilities"], results[0].outputs["probabilities"])

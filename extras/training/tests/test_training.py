@@ -1,7 +1,8 @@
-"""A training step in real numbers: gradients against differences of the loss, and updates."""
+"""A training step in real numbers, with adapters: gradients against differences of the loss, and updates."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -12,12 +13,22 @@ from support import trained_nets
 from support.ort_sessions import plain_session
 
 from weft.compiler.host.onnx_model import model_of
+from weft.compiler.ir.network import Network
+from weft.compiler.onnx.folding import resolve
 from weft.compiler.onnx.reader import read
 from weft.extras.training.gradient.derivative import GradientError
 from weft.extras.training.gradient.expression import evaluate
 from weft.extras.training.gradient.meaning import meanings
 from weft.extras.training.gradient.network import for_batch, with_variables
-from weft.extras.training.gradient.training import MOMENTUM, PROBABILITIES, TARGET, Step, training_step
+from weft.extras.training.gradient.training import (
+    MOMENTUM,
+    PROBABILITIES,
+    TARGET,
+    Step,
+    training_step,
+    with_adapters,
+)
+from weft.extras.training.trainer import layers_of
 
 BATCH = 5
 NETS = [lambda rng: trained_nets.perceptron(rng, (7, 9, 4))] + [
@@ -119,3 +130,67 @@ def test_operators_before_trained_ones_need_no_gradient() -> None:
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     expected = feed["constant0"] - 0.1 / BATCH * (p - feed[TARGET]).T @ np.rint(feed["x"])
     np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+UNGROUPED_NETS = [lambda rng: trained_nets.perceptron(rng, (7, 9, 4))] + [
+    lambda rng, kind=kind: trained_nets.convolutional(rng, kind) for kind in (0, 2, 3)
+]
+
+
+def outputs(network: Network, x: np.ndarray) -> np.ndarray:
+    session = plain_session(model_of(resolve(network).network))
+    return np.concatenate([session.run(None, {"x": sample[None]})[0] for sample in x])
+
+
+@pytest.mark.parametrize("kind", range(len(UNGROUPED_NETS)))
+def test_merged_adapters(kind: int) -> None:
+    rng = np.random.default_rng([81, kind])
+    model = UNGROUPED_NETS[kind](rng)
+    network = read(model)
+    layers = [(node, names[0]) for node, names in layers_of(network)]
+    adapted, adapters = with_adapters(network, layers, 3, rng)
+    x, _ = trained_nets.samples(model, 4)
+    np.testing.assert_allclose(outputs(adapted, x), outputs(network, x), atol=1e-5)
+
+    values = {
+        name: (0.3 * rng.normal(size=adapted.constants[name].shape)).astype(np.float32)
+        for adapter in adapters
+        for name in adapter.constants
+    }
+    moved = dataclasses.replace(adapted, constants={**adapted.constants, **values})
+    merged = {adapter.name: adapter.merge(network.constants[adapter.name], values) for adapter in adapters}
+    plain = dataclasses.replace(network, constants={**network.constants, **merged})
+    assert np.abs(outputs(plain, x) - outputs(network, x)).max() > 0.01
+    np.testing.assert_allclose(outputs(moved, x), outputs(plain, x), atol=1e-4, rtol=1e-4)
+
+
+def test_products_without_transposing() -> None:
+    rng = np.random.default_rng(82)
+    net = trained_nets.Net(rng, (1, 6))
+    model = net.model(net.node("MatMul", ["x", net.weights(6, 4)]), 4)
+    network = read(model)
+    layers = [(node, names[0]) for node, names in layers_of(network)]
+    adapted, (adapter,) = with_adapters(network, layers, 2, rng)
+    values = {
+        name: rng.normal(size=adapted.constants[name].shape).astype(np.float32) for name in adapter.constants
+    }
+    moved = dataclasses.replace(adapted, constants={**adapted.constants, **values})
+    merged = {adapter.name: adapter.merge(network.constants[adapter.name], values)}
+    x, _ = trained_nets.samples(model, 4)
+    plain = dataclasses.replace(network, constants=merged)
+    np.testing.assert_allclose(outputs(moved, x), outputs(plain, x), atol=1e-4)
+
+
+def test_grouped_convolutions_are_refused() -> None:
+    network = read(trained_nets.convolutional(np.random.default_rng(83), 1))
+    layers = [(node, names[0]) for node, names in layers_of(network)]
+    with pytest.raises(GradientError, match="takes no adapter: convolutions without groups and products"):
+        with_adapters(network, layers, 2, np.random.default_rng(0))
+
+
+def test_models_stay_valid() -> None:
+    rng = np.random.default_rng(84)
+    network = read(trained_nets.convolutional(rng, 2))
+    layers = [(node, names[0]) for node, names in layers_of(network)]
+    adapted, _ = with_adapters(network, layers, 2, rng)
+    onnx.checker.check_model(model_of(resolve(adapted).network), full_check=True)

@@ -11,9 +11,9 @@ from onnx import TensorProto, helper
 from weft.compiler.errors import CompileError
 from weft.compiler.host import evaluate, segments
 from weft.compiler.host.segments import from_buffer, run_host, to_buffer
-from weft.compiler.ir.graph import Buffer
 from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import Type
+from weft.compiler.ir.views import Buffer
 from weft.compiler.onnx.reader import network_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from support.repeated import repeated
 
-from weft.compiler.ir.graph import Buffer, View
+from weft.compiler.ir.views import Buffer, View
 
 
 @repeated("seed", range(60))

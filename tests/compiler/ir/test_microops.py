@@ -9,21 +9,11 @@ import numpy as np
 import pytest
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import (
-    Add,
-    Attention,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Pool,
-    Rescale,
-    Softmax,
-    View,
-    Window,
-)
+from weft.compiler.ir.graph import Add, Attention, Conv, DeviceOp, DeviceSegment, Pool, Rescale, Softmax
 from weft.compiler.ir.microops import Value, divide_half_even, elementwise, reindex
 from weft.compiler.ir.scales import SHIFT_MAX, quantise_pair, quantise_scale
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.verify import evaluate, is_exact, run_ops, verify_op
 
 Shape = tuple[int, int, int, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from weft.compiler.ir.graph import ONE
+from weft.compiler.ir.windows import ONE
 from weft.compiler.operators.record import _operators
 
 NEUTRAL: dict[str, Any] = {

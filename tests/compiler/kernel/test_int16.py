@@ -13,7 +13,7 @@ from support.wide_cases import CONFIGS, Rng, Shape
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import CompileError, IrError
-from weft.compiler.ir.graph import View
+from weft.compiler.ir.views import View
 from weft.compiler.kernel.evaluate import LIMITS, WideElements
 from weft.compiler.operators.record import operator_of
 from weft.hdl.isa.config import PRESETS

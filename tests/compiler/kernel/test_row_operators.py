@@ -11,7 +11,8 @@ from support.op_cases import draw, random_inputs, random_source, random_view
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import IrError
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.kernel.operators import RowFunction
 from weft.compiler.kernel.products import RowNorm, RowProduct, RowScale, RowShare
 from weft.compiler.kernel.rows import RowPair, RowPlace, RowTotal
@@ -301,6 +302,15 @@ def test_plain_functions() -> None:
     assert (op.sources, op.vectors, op.y_zero, op.low, op.high) == ((x,), (), 0, -128, 127)
     values = np.arange(-128, 128).astype(np.int8).reshape(shape)
     assert np.array_equal(operator_of(op).evaluate(op, (values,), 24), values)
+
+
+def test_views_of_functions() -> None:
+    """All operands are mapped, although they are a tuple in one field."""
+    shape = (1, 1, 2, 8)
+    x, y, z = (View(Buffer(name, shape), shape) for name in "xyz")
+    op = RowFunction("function", (x, x), y, lambda rows: rows.store(rows.read(0) + rows.read(1)))
+    mapped = op.map_views(lambda view: z if view is x else view)
+    assert (mapped.sources, mapped.dst) == ((z, z), y)
 
 
 def test_mismatched_shapes_are_refused() -> None:

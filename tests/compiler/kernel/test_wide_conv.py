@@ -13,7 +13,8 @@ from support.wide_cases import CONFIGS, Rng, Shape
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import CompileError, IrError
-from weft.compiler.ir.graph import Conv, Window
+from weft.compiler.ir.graph import Conv
+from weft.compiler.ir.windows import Window
 from weft.compiler.kernel.evaluate import LIMITS
 from weft.compiler.kernel.wide import WideConv
 from weft.compiler.onnx import wide as wide_operators

@@ -10,7 +10,8 @@ from support.golden_compare import compare
 from support.op_cases import draw, random_lookup, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Conv, DeviceSegment, Window
+from weft.compiler.ir.graph import Conv, DeviceSegment
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import operator_of
 from weft.compiler.pipeline import Pass

@@ -18,10 +18,13 @@ from support.op_cases import (
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.plan.conv_plan import ConvPlan, candidates
 from weft.compiler.plan.conv_plan import plan as plan_of
-from weft.compiler.plan.conv_shape import WEIGHTS, ConvShape
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.compiler.plan.conv_weights import WEIGHTS
 from weft.hdl.isa import Mm
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter

@@ -9,7 +9,8 @@ from support.mostly_long import mostly_long
 from support.op_cases import draw, random_inputs, random_view, segment_of
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Conv, DeviceSegment, Window
+from weft.compiler.ir.graph import Conv, DeviceSegment
+from weft.compiler.ir.windows import Window
 from weft.compiler.verify import verify_op
 from weft.hdl.isa.config import PRESETS, Config
 

@@ -12,11 +12,12 @@ from support.op_cases import draw, random_view, segment_of
 from weft.boards.registry import find
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Buffer, DeviceSegment, View
+from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.products import Embedding, RowIndices
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.lower.rows import MAX_OFFSETS, plan
-from weft.compiler.machine.memory import TensorRef
 from weft.compiler.machine.target import Target
+from weft.compiler.machine.tensors import TensorRef
 from weft.compiler.plan.site import Site
 from weft.compiler.verify import verify_op
 from weft.hdl.isa.config import PRESETS, Config

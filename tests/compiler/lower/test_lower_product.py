@@ -10,8 +10,8 @@ from support.op_cases import draw, random_inputs, random_view, segment_of, whole
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import View
 from weft.compiler.ir.products import Counts, Product
+from weft.compiler.ir.views import View
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.product_plan import plan
 from weft.compiler.verify import run_ops, verify_op

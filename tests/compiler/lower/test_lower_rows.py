@@ -10,7 +10,8 @@ from support.op_cases import whole as tensor
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, Rescale, View
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Rescale
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.expressions import Rows
 from weft.compiler.kernel.operators import GroupNorm, LayerNorm, RowFunction

@@ -9,9 +9,8 @@ import pytest
 
 import weft
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.ir.graph import Buffer
-from weft.compiler.machine.areas import Areas
-from weft.compiler.machine.memory import CONSTANTS, TEMPS
+from weft.compiler.ir.views import Buffer
+from weft.compiler.machine.areas import CONSTANTS, TEMPS, Areas
 from weft.examples import digits
 from weft.hdl.isa.config import PRESETS
 from weft.run.runtime import Image

@@ -9,9 +9,11 @@ import pytest
 from support.repeated import repeated
 
 from weft.compiler.errors import CompileError
+from weft.compiler.machine.areas import INPUTS
 from weft.compiler.machine.emit import Box, Emitter
-from weft.compiler.machine.memory import INPUTS, Constants, Ring, TensorRef
+from weft.compiler.machine.memory import Constants, Ring
 from weft.compiler.machine.target import COUNT_MAX, Target
+from weft.compiler.machine.tensors import TensorRef
 from weft.hdl.checker.extents import DramAccess, dram_accesses
 from weft.hdl.isa import Load
 from weft.hdl.isa.config import PRESETS, Config

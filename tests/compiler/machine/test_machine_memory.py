@@ -10,7 +10,8 @@ import pytest
 from support.op_cases import convolution, random_chain, random_convolutions, whole
 
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import Add, Buffer, DeviceOp, View
+from weft.compiler.ir.graph import Add, DeviceOp
+from weft.compiler.ir.views import Buffer, View
 from weft.compiler.machine.memory import Allocation, Packing, in_place
 from weft.compiler.passes.keep_resident import keep_resident
 from weft.compiler.pipeline import PIPELINE

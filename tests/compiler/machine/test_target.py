@@ -14,7 +14,8 @@ from support.op_cases import convolution, draw, random_inputs, segment_of, whole
 from weft.boards.board import CoreKind
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Conv, DeviceSegment, Pad, Pool, Window
+from weft.compiler.ir.graph import Conv, DeviceSegment, Pad, Pool
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine import target
 from weft.compiler.machine.target import (
     RUN_CYCLES,

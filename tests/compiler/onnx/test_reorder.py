@@ -19,8 +19,9 @@ from support.repeated import repeated
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Conv, DeviceSegment, Rescale, View
+from weft.compiler.ir.graph import Conv, DeviceSegment, Rescale
 from weft.compiler.ir.layout import Layout
+from weft.compiler.ir.views import View
 from weft.compiler.machine.target import Target
 from weft.compiler.onnx import reorder
 from weft.compiler.onnx.qdq import Tensor

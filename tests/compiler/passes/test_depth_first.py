@@ -11,7 +11,9 @@ from support.op_cases import convolution, random_convolutions, whole
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pad, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pad
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost
 from weft.compiler.passes.depth_first import _Chains, depth_first

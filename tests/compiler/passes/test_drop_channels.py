@@ -12,7 +12,9 @@ from support.pass_cases import prunable_network
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pad, Pool, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pad, Pool
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.drop_channels import channel_ranges, drop_channels
 from weft.compiler.planner import Planner

@@ -10,7 +10,8 @@ from support.golden_compare import compare
 from support.op_cases import convolution, draw, draw_window, random_lookup, segment_of, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pad, Pool, Rescale, Window
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pad, Pool, Rescale
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.fuse import fuse_pad
 from weft.compiler.planner import Planner

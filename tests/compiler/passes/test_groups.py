@@ -14,14 +14,14 @@ from support.op_cases import random_mixture, whole
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.graph import Conv, DeviceSegment, Pool, Rescale, View, Window
-from weft.compiler.ir.views import may_overlap
+from weft.compiler.ir.graph import Conv, DeviceSegment, Pool, Rescale
+from weft.compiler.ir.views import View, may_overlap
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.memory import runs
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import operator_of
 from weft.compiler.passes import groups, order
-from weft.compiler.passes.groups import merge_split_pools
-from weft.compiler.passes.split_pool import split_pool
+from weft.compiler.passes.split_pool import merge_split_pools, split_pool
 from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.plan.conv_plan import ConvPlan
 from weft.compiler.plan.vector_plan import ChannelPlan

@@ -17,7 +17,9 @@ from support.op_cases import random_convolutions, random_mixture, whole
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, Softmax, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, Softmax
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.keep_resident import cost_of, keep_resident, placements, with_resident
 from weft.compiler.passes.order import choose_plans

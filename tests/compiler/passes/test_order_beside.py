@@ -8,11 +8,13 @@ from support.branch_cases import branches
 from support.op_cases import convolution, random_mixture, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, Pool, Rescale, View, Window
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Pool, Rescale
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes import order as module
+from weft.compiler.passes.groups import overlap_rows
 from weft.compiler.passes.order import order_beside
-from weft.compiler.passes.rows import overlap_rows
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.pipeline import PIPELINE
 from weft.compiler.planner import Planner

@@ -11,7 +11,9 @@ from support.golden_compare import compare
 from support.op_cases import convolution, draw, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes import order as module
 from weft.compiler.passes.order import order_branches

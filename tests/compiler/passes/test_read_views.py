@@ -10,19 +10,9 @@ from support.golden_compare import compare
 from support.op_cases import convolution, draw, draw_window, random_lookup, random_view, segment_of, whole
 
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import (
-    Add,
-    Attention,
-    Buffer,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pool,
-    Rescale,
-    Softmax,
-    View,
-    Window,
-)
+from weft.compiler.ir.graph import Add, Attention, DeviceOp, DeviceSegment, Multiply, Pool, Rescale, Softmax
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost
 from weft.compiler.passes.views import read_views

@@ -13,14 +13,17 @@ from support.op_cases import convolution, draw, random_conv, random_inputs, segm
 from support.repeated import repeated
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment
 from weft.compiler.ir.layout import Rows
 from weft.compiler.ir.model import dump_segment
+from weft.compiler.ir.views import View
+from weft.compiler.ir.windows import Window
 from weft.compiler.kernel.operators import LayerNorm
 from weft.compiler.machine.target import Target
 from weft.compiler.passes import groups as module
+from weft.compiler.passes.gather_rows import gather_kernel_rows
+from weft.compiler.passes.groups import overlap_rows
 from weft.compiler.passes.order import choose_plans
-from weft.compiler.passes.rows import gather_kernel_rows, overlap_rows
 from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.planner import Planner
 from weft.compiler.verify import run_ops, verify_op

@@ -10,7 +10,8 @@ from support.pass_cases import overlapping_pool, pool
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Conv, DeviceOp, Pool, Window
+from weft.compiler.ir.graph import Conv, DeviceOp, Pool
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.planner import Planner

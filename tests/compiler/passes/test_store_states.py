@@ -9,8 +9,10 @@ from support.repeated import repeated
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.errors import IrError
-from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, DeviceSegment, Multiply, Rescale, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Rescale
 from weft.compiler.ir.model import dump_segment
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.views import store_states

@@ -12,7 +12,9 @@ from support.op_cases import convolution, random_convolutions, whole
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, Multiply, View, Window
+from weft.compiler.ir.graph import Conv, DeviceSegment, Multiply
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.strips import as_images, in_strips, lay_out_strips, replace_chains
 from weft.compiler.pipeline import PIPELINE

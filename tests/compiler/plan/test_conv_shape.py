@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from support.op_cases import convolution, whole
 
-from weft.compiler.ir.graph import Add, Conv, Rescale, Window
+from weft.compiler.ir.graph import Add, Conv, Rescale
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner
@@ -61,7 +62,7 @@ def test_large_weights_are_multiplied_again(weights: tuple[int, ...], parts: int
     values = np.ones_like(op.weight)
     values[17, 0, 0, 3 : 3 + len(weights)] = weights
     shape = shape_of(op.replace(weight=values))
-    assert (shape.parts, shape.passes) == (parts, passes)
+    assert (shape.parts, shape.weight_passes) == (parts, passes)
     assert shape.weight_values == passes * 32 * 32
 
 
@@ -72,7 +73,7 @@ def test_most_large_weights_are_all_multiplied_again() -> None:
         values = np.ones_like(op.weight)
         for at in range(vectors):
             values[at // 2 * 16, 0, 0, at % 2 * 16] = 200
-        assert shape_of(op.replace(weight=values)).passes == passes
+        assert shape_of(op.replace(weight=values)).weight_passes == passes
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from weft.compiler.machine.target import Target
 from weft.compiler.plan.conv_parts import first_parts, last_parts, split_evenly
 from weft.compiler.plan.conv_plan import ConvPlan, candidates
 from weft.compiler.plan.conv_plan import plan as best
-from weft.compiler.plan.conv_shape import Chunk, ConvShape
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.compiler.plan.conv_weights import Chunk
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
 from weft.run.runtime import Image

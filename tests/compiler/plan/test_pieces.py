@@ -13,7 +13,8 @@ from support.op_cases import convolution, random_inputs, segment_of, whole
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Conv, Window
+from weft.compiler.ir.graph import Conv
+from weft.compiler.ir.windows import Window
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.pieces import Lines, share_of, tiles_of
 from weft.hdl.isa.config import PRESETS, Config
@@ -89,16 +90,16 @@ def test_random_groups(name: str) -> None:
 
 def line(lines: Lines, tiles: np.ndarray, row: np.ndarray, window: Window, width: int, n: int) -> np.ndarray:
     """Multiply one row of pixels (columns, N) by one row of the kernel as the array does: (width, N)."""
-    total = np.zeros((width + lines.more, n), np.int64)
+    total = np.zeros((width + lines.lead_rows, n), np.int64)
     for part in range(lines.passes):
         words = tiles[part, 0, 1 - 2 * lines.taps :: 2].astype(np.int64)
         start = part * lines.step - window.pad[1] - lines.before
-        places = start + window.stride[1] * np.arange(width + lines.more)
+        places = start + window.stride[1] * np.arange(width + lines.lead_rows)
         inside = (places >= 0) & (places < len(row))
         rows = np.where(inside[:, None], row[np.clip(places, 0, len(row) - 1)], 0)
         for back in range(min(lines.taps, len(rows))):
             total[back:] += rows[: len(rows) - back] * words[lines.taps - 1 - back]
-    return total[lines.more :]
+    return total[lines.lead_rows :]
 
 
 @settings(max_examples=400, deadline=None)

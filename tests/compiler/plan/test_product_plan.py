@@ -9,7 +9,7 @@ from support.op_cases import random_inputs, segment_of, whole
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.products import Counts, Product
 from weft.compiler.machine.target import Target
-from weft.compiler.plan.product_plan import a_parts, b_parts, passes, plan
+from weft.compiler.plan.product_plan import a_parts, b_parts, count_passes, plan
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
 from weft.run.runtime import Image
@@ -73,8 +73,8 @@ def test_zero_points_take_further_products(zero: int, parts: list[int], wide: bo
     config = PRESETS["default"].replace(probability_bits=8 if wide else 7)
     a, b = (product((3, 4, 5), zeros=zeros) for zeros in ((zero, 0), (0, zero)))
     mine = [] if wide else parts
-    assert (a_parts(a, config), b_parts(a), passes(a, config)) == (mine, [], 1 + len(mine))
-    assert (a_parts(b, config), b_parts(b), passes(b, config)) == ([], parts, 1 + len(parts))
+    assert (a_parts(a, config), b_parts(a), count_passes(a, config)) == (mine, [], 1 + len(mine))
+    assert (a_parts(b, config), b_parts(b), count_passes(b, config)) == ([], parts, 1 + len(parts))
 
 
 @pytest.mark.parametrize("preset", ["tiny", "small", "default", "large"])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from support.op_cases import whole
 
-from weft.compiler.ir.graph import ONE, Add, Pool, Rescale, Window
+from weft.compiler.ir.graph import Add, Pool, Rescale
+from weft.compiler.ir.windows import ONE, Window
 from weft.compiler.machine import target as overheads
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.vector_plan import VectorPlan, cycles, plan

@@ -13,7 +13,8 @@ from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
 from weft.sim.device import Device, DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
-from weft.sim.rtl.device import RtlDevice, build_model
+from weft.sim.rtl.device import RtlDevice
+from weft.sim.rtl.library import build_model
 
 CONFIG = PRESETS["tiny"]
 N = CONFIG.n

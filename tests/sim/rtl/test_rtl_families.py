@@ -19,7 +19,8 @@ from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate
 from weft.run.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
-from weft.sim.rtl.device import TOP, RtlDevice
+from weft.sim.rtl.device import RtlDevice
+from weft.sim.rtl.library import TOP
 from weft.sim.verilate import replace_cells
 
 TINY = PRESETS["tiny"]

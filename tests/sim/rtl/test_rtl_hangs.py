@@ -17,7 +17,8 @@ from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
-from weft.sim.rtl.device import TOP, RtlDevice
+from weft.sim.rtl.device import RtlDevice
+from weft.sim.rtl.library import TOP
 
 CONFIG = PRESETS["tiny"]
 N = CONFIG.n

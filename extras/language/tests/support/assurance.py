@@ -12,15 +12,15 @@ from weft.extras.language import example
 
 def certificates(options: argparse.Namespace) -> dict[str, Any]:
     with weft.extras.language.run.lm.load(example.model(), "default") as model:
-        begun = time.process_time()
+        start = time.process_time()
         program, prompts = (item.proven for item in model.certify(lambda done: None))
-        seconds = time.process_time() - begun
-    what = (
+        seconds = time.process_time() - start
+    subject = (
         f"the example's language model on `default`: {program.instructions:,} instructions, and "
         f"{prompts.instructions:,} of its program for prompts, compute the decoder at all {program.places:,} places of "
         "a text, proven in"
     )
-    rows = [[what, f"{seconds:.0f} s of processor time"]]
+    rows = [[subject, f"{seconds:.0f} s of processor time"]]
     return {"with": "python benchmarks/assurance.py measure certificates_language", "rows": rows}
 
 

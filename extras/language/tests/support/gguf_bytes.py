@@ -29,15 +29,15 @@ def text(value: str | bytes, size: int | None = None) -> bytes:
     return struct.pack("<Q", len(raw) if size is None else size) + raw
 
 
-def value(kind: str, given: Any, count: int | None = None) -> bytes:
+def value(kind: str, content: Any, count: int | None = None) -> bytes:
     """Encode a metadata value; an array's type is ``[u32]``, and `count` overrides its length."""
     if kind.startswith("["):
         inner = kind[1:-1]
-        items = b"".join(value(inner, item) for item in given)
-        return struct.pack("<IQ", TYPES[inner][0], len(given) if count is None else count) + items
+        items = b"".join(value(inner, item) for item in content)
+        return struct.pack("<IQ", TYPES[inner][0], len(content) if count is None else count) + items
     if kind == "text":
-        return text(given)
-    return struct.pack(TYPES[kind][1], given)
+        return text(content)
+    return struct.pack(TYPES[kind][1], content)
 
 
 @dataclass
@@ -63,10 +63,10 @@ class Gguf:
     counts: tuple[int | None, int | None] = (None, None)
     magic: bytes = b"GGUF"
 
-    def entry(self, key: str | bytes, kind: str, given: Any) -> Gguf:
+    def entry(self, key: str | bytes, kind: str, content: Any) -> Gguf:
         """Set an entry, replacing one of equal key."""
         self.entries = [item for item in self.entries if item[0] != key]
-        self.entries.append((key, kind, given))
+        self.entries.append((key, kind, content))
         return self
 
     def without(self, key: str) -> Gguf:
@@ -81,9 +81,9 @@ class Gguf:
         tensors = len(self.tensors) if self.counts[0] is None else self.counts[0]
         entries = len(self.entries) if self.counts[1] is None else self.counts[1]
         head = self.magic + struct.pack("<IQQ", self.version, tensors, entries)
-        for key, kind, given in self.entries:
+        for key, kind, stored in self.entries:
             code = TYPES["array" if kind.startswith("[") else kind][0]
-            content = given if isinstance(given, bytes) else value(kind, given)
+            content = stored if isinstance(stored, bytes) else value(kind, stored)
             head += text(key) + struct.pack("<I", code) + content
         data = b""
         for item in self.tensors:

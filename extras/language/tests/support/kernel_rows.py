@@ -70,12 +70,12 @@ def run_kernel(rows: Rows, tensors: Sequence[np.ndarray], config: Config) -> dic
     stores = {}
     for target in rows.targets:
         place = places[target % 2]
-        where = place.at + target // 2 + np.arange(count)[:, None] * place.row
+        rows_at = place.at + target // 2 + np.arange(count)[:, None] * place.row
         if place.column:
-            where = where + np.arange(vectors) * place.column
-            stores[target] = memories.scratchpad[where].reshape(count, -1)[:, :columns]
+            rows_at = rows_at + np.arange(vectors) * place.column
+            stores[target] = memories.scratchpad[rows_at].reshape(count, -1)[:, :columns]
         else:
-            stored = memories.scratchpad[where[:, 0]]
+            stored = memories.scratchpad[rows_at[:, 0]]
             assert (stored == stored[:, :1]).all()  # all elements of the vector
             stores[target] = stored[:, :1]
     return stores

@@ -103,8 +103,8 @@ def random_model(
     default the whole of them.
     """
     gpt2 = architecture == "gpt2"
-    known = (byte_pairs() if gpt2 else pieces()) if vocabulary is None else vocabulary
-    sizes = replace(sizes, vocabulary=len(known.tokens))
+    vocabulary = (byte_pairs() if gpt2 else pieces()) if vocabulary is None else vocabulary
+    sizes = replace(sizes, vocabulary=len(vocabulary.tokens))
     if gpt2:
         sizes = replace(sizes, key_value_heads=sizes.heads)
     with_bias = gpt2 if biases is None else biases
@@ -147,7 +147,7 @@ def random_model(
         blocks=tuple(block() for _ in range(sizes.blocks)),
         output_norm=norm(),
         output=Linear(embedding if tied else array(sizes.vocabulary, sizes.width, scale=0.3)),
-        vocabulary=known,
+        vocabulary=vocabulary,
     )
 
 

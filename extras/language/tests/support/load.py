@@ -95,13 +95,13 @@ class Load:
         finally:
             writer.transport.abort()
 
-    def expect(self, found: tuple[int, str], *wanted: int) -> int:
+    def expect(self, answer: tuple[int, str], *wanted: int) -> int:
         """Return an answer's status and record an unexpected one; a busy server may always answer 503."""
-        if found[0] == 503:
-            self.done[f"503: {found[1]}"] += 1
-        elif found[0] not in wanted:
-            self.wrong.append(f"{found} in place of {wanted}")
-        return found[0]
+        if answer[0] == 503:
+            self.done[f"503: {answer[1]}"] += 1
+        elif answer[0] not in wanted:
+            self.wrong.append(f"{answer} in place of {wanted}")
+        return answer[0]
 
 
 def request(case: Case, *, host: str = "127.0.0.1", version: str = "1.0") -> bytes:

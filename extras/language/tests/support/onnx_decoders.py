@@ -175,8 +175,10 @@ class Builder:
         length = self.model.sizes.key_length
         rotate = np.arange(rotary.dimensions).reshape(-1, 2).T.reshape(-1)
         order = np.concatenate([rotate, np.arange(rotary.dimensions, length)])
-        whole = (np.arange(0, heads * length, length)[:, None] + order).reshape(-1)
-        return Linear(dense(linear.weight)[whole], None if linear.bias is None else linear.bias[whole])
+        every_row = (np.arange(0, heads * length, length)[:, None] + order).reshape(-1)
+        return Linear(
+            dense(linear.weight)[every_row], None if linear.bias is None else linear.bias[every_row]
+        )
 
     def attention(self, block: Block, x: str, index: int) -> str:
         sizes = self.model.sizes
@@ -187,11 +189,11 @@ class Builder:
         )
         if self.form.packed:
             biases = [part.bias for part in parts]
-            whole = Linear(
+            joined = Linear(
                 np.concatenate([dense(part.weight) for part in parts]),
                 None if biases[0] is None else np.concatenate([bias for bias in biases if bias is not None]),
             )
-            packed = self.linear(whole, x)
+            packed = self.linear(joined, x)
             names = [packed]
             if self.form.style != "grouped" or self.form.apart:
                 widths = self.integers(*(len(dense(part.weight)) for part in parts))
@@ -435,10 +437,10 @@ def tokenizer_file(known: Vocabulary) -> dict[str, Any]:
         "vocab": {text: at for at, (text, _) in tokens},
         "byte_fallback": pieces,
     }
-    whole: dict[str, Any] = {"version": "1.0", "added_tokens": added, "model": named}
+    content: dict[str, Any] = {"version": "1.0", "added_tokens": added, "model": named}
     if pieces:
         named |= {"unk_token": known.tokens[known.unknown or 0], "merges": _pairs(known)}
-        whole["normalizer"] = {
+        content["normalizer"] = {
             "type": "Sequence",
             "normalizers": [
                 {"type": "Prepend", "prepend": SPACE},
@@ -446,7 +448,7 @@ def tokenizer_file(known: Vocabulary) -> dict[str, Any]:
             ],
         }
         begin = known.tokens[known.begin or 0]
-        whole["post_processor"] = {
+        content["post_processor"] = {
             "type": "TemplateProcessing",
             "single": [
                 {"SpecialToken": {"id": begin, "type_id": 0}},
@@ -457,8 +459,8 @@ def tokenizer_file(known: Vocabulary) -> dict[str, Any]:
         }
     else:
         named["merges"] = [list(pair) for pair in known.merges]
-        whole["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-    return whole
+        content["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    return content
 
 
 def _pairs(known: Vocabulary) -> list[str]:

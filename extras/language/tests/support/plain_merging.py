@@ -33,4 +33,4 @@ def train(words: Iterable[Sequence[str]], count: int) -> list[tuple[str, str]]:
 
 
 def _merge_pair(text: list[str], pair: tuple[str, str]) -> list[str]:
-    return merge(text, lambda *found: 0 if found == pair else None)
+    return merge(text, lambda *candidate: 0 if candidate == pair else None)

@@ -19,9 +19,9 @@ def run(text: str, *arguments: np.ndarray) -> list[np.ndarray]:
     return [values[result] for result in program.results]
 
 
-def _evaluate(op: Op, given: list[np.ndarray]) -> np.ndarray:
+def _evaluate(op: Op, operands: list[np.ndarray]) -> np.ndarray:
     name, type_ = op.name.removeprefix("tosa."), op.results[0].type
-    wide = [item.astype(np.int64) if item.dtype != np.bool_ else item for item in given]
+    wide = [item.astype(np.int64) if item.dtype != np.bool_ else item for item in operands]
     if name in ("const", "const_shape"):
         computed = op.attributes["values"]
     elif name in _ELEMENTS:
@@ -47,8 +47,8 @@ def apply_scale(value: int, multiplier: int, shift: int, double: bool) -> int:
     return result
 
 
-def _rescale(op: Op, given: list[np.ndarray]) -> np.ndarray:
-    x, multiplier, shift, in_zero, out_zero = given
+def _rescale(op: Op, operands: list[np.ndarray]) -> np.ndarray:
+    x, multiplier, shift, in_zero, out_zero = operands
     shape = x.shape
     double = op.attributes["rounding_mode"] == "DOUBLE_ROUND"
     factors, shifts = (np.broadcast_to(item, (shape[-1],)).tolist() for item in (multiplier, shift))
@@ -76,25 +76,25 @@ def _windows(x: np.ndarray, op: Op, kernel: tuple[int, int], fill: int) -> np.nd
     return padded[:, rows[:, None, :, None], columns[None, :, None, :]]
 
 
-def _conv2d(op: Op, given: list[np.ndarray]) -> np.ndarray:
-    x, weight, bias, in_zero, weight_zero = given
+def _conv2d(op: Op, operands: list[np.ndarray]) -> np.ndarray:
+    x, weight, bias, in_zero, weight_zero = operands
     seen = _windows(x - in_zero, op, weight.shape[1:3], 0)
     return np.einsum("nhwyxc,oyxc->nhwo", seen, weight - weight_zero) + bias
 
 
-def _depthwise_conv2d(op: Op, given: list[np.ndarray]) -> np.ndarray:
-    x, weight, bias, in_zero, weight_zero = given
+def _depthwise_conv2d(op: Op, operands: list[np.ndarray]) -> np.ndarray:
+    x, weight, bias, in_zero, weight_zero = operands
     seen = _windows(x - in_zero, op, weight.shape[:2], 0)
     computed = np.einsum("nhwyxc,yxcm->nhwcm", seen, weight - weight_zero)
     return computed.reshape(*computed.shape[:3], -1) + bias
 
 
-def _max_pool2d(op: Op, given: list[np.ndarray]) -> np.ndarray:
-    return _windows(given[0], op, tuple(op.attributes["kernel"]), -128).max(axis=(3, 4))
+def _max_pool2d(op: Op, operands: list[np.ndarray]) -> np.ndarray:
+    return _windows(operands[0], op, tuple(op.attributes["kernel"]), -128).max(axis=(3, 4))
 
 
-def _avg_pool2d(op: Op, given: list[np.ndarray]) -> np.ndarray:
-    x, in_zero, out_zero = given
+def _avg_pool2d(op: Op, operands: list[np.ndarray]) -> np.ndarray:
+    x, in_zero, out_zero = operands
     kernel = tuple(op.attributes["kernel"])
     total = _windows(x - in_zero, op, kernel, 0).sum(axis=(3, 4))
     counts = _windows(np.ones_like(x), op, kernel, 0).sum(axis=(3, 4))
@@ -105,13 +105,13 @@ def _avg_pool2d(op: Op, given: list[np.ndarray]) -> np.ndarray:
     return np.clip(np.array(computed).reshape(total.shape) + out_zero, -128, 127)
 
 
-def _pad(op: Op, given: list[np.ndarray]) -> np.ndarray:
-    x, pads, fill = given
+def _pad(op: Op, operands: list[np.ndarray]) -> np.ndarray:
+    x, pads, fill = operands
     return np.pad(x, pads.reshape(-1, 2).tolist(), constant_values=int(fill.item()))
 
 
-def _slice(op: Op, given: list[np.ndarray]) -> np.ndarray:
-    x, starts, sizes = given
+def _slice(op: Op, operands: list[np.ndarray]) -> np.ndarray:
+    x, starts, sizes = operands
     return x[
         tuple(slice(start, start + size) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True))
     ]
@@ -129,13 +129,13 @@ _OTHERS: Mapping[str, Callable[[Op, list[np.ndarray]], Any]] = {
     "depthwise_conv2d": _depthwise_conv2d,
     "max_pool2d": _max_pool2d,
     "avg_pool2d": _avg_pool2d,
-    "matmul": lambda op, given: (given[0] - given[2]) @ (given[1] - given[3]),
-    "clamp": lambda op, given: np.clip(given[0], op.attributes["min_val"], op.attributes["max_val"]),
-    "cast": lambda op, given: given[0],
-    "select": lambda op, given: np.where(*given),
-    "concat": lambda op, given: np.concatenate(given, op.attributes["axis"]),
-    "transpose": lambda op, given: given[0].transpose(op.attributes["perms"]),
+    "matmul": lambda op, operands: (operands[0] - operands[2]) @ (operands[1] - operands[3]),
+    "clamp": lambda op, operands: np.clip(operands[0], op.attributes["min_val"], op.attributes["max_val"]),
+    "cast": lambda op, operands: operands[0],
+    "select": lambda op, operands: np.where(*operands),
+    "concat": lambda op, operands: np.concatenate(operands, op.attributes["axis"]),
+    "transpose": lambda op, operands: operands[0].transpose(op.attributes["perms"]),
     "pad": _pad,
     "slice": _slice,
-    "reduce_sum": lambda op, given: given[0].sum(op.attributes["axis"], keepdims=True),
+    "reduce_sum": lambda op, operands: operands[0].sum(op.attributes["axis"], keepdims=True),
 }

@@ -44,7 +44,7 @@ from weft.sim.rtl.coverage import (
     merge,
     read,
 )
-from weft.sim.rtl.device import core_verilog
+from weft.sim.rtl.library import core_verilog
 
 UNREACHED = Path(__file__).with_name("unreached.txt")
 FUNCTIONAL = ("field", "pair")

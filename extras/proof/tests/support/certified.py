@@ -8,7 +8,8 @@ import numpy as np
 from support.op_cases import split_operators
 
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment
+from weft.compiler.ir.views import View
 from weft.extras.proof.certificate import graph_of, placement_of
 from weft.extras.proof.programs.graph import Graph, decode, encode
 from weft.extras.proof.programs.network import Network

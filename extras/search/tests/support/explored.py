@@ -44,23 +44,23 @@ def task(
     """Return a search with models in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     models = copy_models(folder, [model(folder)], {})
-    where = make_places(list(boards))
-    return Task(models, space or Space(VALUES), where, objectives, limits or {})
+    places = make_places(list(boards))
+    return Task(models, space or Space(VALUES), places, objectives, limits or {})
 
 
 def draw_points(rng: np.random.Generator, space: Space) -> Config:
     return space.config({name: int(rng.choice(known)) for name, known in space.fields.items()})
 
 
-def job(made: Task, config: Config, place: Place, folder: Path) -> Job:
-    return Job(made.models, config, place, Point.of(config, place).clock, str(folder))
+def job(search: Task, config: Config, place: Place, folder: Path) -> Job:
+    return Job(search.models, config, place, Point.of(config, place).clock, str(folder))
 
 
-def measure_config(made: Task, config: Config, folder: Path) -> Measured:
+def measure_config(search: Task, config: Config, folder: Path) -> Measured:
     """Evaluate `config` at the search's only place."""
-    (place,) = made.places
+    (place,) = search.places
     point = Point.of(config, place)
-    return Measured(point, point.resources(), measure(job(made, config, place, folder)))
+    return Measured(point, point.resources(), measure(job(search, config, place, folder)))
 
 
 def entries(folder: Path) -> dict[str, float]:
@@ -68,5 +68,5 @@ def entries(folder: Path) -> dict[str, float]:
     return {item.name: item.stat().st_mtime for item in (folder / "results").glob("point-*")}
 
 
-def numbers(found: Sequence[Measured]) -> list[tuple[float, ...]]:
-    return sorted(tuple(item.values[name] for name in OBJECTIVES) for item in found)
+def numbers(points: Sequence[Measured]) -> list[tuple[float, ...]]:
+    return sorted(tuple(item.values[name] for name in OBJECTIVES) for item in points)

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.compiler.ir.graph import (
-    Add,
-    Buffer,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Multiply,
-    Pool,
-    Rescale,
-    View,
-    Window,
-)
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Rescale
+from weft.compiler.ir.views import Buffer, View
+from weft.compiler.ir.windows import Window
 from weft.compiler.verify import run_ops
 
 POOLS = (

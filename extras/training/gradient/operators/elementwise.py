@@ -86,6 +86,7 @@ def _two_slopes(x: Expression, slope: Expression) -> Expression:
 
 @handles("Elu", "Selu", "Celu")
 def _elu(context: Context) -> Expression:
+    # ONNX's defaults: those of Selu keep mean and variance of the activations.
     selu = context.node.op == "Selu"
     alpha = context.get("alpha", 1.6732632423543772 if selu else 1.0)
     gamma = context.get("gamma", 1.0507009873554805) if selu else 1.0
@@ -138,6 +139,7 @@ def _power(context: Context) -> Expression:
         return apply("mul", x, x)
     if value == 0.5:
         return apply("sqrt", x)
+    # The logarithm below needs positive numbers; products do not.
     if value == int(value) and 0 < value <= 8:
         result = x
         for _ in range(int(value) - 1):

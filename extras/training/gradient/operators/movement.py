@@ -51,6 +51,7 @@ def _slice(context: Context) -> Expression:
     steps = context.integers(4, "steps") or [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, chosen, steps, strict=True):
         at = axis % len(x.axes)
+        # ONNX counts negative ends from the back and clamps them, as Python does.
         indices = range(*slice(start, end, step).indices(x.axes[at].size))
         x = _slice_axis(x, at, len(indices), (indices.start, step))
     return x
@@ -61,6 +62,7 @@ def _split(context: Context) -> list[Expression]:
     x, count = context.x, len(context.node.outputs)
     at = context.get("axis", 0) % len(x.axes)
     size = x.axes[at].size
+    # Without sizes, all parts are equal but for a smaller last one.
     most = -(-size // count)
     sizes = context.integers(1, "split") or [min(most, size - most * index) for index in range(count)]
     firsts = np.cumsum([0, *sizes[:-1]])
@@ -80,6 +82,7 @@ def _concat(context: Context) -> Expression:
         moved.append(Reindex(part, tuple(axes), places))
         first += part.axes[at].size
     result: Expression = moved[0]
+    # Each part is 0 outside its place, so that their sum is the concatenation.
     for part in moved[1:]:
         result = apply("add", result, part)
     return result
@@ -125,8 +128,8 @@ def _resize(context: Context) -> Expression:
     x = context.x
     kind = context.network.type_of(context.node.outputs[0])
     sizes = kind.sizes if kind is not None else None
-    whole = sizes is not None and all(new % old == 0 for new, old in zip(sizes, x.shape, strict=True))
-    if context.get("mode", "nearest") != "nearest" or sizes is None or not whole:
+    integral = sizes is not None and all(new % old == 0 for new, old in zip(sizes, x.shape, strict=True))
+    if context.get("mode", "nearest") != "nearest" or sizes is None or not integral:
         raise context.refuse("but where each element is repeated a whole number of times")
     axes = tuple(
         axis if axis.size == size else Axis(size, axis.label)

@@ -74,6 +74,7 @@ def softmax(x: Expression, axis: Axis) -> Expression:
 
 
 def _less_maximum(x: Expression, axis: Axis) -> Expression:
+    # The maximum only avoids overflow: it cancels out, so it needs no gradient.
     return apply("sub", x, Stop(reduce_over(x, (axis,), "maximum")))
 
 
@@ -106,9 +107,9 @@ def _layer_norm(context: Context) -> Expression:
     return result if bias is None else elementwise("add", result, bias)
 
 
-def along_channels(x: Expression, given: Expression) -> Expression:
+def along_channels(x: Expression, vector: Expression) -> Expression:
     """Return a vector that broadcasts along the second axis of `x`."""
-    return rename_axes(given, (x.axes[1],))
+    return rename_axes(vector, (x.axes[1],))
 
 
 @handles("InstanceNormalization")
@@ -194,8 +195,8 @@ def _geometry(context: Context, kernel: Sequence[int], sizes: Sequence[int]) -> 
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         before, after = [], []
         for size, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
-            whole = max((-(-size // s) - 1) * s + (k - 1) * d + 1 - size, 0)
-            less, more = whole // 2, whole - whole // 2
+            total = max((-(-size // s) - 1) * s + (k - 1) * d + 1 - size, 0)
+            less, more = total // 2, total - total // 2
             before.append(less if auto == "SAME_UPPER" else more)
             after.append(more if auto == "SAME_UPPER" else less)
         return strides, dilations, before, after
@@ -215,6 +216,7 @@ def _windows(
     for at, axis in enumerate(x.axes[lead:]):
         room = axis.size + before[at] + after[at] - (kernel[at] - 1) * dilations[at] - 1
         count = (-(-room // strides[at]) if up else room // strides[at]) + 1
+        # ONNX leaves out a window that would begin in the padding after the image.
         if up and (count - 1) * strides[at] >= axis.size + before[at]:
             count -= 1
         outs.append(Axis(count, "hw"[at] if at < 2 else "i"))
@@ -226,6 +228,7 @@ def _windows(
 def _conv(context: Context) -> Expression:
     x, weight, bias = context.x, context.operand(1), context.optional(2)
     groups, outputs = context.get("group", 1), weight.axes[0].size
+    # Groups get an axis of their own before the channels.
     skip = 1 if groups > 1 else 0
     if skip:
         x = reshape(x, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
@@ -266,6 +269,7 @@ def _conv_transpose(context: Context) -> Expression:
     outs, inner, filters = axes_of(sizes[2:], "hw"), axes_of(shape[2:], "yx"), Axis(shape[1], "o")
     places = {axis: Place.of(axis) for axis in (x.axes[0], *group, inside)}
     for at, axis in enumerate(images):
+        # The stride divides: fractions lie between pixels, and read 0.
         places[axis] = Place(((outs[at], 1), (inner[at], -dilations[at])), before[at], strides[at])
     read = Reindex(x, (x.axes[0], *group, inside, *outs, *inner), places)
     kernel = rename_axes(weight, (*group, inside, filters, *inner))
@@ -288,6 +292,7 @@ def _average_pool(context: Context) -> Expression:
     result = broadcast_to(reduce_over(read, inner), (*x.axes[:2], *outs))
     if context.get("count_include_pad", 0) and not context.get("ceil_mode", 0):
         return apply("mul", result, 1 / math.prod(kernel))
+    # Windows at the border have fewer elements, unless the padding counts.
     counts = np.ones([axis.size for axis in outs])
     for at, axis in enumerate(x.axes[2:]):
         place = dict(read.places[axis].terms)

@@ -31,21 +31,23 @@ class Case:
         self.constants, self.attributes, self.opset, self.outputs = constants, attributes, opset, outputs
 
     def __repr__(self) -> str:
-        told = "-".join(f"{value}" for value in self.attributes.values())
-        return f"{self.op}-{'-'.join('x'.join(map(str, shape)) for shape in self.shapes)}-{told}".replace(
+        values = "-".join(f"{value}" for value in self.attributes.values())
+        return f"{self.op}-{'-'.join('x'.join(map(str, shape)) for shape in self.shapes)}-{values}".replace(
             " ", ""
         )
 
     def model(self) -> onnx.ModelProto:
         names = [f"in{index}" for index in range(len(self.shapes))]
-        made = [f"out{index}" for index in range(self.outputs)]
-        given = ["" if value is None else f"constant{index}" for index, value in enumerate(self.constants)]
-        node = helper.make_node(self.op, [*names, *given], made, name="op", **self.attributes)
+        outputs = [f"out{index}" for index in range(self.outputs)]
+        constants = [
+            "" if value is None else f"constant{index}" for index, value in enumerate(self.constants)
+        ]
+        node = helper.make_node(self.op, [*names, *constants], outputs, name="op", **self.attributes)
         graph = helper.make_graph(
             [node], "case",
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
              for name, shape in zip(names, self.shapes, strict=True)],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in made],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
             [numpy_helper.from_array(np.asarray(value), f"constant{index}")
              for index, value in enumerate(self.constants) if value is not None],
         )  # fmt: skip
@@ -67,11 +69,11 @@ class Case:
 def _f(name: str) -> Callable[..., Any]:
     """Return a PyTorch function by name, looked up when called."""
 
-    def call(*given: Any, **keywords: Any) -> Any:
+    def call(*operands: Any, **keywords: Any) -> Any:
         torch = pytest.importorskip("torch")
         for place in (torch.nn.functional, torch):
             if hasattr(place, name):
-                return getattr(place, name)(*given, **keywords)
+                return getattr(place, name)(*operands, **keywords)
         raise AssertionError(name)
 
     return call

@@ -1,4 +1,4 @@
-"""Sizes that are refused in front of all work, in little time and memory."""
+"""Sizes that are refused before all other work, in little time and memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from onnx import TensorProto
 from support import qdq_models
 
 import weft
+from weft.compiler import backend
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.errors import CompileError
 from weft.compiler.frontend import import_model
-from weft.compiler.onnx import limits
+from weft.compiler.ir import network
 
 
 def refusal(model: onnx.ModelProto) -> str:
@@ -39,12 +40,12 @@ def test_values(shape: tuple[int, ...]) -> None:
     count = int(np.prod(shape, dtype=object))
     size = "x".join(map(str, shape))
     assert refusal(image(shape)) == (
-        f"value 'input_1' has shape {size}, {count:,} elements; weft takes values of up to {limits.ELEMENTS:,}"
+        f"value 'input_1' has shape {size}, {count:,} elements; weft takes values of up to {network.MAX_ELEMENTS:,}"
     )
 
 
 @pytest.mark.parametrize("name", ["kernel_shape", "strides", "dilations", "pads"])
-@pytest.mark.parametrize("size", [limits.WINDOW + 1, 1 << 31, 1 << 40])
+@pytest.mark.parametrize("size", [network.MAX_WINDOW + 1, 1 << 31, 1 << 40])
 def test_windows(name: str, size: int) -> None:
     attributes: dict[str, object] = {"kernel_shape": [1, 1]}
     attributes[name] = [1, 1, 1, size] if name == "pads" else [1, size]
@@ -64,7 +65,7 @@ def test_constants_that_grow() -> None:
 
 
 def test_constants_that_grow_by_a_size_that_only_folding_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ELEMENTS", 1 << 20)
+    monkeypatch.setattr(network, "MAX_ELEMENTS", 1 << 20)
     builder = qdq_models.Builder(np.random.default_rng(0))
     size = builder.node(
         "Cast", [builder.constant(np.array([2000.0, 1000.0], np.float32))], to=TensorProto.INT64
@@ -84,9 +85,9 @@ def test_pool_of_a_large_image_is_for_the_host() -> None:
 def test_memory_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     model = qdq_models.random_conv(np.random.default_rng(0))
     program = next(item for item in weft.compile(model, "tiny").segments if isinstance(item, DeviceProgram))
-    monkeypatch.setattr(limits, "MEMORY", program.areas.memory_bytes)
+    monkeypatch.setattr(backend, "_MAX_MEMORY", program.areas.memory_bytes)
     assert weft.compile(model, "tiny")
-    monkeypatch.setattr(limits, "MEMORY", program.areas.memory_bytes - 1)
+    monkeypatch.setattr(backend, "_MAX_MEMORY", program.areas.memory_bytes - 1)
     with pytest.raises(
         CompileError, match=r"^device1 needs [0-9,]+ bytes of the device's memory for constants"
     ):
