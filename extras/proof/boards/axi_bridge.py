@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Module, Mux, Signal
 
 from weft.boards.bus.axi import PIECE_BYTES, AxiBridge
 from weft.extras.proof.hardware.pipelines import implies
-from weft.extras.proof.hardware.property import Bench, Bounded, Property
+from weft.extras.proof.hardware.property import Bench, Bounded, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import (
     Channel,
@@ -30,7 +28,14 @@ _LIMIT = 64
 _DEPTH = 10
 
 
-class BridgeBench(Bench):
+@proves(
+    "boards/axi_bridge",
+    "bursts",
+    Bounded(_DEPTH),
+    SMALLEST.replace(bus_bytes=PIECE_BYTES // _PIECE_WORDS),
+    pieces=_PIECES,
+)
+class BridgeBench(Bench, unit=AxiBridge):
     """Bursts go to memory in pieces that end at blocks. Words of reads come in order, with the ID of their burst and a
     mark on its last one, and there is room for all that are asked for. A write goes to memory when its words are here,
     and a burst is answered when memory has reported all of it.
@@ -41,11 +46,8 @@ class BridgeBench(Bench):
     a write only when it has all its words. One bit of each word is compared.
     """
 
-    UNIT = AxiBridge
-
     def watch(self, m: Module) -> None:
         dut, axi = self.dut, self.dut.axi
-        self.free_inputs(m)
         align = (self.config.bus_bytes - 1).bit_length()
         for name in ("ar", "aw"):
             address, length = getattr(axi, f"{name}addr"), getattr(axi, f"{name}len")
@@ -73,7 +75,7 @@ class BridgeBench(Bench):
         self.claim("R okay", axi.rresp == 0)
         stable(m, self, Channel(axi.rvalid, axi.rready, Cat(axi.rid, axi.rlast, axi.rdata[0])), "R")
         word = memory.read.payload[0]
-        Order(m, self, push=comes, i=word, pop=leaves, o=axi.rdata[0], most=2 * _PIECE_WORDS, name="read")
+        Order(m, self, i=(comes, word), o=(leaves, axi.rdata[0]), most=2 * _PIECE_WORDS, name="read")
         ends = leaves & axi.rlast
         asked = transfer(axi_channel(axi, "ar"))
         burst = WatchedItem(m, self, "read bursts", push=asked, pop=ends, most=_LIMIT - 2, shown=axi.rvalid)
@@ -104,7 +106,7 @@ class BridgeBench(Bench):
         word = memory.write.payload.data[0]
         # A block FIFO holds one word more than its depth.
         most = 2 * _PIECE_WORDS + 1
-        Order(m, self, push=comes, i=axi.wdata[0], pop=goes, o=word, most=most)
+        Order(m, self, i=(comes, axi.wdata[0]), o=(goes, word), most=most)
         # Sizes of the pieces that memory has taken and not reported, from the oldest.
         sizes = [Signal(range(_PIECE_WORDS + 1), name=f"size{index}") for index in range(_PIECES + 2)]
         pieces = count(m, "pieces_owed", _PIECES + 3, takes, memory.written)
@@ -131,8 +133,3 @@ class BridgeBench(Bench):
         self.claim("B of its burst", implies(current, axi.bid == identity))
         self.claim("B when memory has all of the burst", implies(current, need == 0))
         self.cover("a burst is answered", current & axi.bready)
-
-
-def properties() -> Iterator[Property]:
-    config = SMALLEST.replace(bus_bytes=PIECE_BYTES // _PIECE_WORDS)
-    yield BridgeBench.proves("boards/axi_bridge", "bursts", Bounded(_DEPTH), config, pieces=_PIECES)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Module, Mux, Signal, Value
 
 from weft.boards.bus.axi import AxiGate
-from weft.extras.proof.hardware.property import Bench, Invariant, Property
+from weft.extras.proof.hardware.pipelines import flag, was
+from weft.extras.proof.hardware.property import Bench, Invariant, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import (
     assume_answers,
@@ -22,27 +21,25 @@ _OUTSTANDING = 4
 _FROM_MANAGER = ("ar", "aw", "w")
 
 
-class _GateBench(Bench):
+class _GateBench(Bench, unit=AxiGate):
     """A gate between a memory and a manager.
 
     Assumed: a gate stays closed until it is idle. The manager keeps what it offers until it is taken, but for a reset,
     which may come in any cycle in which the gate is closed and idle.
     """
 
-    UNIT = AxiGate
-
     def assume_manager(self, m: Module) -> Signal:
         """State the assumptions; return whether the gate was closed in the cycle before."""
         for name in _FROM_MANAGER:
             resets = self.dut.close & self.dut.idle
             assume_stable(m, self, axi_channel(self.dut.port, name), f"port_{name}", unless=resets)
-        closed = Signal(name="closed_before")
-        idle = Signal(name="idle_before")
-        m.d.sync += [closed.eq(self.dut.close), idle.eq(self.dut.idle)]
+        closed = was(m, self.dut.close, "closed_before")
+        idle = was(m, self.dut.idle, "idle_before")
         self.assume(~closed | idle | self.dut.close)
         return closed
 
 
+@proves("boards/axi_gate", "closing", Invariant(), SMALLEST, cover=16, writes=2, outstanding=_OUTSTANDING)
 class AxiGateBench(_GateBench):
     """Whenever the gate is closed and the manager is reset, memory sees whole bursts: its inputs are stable, each write
     has all its words, the last of them marked, and no new burst begins. The closed gate is idle exactly when nothing is
@@ -56,7 +53,6 @@ class AxiGateBench(_GateBench):
 
     def watch(self, m: Module) -> None:
         dut, memory = self.dut, self.dut.memory
-        self.free_inputs(m)
         closed = self.assume_manager(m)
         for name in ("ar", "aw"):
             self.assume(getattr(dut.port, f"{name}len") < 4)
@@ -66,37 +62,25 @@ class AxiGateBench(_GateBench):
             self.cover(f"{name} waits while closed", dut.close & waits[name])
         reads = self._reads(m)
         words, writes = self._writes(m)
-        quiet = Signal()
         offered = memory.arvalid | memory.awvalid | memory.wvalid
-        m.d.sync += quiet.eq(~(reads.any() | words.any() | writes.any() | offered))
+        quiet = was(m, ~(reads.any() | words.any() | writes.any() | offered))
         self.claim("idle where closed and nothing is owed", dut.idle == (closed & quiet))
-        filled = Signal()
-        m.d.sync += filled.eq(dut.close & memory.wvalid & ~dut.port.wvalid | filled & ~dut.idle)
+        filled = flag(m, dut.close & memory.wvalid & ~dut.port.wvalid, dut.idle)
         self.cover("idle after words of its own", dut.idle & filled)
 
     def _reads(self, m: Module) -> Signal:
         """Return the number of bursts whose words memory owes."""
         memory = self.dut.memory
         asked, answered = transfer(axi_channel(memory, "ar")), transfer(axi_channel(memory, "r"))
-        owed = assume_answers(
-            m,
-            self,
-            "reads_owed",
-            asked=asked,
-            answer=memory.rvalid,
-            taken=answered & memory.rlast,
-            limit=2 * _OUTSTANDING,
-        )
+        answers = {"answer": memory.rvalid, "taken": answered & memory.rlast}
+        owed = assume_answers(m, self, "reads_owed", asked=asked, limit=2 * _OUTSTANDING, **answers)
         self.claim("reads bounded", owed < _OUTSTANDING)
         return owed
 
     def _writes(self, m: Module) -> tuple[Signal, Signal]:
         """Return the number of words that memory waits for, and of writes that it has to answer."""
         memory, limit = self.dut.memory, 8 * _OUTSTANDING
-        first = Signal(name="aw_first")
-        stood = Signal(name="aw_stood")
-        m.d.sync += stood.eq(memory.awvalid & ~memory.awready)
-        m.d.comb += first.eq(memory.awvalid & ~stood)
+        first = memory.awvalid & ~was(m, memory.awvalid & ~memory.awready, "aw_stood")
         word = transfer(axi_channel(memory, "w"))
         words = count(m, "words_owed", limit, Mux(first, memory.awlen + 1, 0), word)
         bursts = count(m, "bursts_owed", limit, first, word & memory.wlast)
@@ -109,6 +93,7 @@ class AxiGateBench(_GateBench):
         return words, writes
 
 
+@proves("boards/axi_gate", "passing on", Invariant(), SMALLEST, writes=2, outstanding=_OUTSTANDING)
 class AxiGatePassing(_GateBench):
     """A transfer on one side is in the same cycle a transfer on the other side, with an equal payload. A closed gate
     adds words without bytes to writes whose words it does not wait for, and takes answers itself.
@@ -118,7 +103,6 @@ class AxiGatePassing(_GateBench):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         closed = self.assume_manager(m)
         for name in _FROM_MANAGER:
             # A closed gate ends bursts with words of its own, and marks the last one itself.
@@ -140,12 +124,3 @@ class AxiGatePassing(_GateBench):
         """Return whether the manager and memory transfer a word of a channel, and whether their payloads are equal."""
         port, memory = (axi_channel(side, name, but) for side in (self.dut.port, self.dut.memory))
         return transfer(port), transfer(memory), port.payload == memory.payload
-
-
-def properties() -> Iterator[Property]:
-    yield AxiGateBench.proves(
-        "boards/axi_gate", "closing", Invariant(), SMALLEST, cover=16, writes=2, outstanding=_OUTSTANDING
-    )
-    yield AxiGatePassing.proves(
-        "boards/axi_gate", "passing on", Invariant(), SMALLEST, writes=2, outstanding=_OUTSTANDING
-    )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
 from weft.boards.bus.port import MAX_BEATS, Arbiter, Command, Gate
-from weft.extras.proof.hardware.property import Bench, Invariant, Property
+from weft.extras.proof.hardware.pipelines import flag, was
+from weft.extras.proof.hardware.property import Bench, Invariant, proves
 from weft.extras.proof.hardware.streams import (
     Order,
     WatchedItem,
@@ -28,8 +28,8 @@ def at_most_one(values: list[Value]) -> Value:
 def number_of(flags: list[Value]) -> Value:
     """Return the position of the flag that is 1; at most one may be."""
     number: Value = Cat(*flags) & 0
-    for index, flag in enumerate(flags):
-        number = number | Mux(flag, index, 0)
+    for index, chosen in enumerate(flags):
+        number = number | Mux(chosen, index, 0)
     return number[: max((len(flags) - 1).bit_length(), 1)]
 
 
@@ -55,8 +55,8 @@ class Bursts(WatchedItem):
     """
 
     def __init__(
-        self, m: Module, bench: Bench, name: str, *,
-        push: Value, port: Value, beats: Value, word: Value, ends: Value, ports: list[Value], most: int,
+        self, m: Module, bench: Bench, name: str, push: Value, port: Value, beats: Value, *,
+        word: Value, ends: Value, ports: list[Value], most: int,
     ) -> None:  # fmt: skip
         super().__init__(m, bench, name, push=push, pop=ends, most=most, shown=word)
         current = self.oldest
@@ -74,7 +74,8 @@ class Bursts(WatchedItem):
         bench.cover(f"{name} of three words end", current & ends & several & (whose == len(ports) - 1))
 
 
-class ArbiterBench(Bench):
+@proves("boards/arbiter", {f"order and turns of {ports}": (ports, 2) for ports in (1, 2, 3)}, Invariant())
+class ArbiterBench(Bench, unit=Arbiter):
     """Commands come to the memory in the order in which they are taken, one a cycle while there is room; while a port
     waits no other one goes twice; all words and reports are those of the port whose command it is.
 
@@ -84,14 +85,11 @@ class ArbiterBench(Bench):
     words. Memory keeps the word that it offers, and reports no more writes than it was asked for.
     """
 
-    UNIT = Arbiter
-
     def __init__(self, ports: int, commands: int) -> None:
         super().__init__(1, ports, commands=commands)
         self.commands = commands
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         ports, memory = list(self.dut.port), self.dut.memory
         for index, port in enumerate(ports):
             assume_stable(m, self, port.command, f"command_{index}")
@@ -107,16 +105,7 @@ class ArbiterBench(Bench):
         chosen = Array(Value.cast(port.command.payload) for port in ports)[number_of(takes)]
         command = Command(chosen)
         taken = Cat(*takes).any()
-        commands = Order(
-            m,
-            self,
-            push=taken,
-            i=chosen,
-            pop=transfer(memory.command),
-            o=memory.command.payload,
-            most=1,
-            name="command",
-        )
+        commands = Order(m, self, i=(taken, chosen), o=memory.command, most=1, name="command")
         self.claim("a cycle's delay", memory.command.valid == (commands.inside != 0))
         reads, writes = self._words(m, command, taken, number_of(takes))
         reports = self._reports(m, taken & command.write, number_of(takes))
@@ -133,17 +122,10 @@ class ArbiterBench(Bench):
             channels = [getattr(port, kind) for port in self.dut.port]
             memory = getattr(self.dut.memory, kind)
             word, moved = transfer(memory), [transfer(channel) for channel in channels]
+            ends = word & (self.peek(f"{kind}s.more") == 0)
+            push, most = taken & (command.write == write), self.commands + 1
             bursts = Bursts(
-                m,
-                self,
-                f"{kind}s",
-                push=taken & (command.write == write),
-                port=port,
-                beats=command.beats,
-                word=word,
-                ends=word & (self.peek(f"{kind}s.more", 8) == 0),
-                ports=moved,
-                most=self.commands + 1,
+                m, self, f"{kind}s", push, port, command.beats, word=word, ends=ends, ports=moved, most=most
             )
             inside.append(bursts.inside)
             whose = Array(Value.cast(channel.payload) for channel in channels)[number_of(moved)]
@@ -156,16 +138,8 @@ class ArbiterBench(Bench):
     def _reports(self, m: Module, write: Value, port: Value) -> Value:
         """Claim that reports go to the ports that wrote, in order; return how many are due."""
         reported, written = self.dut.memory.written, [port.written for port in self.dut.port]
-        reports = Order(
-            m,
-            self,
-            push=write,
-            i=port + 1,
-            pop=reported,
-            o=(number_of(written) + 1),
-            most=self.commands,
-            name="report",
-        )
+        goes, comes = (write, port + 1), (reported, number_of(written) + 1)
+        reports = Order(m, self, i=goes, o=comes, most=self.commands, name="report")
         self.assume(~reported | (reports.inside != 0))
         self.claim("a report to one port", (Cat(*written).any() == reported) & at_most_one(written))
         return reports.inside
@@ -174,10 +148,9 @@ class ArbiterBench(Bench):
         """Claim that any other port gets at most one turn while a port waits."""
         count = len(asks)
         one, other = (self.constant(m, range(max(count, 2)), name) for name in ("one", "other"))
-        waits = Signal()
         passed = Signal()
         goes = Array(takes)[other]
-        m.d.comb += waits.eq(Array(asks)[one] & ~Array(takes)[one])
+        waits = Array(asks)[one] & ~Array(takes)[one]
         m.d.sync += passed.eq(waits & (passed | goes))
         legal = (one < count) & (other < count) & (one != other)
         self.claim("each other port at most once", ~(legal & waits & passed & goes))
@@ -185,7 +158,8 @@ class ArbiterBench(Bench):
             self.cover("it is passed", legal & passed)
 
 
-class GateBench(Bench):
+@proves("boards/gate", "closing", Invariant(), 4, 3)
+class GateBench(Bench, unit=Gate):
     """Open, a gate passes all; closed, it passes no command, and tells that it is idle when nothing is owed.
 
     A gate for fewer than `commands` commands of at most `beats` words.
@@ -193,14 +167,11 @@ class GateBench(Bench):
     Assumed: memory gives no more words, and reports no more writes, than were requested.
     """
 
-    UNIT = Gate
-
     def __init__(self, commands: int, beats: int) -> None:
         self.commands, self.beats = commands, beats
         super().__init__(1, commands, beats)
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         port, memory, close = self.dut.port, self.dut.memory, self.dut.close
         command = memory.command
         beats = command.payload.beats
@@ -215,33 +186,16 @@ class GateBench(Bench):
         self.claim("written", port.written == memory.written)
         taken, write = transfer(command), command.payload.write
         # The counters have one bit more than needed, so they never wrap.
+        most, asked = 2 * self.commands, Mux(taken & ~write, beats, 0)
         words = assume_answers(
-            m,
-            self,
-            "words_owed",
-            asked=Mux(taken & ~write, beats, 0),
-            answer=memory.read.valid,
-            taken=transfer(memory.read),
-            limit=2 * self.commands * self.beats,
+            m, self, "words_owed", asked=asked, answer=memory.read, limit=most * self.beats
         )
         writes = assume_answers(
-            m, self, "writes_owed", asked=taken & write, answer=memory.written, limit=2 * self.commands
+            m, self, "writes_owed", asked=taken & write, answer=memory.written, limit=most
         )
         self.assume((words <= (self.commands - 1) * self.beats) & (writes < self.commands))
-        rests = Signal()
-        before = Signal()
-        m.d.comb += rests.eq(close & (words == 0) & (writes == 0))
-        m.d.sync += before.eq(rests)
+        before = was(m, close & (words == 0) & (writes == 0))
         self.claim("idle while it is closed and nothing is owed", self.dut.idle == before)
-        worked = Signal(name="has_read")
-        m.d.sync += worked.eq(worked | transfer(memory.read))
+        worked = flag(m, transfer(memory.read), 0, "has_read")
         self.cover("idle after a read", self.dut.idle & worked)
         self.cover("as many writes as there may be", writes == self.commands - 1)
-
-
-def properties() -> Iterator[Property]:
-    for ports, commands in ((1, 2), (2, 2), (3, 2)):
-        yield ArbiterBench.proves(
-            "boards/arbiter", f"order and turns of {ports}", Invariant(), ports, commands
-        )
-    yield GateBench.proves("boards/gate", "closing", Invariant(), 4, 3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Module, Mux, Signal, Value
 
 from weft.boards.link.frames import (
@@ -17,9 +15,8 @@ from weft.boards.link.frames import (
     carries_payload,
 )
 from weft.boards.link.framing import Deframer, Framer, _Phase
-from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, CutBench, Induction, Invariant, proves
 from weft.extras.proof.hardware.streams import assume_stable, stable, within
 
 _BUFFER = 1024
@@ -29,7 +26,8 @@ _OPERATION, _SIZE = 1, 2
 """Bytes of a request's header."""
 
 
-class FramerBench(Bench):
+@proves("boards/framing", "frames", Invariant(), cover=60)
+class FramerBench(Bench, unit=Framer):
     """A frame has an end on both sides. Between them are the bytes of the body and four more, in order. Bytes that mean
     an end or an escape are escaped, and no others.
 
@@ -37,11 +35,8 @@ class FramerBench(Bench):
     the CRC: tests compare it with `zlib`'s.
     """
 
-    UNIT = Framer
-
     def watch(self, m: Module) -> None:
         line, byte = self.dut.line, self.dut.byte
-        self.free_inputs(m)
         assume_stable(m, self, byte, "byte")
         stable(m, self, line, "line")
         goes, taken = line.valid & line.ready, byte.valid & byte.ready
@@ -74,7 +69,8 @@ class FramerBench(Bench):
         self.cover("an escape", escaped & whole)
 
 
-class DeframerBench(CutBench):
+@proves("boards/framing", "requests", Induction(2), _BUFFER, cover=60)
+class DeframerBench(CutBench, unit=Deframer):
     """Bytes of requests are stored without escapes, and come out after their request ends undamaged, as many as its
     header says; all others are dropped.
 
@@ -82,11 +78,8 @@ class DeframerBench(CutBench):
     `_BYTE_CYCLES` cycles.
     """
 
-    UNIT = Deframer
-
     def watch(self, m: Module) -> None:
         dut, line = self.dut, self.dut.line
-        self.free_inputs(m)
         pause = Signal(range(_BYTE_CYCLES), name="pause")
         m.d.sync += pause.eq(Mux(line.valid, _BYTE_CYCLES - 1, Mux(pause == 0, 0, pause - 1)))
         self.assume(~line.valid | (pause == 0))
@@ -102,14 +95,14 @@ class DeframerBench(CutBench):
         self.claim("wanted bytes are stored", write.en == (taken & wanted))
         self.claim("as they were before they were escaped", implies(write.en, write.data == byte))
         bits = (_BUFFER - 1).bit_length()
-        at, end, first = (self.peek(name, bits) for name in ("at", "end", "first"))
+        at, end, first = (self.peek(name) for name in ("at", "end", "first"))
         self.claim("each at its place", implies(write.en, write.addr == at))
         pending, whole = Signal(bits, name="pending"), Signal(bits, name="whole")
         full = (pending + whole)[:bits] == _BUFFER - 1
         bad = Signal(name="expected_bad")
         over = write.en & full
         m.d.sync += bad.eq(~is_end & (bad | wrong | over | self.dut.error))
-        good = is_end & complete & ~bad & ~escaped & self.peek("crc32.match", 1)
+        good = is_end & complete & ~bad & ~escaped & self.peek("crc32.match")
         gone = dut.byte.valid & dut.byte.ready
         m.d.sync += [
             pending.eq(Mux(is_end, 0, pending + (write.en & ~full))),
@@ -118,8 +111,8 @@ class DeframerBench(CutBench):
         self.claim("what is pending", (at - end)[:bits] == pending)
         self.claim("what is whole", (end - first)[:bits] == whole)
         self.claim("no more than there is room for", pending + whole < _BUFFER)
-        self.claim("bad", self.peek("bad", 1) == bad)
-        self.claim("escaped", self.peek("escaped", 1) == escaped)
+        self.claim("bad", self.peek("bad") == bad)
+        self.claim("escaped", self.peek("escaped") == escaped)
         self.claim("bytes of undamaged requests alone", ~dut.byte.valid | (whole != 0))
         within(m, self, (whole != 0) & ~dut.byte.valid, 1, "a byte")
         self.cover(
@@ -150,8 +143,8 @@ class DeframerBench(CutBench):
 
     def _phases(self, count: Signal, size: Signal, payload: Signal, body: Value) -> None:
         """Claim where the unit is in a request, as induction needs it: none of this is promised to users."""
-        phase, index = self.peek("phase", 2), self.peek("index", (REQUEST_BYTES - 1).bit_length())
-        left = self.peek("left", len(size))
+        phase, index = self.peek("phase"), self.peek("index")
+        left = self.peek("left")
         header, comes, done = count < REQUEST_BYTES, count < body, count == body + CRC_BYTES
         state = Mux(header, _Phase.HEADER, Mux(comes, _Phase.PAYLOAD, Mux(done, _Phase.COMPLETE, _Phase.CRC)))
         self.claim("phase", phase == state)
@@ -159,12 +152,7 @@ class DeframerBench(CutBench):
         self.claim("place in the header", ~header | (index == count))
         self.claim("place in the payload", header | ~comes | (index == 0))
         self.claim("place in the CRC", header | comes | done | (index == (count - body)[: len(index)]))
-        self.claim("payload", (count <= _OPERATION) | (self.peek("payload", 1) == payload))
+        self.claim("payload", (count <= _OPERATION) | (self.peek("payload") == payload))
         self.claim("low byte of the size", ~header | (count <= _SIZE) | (left[:8] == size[:8]))
         self.claim("size", ~header | (count <= _SIZE + 1) | (left == size))
         self.claim("bytes left", header | ~comes | (left == (REQUEST_BYTES + size - count)[: len(left)]))
-
-
-def properties() -> Iterator[Property]:
-    yield FramerBench.proves("boards/framing", "frames", Invariant(), cover=60)
-    yield DeframerBench.proves("boards/framing", "requests", Induction(2), _BUFFER, cover=60)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from amaranth.hdl import Fragment, Signal, Value
+from amaranth.hdl import DomainRenamer, Format, Fragment, Shape, Signal, Value, unsigned
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import Component
 
 from weft.hdl.errors import WeftError
+
+_WORD = re.compile(r"(.+)(\[\d+\])")
+"""Path of a word of a memory."""
 
 
 class NetlistError(WeftError, RuntimeError):
@@ -27,12 +30,18 @@ class Names:
     design : amaranth.hdl._ir.Design
         A prepared fragment.
     unit : str
-        Submodule of the top module at which paths start.
+        Submodule of the top module at which paths start; empty for the top module itself.
     """
 
     def __init__(self, design: Any, unit: str) -> None:
         self._infos = design.fragments
-        self._unit = self._submodule(design.fragment, unit)
+        self._unit = self._submodule(design.fragment, unit) if unit else design.fragment
+
+    @classmethod
+    def of_unit(cls, fragment: Fragment, unit: str) -> Names:
+        """Return the names of a unit that is not part of a design yet."""
+        copy = DomainRenamer({})(fragment)  # preparing a fragment adds clock domains to it
+        return cls(copy.prepare(hierarchy=("top", unit)), "")
 
     def wire(self, path: str) -> str:
         """Return the wire at `path` in the flat netlist, such as ``dut.weights$63.nest.step``.
@@ -44,8 +53,32 @@ class Names:
 
         Raises `NetlistError` if there is no such signal, or if the choice is not clear.
         """
-        if word := re.fullmatch(r"(.+)(\[\d+\])", path):
+        if word := _WORD.fullmatch(path):
             return self._path(self._module(word[1])) + word[2]
+        owner, signal, fields = self._find(path)
+        return ".".join([self._path(owner), self._infos[owner].signal_names[signal], *fields])
+
+    def shape(self, path: str) -> Shape:
+        """Return the shape of the signal at `path`, as for `wire`. Words of memories and fields are unsigned.
+
+        Raises `NetlistError` as `wire` does.
+        """
+        if word := _WORD.fullmatch(path):
+            memory, *_ = _memories(self._module(word[1]))
+            return unsigned(Shape.cast(memory.shape).width)
+        _, signal, fields = self._find(path)
+        if not fields:
+            return signal.shape()
+        form: Any = signal._format
+        for field in fields:
+            if not isinstance(form, Format.Struct) or field not in form._fields:
+                raise NetlistError(f"the signal at {path!r} has no field {field!r}")
+            form = form._fields[field]
+        inner = form._chunks[0][0] if isinstance(form, Format) else form._value
+        return unsigned(len(inner))
+
+    def _find(self, path: str) -> tuple[Any, Signal, list[str]]:
+        """Return the module that has the signal at `path`, the signal, and the names of its field."""
         fragment, parts = self._unit, path.split(".")
         owner = fragment
         while len(parts) > 1 and (inner := self._submodule(fragment, parts[0])) is not None:
@@ -59,8 +92,7 @@ class Names:
             raise NetlistError(f"the unit has no signal {full!r}; there are {known}")
         if not number and [rank for rank, _ in ranked].count(ranked[0][0]) > 1:
             raise NetlistError(f"the unit has several signals {full!r}: append #0, #1 or so to choose")
-        _, signal = ranked[int(number or 0)]
-        return ".".join([self._path(owner), self._infos[owner].signal_names[signal], *parts[1:]])
+        return owner, ranked[int(number or 0)][1], parts[1:]
 
     def module(self, path: str) -> str:
         """Return the path in the netlist of the submodule at `path`. Raises `NetlistError` if there is none."""

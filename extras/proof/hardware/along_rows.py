@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 
 from weft.extras.proof.hardware.matrix import Entry, claim_product
 from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.hdl.isa.config import Config
 from weft.hdl.matrix.array import Array
 
@@ -19,7 +17,14 @@ _PRODUCT = 2
 """Cycles from an activation's entry into its row to the product in column 0; each later column takes one more."""
 
 
-class AlongBench(Bench):
+@proves(
+    "matrix/array",
+    "sums of two taps along rows of 4",
+    Induction(12),
+    Config(n=_N, lanes=2, bus_bytes=4, probability_bits=7, depthwise_taps=_TAPS),
+    part=True,
+)
+class AlongBench(Bench, unit=Array):
     """Element k of the row of C is the sum of products of element k of this row of A and the one before, for those
     since the start of the line, with the words of B for their taps, exactly and for all operands, in the cycle in which
     products of the array come.
@@ -30,12 +35,9 @@ class AlongBench(Bench):
     first tap's sum for the previous row of A; induction starts from it.
     """
 
-    UNIT = Array
-
     def watch(self, m: Module) -> None:
         array = self.dut
-        self.free_inputs(m)
-        shown = self.peek("flags", 27)
+        shown = self.peek("flags")
         flags = Cat(array.valid, array.depthwise, array.start)
         for age in range(1, 10):
             due = ago(m, flags, age, f"flags{age}")
@@ -57,10 +59,10 @@ class AlongBench(Bench):
         psum = array.config.widths.psum
         here = r + _COLUMNS[1] + _PRODUCT  # cycles from the entry to the product of the second tap
         self._claim_flags(m, r)
-        first = self.peek(f"row{r}.psum{_COLUMNS[0]}", psum).as_signed()
+        first = self.peek(f"row{r}.psum{_COLUMNS[0]}")
         along = self._flag(m, "depthwise", here - 1, r)
-        made = ago(m, products[0], 1, f"first{r}").as_signed()
-        self.claim(f"the first tap begins anew {r}", implies(along, first == made))
+        product = ago(m, products[0], 1, f"first{r}").as_signed()
+        self.claim(f"the first tap begins anew {r}", implies(along, first == product))
 
         valid, start = (self._flag(m, name, here, r) for name in ("valid", "start"))
         before = Signal(signed(psum), name=f"before{r}", reset_less=True)
@@ -69,7 +71,7 @@ class AlongBench(Bench):
         earlier = ago(m, products[0], _COLUMNS[1] - _COLUMNS[0], f"earlier{r}")
         with m.If(valid):
             m.d.sync += [before.eq(own), of_this_path.eq(depthwise)]
-        stages = [self.peek(f"held{r}_{_COLUMNS[1]}_0_{stage}", psum).as_signed() for stage in range(2)]
+        stages = [self.peek(f"held{r}_{_COLUMNS[1]}_0_{stage}").as_signed() for stage in range(2)]
         self.claim(f"the one before {r}", Mux(valid, stages[1], stages[0]) == before)
         self.claim(f"its own {r}", implies(valid, stages[0] == own))
 
@@ -95,15 +97,8 @@ class AlongBench(Bench):
     def _claim_flags(self, m: Module, r: int) -> None:
         flags = Cat(self.dut.valid, self.dut.depthwise, self.dut.start)
         least = r + _COLUMNS[0] + _PRODUCT
-        near, along = self.peek(f"near{r}", 3), self.peek(f"along{r}", 12)
+        near, along = self.peek(f"near{r}"), self.peek(f"along{r}")
         self.claim(f"near {r}", near == ago(m, flags, least, f"near{r}"))
         for age in range(4):
             due = ago(m, flags, least + 1 + age, f"along{r}_{age}")
             self.claim(f"along {r} {age}", along.word_select(age, 3) == due)
-
-
-def properties() -> Iterator[Property]:
-    config = Config(n=_N, lanes=2, bus_bytes=4, probability_bits=7, depthwise_taps=_TAPS)
-    yield AlongBench.proves(
-        "matrix/array", "sums of two taps along rows of 4", Induction(12), config, part=True
-    )

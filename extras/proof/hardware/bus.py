@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import (
     Channel,
@@ -26,7 +26,13 @@ _INCR = 1
 """AXI4's code of a burst over consecutive addresses."""
 
 
-class AxiBench(Bench):
+@proves(
+    "bus/axi",
+    {"two readers": SMALLEST, "three readers": SMALLEST.replace(probability_bits=7)},
+    Invariant(),
+    proven=("log",),
+)
+class AxiBench(Bench, unit=AxiManager):
     """AR, AW and W are stable, and pass requests and words on in order, once and unchanged, the first reader's requests
     first. Beats go to the reader with their ID. Errors and beats are flagged in the next cycle.
 
@@ -34,11 +40,8 @@ class AxiBench(Bench):
     readers.
     """
 
-    UNIT = AxiManager
-
     def watch(self, m: Module) -> None:
         dut, axi = self.dut, self.dut.axi
-        self.free_inputs(m)
         self.readers = [(getattr(dut, name), identity) for name, identity in reader_ids(dut.config).items()]
         for port in (*(port for port, _ in self.readers), dut.store):
             beats = port.request.payload.beats
@@ -70,7 +73,7 @@ class AxiBench(Bench):
             named = Cat(port.request.payload.as_value(), Const(identity, len(axi.arid)))
             word = word | Mux(take, named, 0)
         pop, out = axi.arvalid & axi.arready, Cat(_burst(axi.araddr, axi.arlen), axi.arid)
-        order = Order(m, self, push=Cat(*taken).any(), i=word, pop=pop, o=out, most=2, name="reads")
+        order = Order(m, self, i=(Cat(*taken).any(), word), o=(pop, out), most=2, name="reads")
         self.claim("AR shows what is there", axi.arvalid | (order.inside == 0))
         self.claim(
             "a free channel takes a request", ~Cat(*asks).any() | (order.inside == 2) | Cat(*taken).any()
@@ -133,7 +136,15 @@ class _Stage:
     tag: Value
 
 
-class SplitterBench(Bench):
+@proves("bus/burst", "bursts of 64 words of 4 bytes", Induction(4), SMALLEST, beats=64, tag=3)
+@proves(
+    "bus/burst",
+    {f"bursts of 256 words of {bus} bytes": SMALLEST.replace(bus_bytes=bus) for bus in (16, 128)},
+    Induction(4),
+    beats=256,
+    tag=3,
+)
+class SplitterBench(Bench, unit=BurstSplitter):
     """Bursts cover each run exactly, in order and with its tag, one a cycle. They end at blocks and at the run's end,
     and cross no block and no page. The splitter is idle while it has no run.
 
@@ -142,14 +153,11 @@ class SplitterBench(Bench):
     would start from unreachable states otherwise.
     """
 
-    UNIT = BurstSplitter
-
     MOST = 5
     """Runs inside the unit: two in front of the one that is cut, and two whose bursts wait."""
 
     def watch(self, m: Module) -> None:
         dut, run, request = self.dut, self.dut.run, self.dut.request
-        self.free_inputs(m)
         bus = dut.config.bus_bytes
         self.assume(run.payload.bytes != 0)
         burst = Cat(request.payload.address, request.payload.beats, dut.last, dut.tag)
@@ -167,29 +175,23 @@ class SplitterBench(Bench):
     def _stages(self) -> Iterator[_Stage]:
         """Yield the places inside the unit, from the oldest."""
         align, tag = (self.dut.config.bus_bytes - 1).bit_length(), len(self.dut.tag)
-        for place, (valid, held) in enumerate(self._slots("bursts", 42 + tag)):
-            address, beats, last = held[:32], held[32:41], held[41]
+        for place, (valid, content) in enumerate(self._slots("bursts", 42 + tag)):
+            address, beats, last = content[:32], content[32:41], content[41]
             self.claim(f"stage {place} holds whole words", ~valid | (address % (1 << align) == 0))
-            yield _Stage(valid, address >> align, beats, last, held[42:])
-        last = self.peek("last#1", 1)
-        cut = _Stage(
-            self.peek("active", 1),
-            self.peek("word", 32 - align),
-            self.peek("rest", 32) + 1,
-            last,
-            self.peek("tag#1", tag),
-        )
+            yield _Stage(valid, address >> align, beats, last, content[42:])
+        last = self.peek("last#1")
+        cut = _Stage(self.peek("active"), self.peek("word"), self.peek("rest") + 1, last, self.peek("tag#1"))
         room = self.dut.block - cut.word % self.dut.block
         self.claim("a run ends in its block if it is short", ~cut.valid | (last == (cut.words <= room)))
         yield cut
-        for valid, held in self._slots("skid", 64 - align + tag):
-            word, rest = held[: 32 - align], held[32 - align : 64 - align]
-            yield _Stage(valid, word, rest + 1, Const(1), held[64 - align :])
+        for valid, content in self._slots("skid", 64 - align + tag):
+            word, rest = content[: 32 - align], content[32 - align : 64 - align]
+            yield _Stage(valid, word, rest + 1, Const(1), content[64 - align :])
 
     def _slots(self, name: str, width: int) -> Iterator[tuple[Value, Value]]:
         """Yield valid and word of a skid buffer's two places, from the oldest."""
-        yield self.peek(f"{name}.o__valid", 1), self.peek(f"{name}.o__payload", width)
-        yield ~self.peek(f"{name}.i__ready", 1), self.peek(f"{name}.kept", width)
+        yield self.peek(f"{name}.o__valid"), self.peek(f"{name}.o__payload")
+        yield ~self.peek(f"{name}.i__ready"), self.peek(f"{name}.kept")
 
     def _claim_places(self) -> None:
         """Claim that the places hold all words of the watched run that have not left."""
@@ -260,14 +262,3 @@ class SplitterBench(Bench):
             "the last burst is the one that ends the run", ~self.ours | (dut.last == (beats == self.left))
         )
         self.claim("a burst a cycle", ~(self.runs.watched & begun) | request.valid)
-
-
-def properties() -> Iterator[Property]:
-    for bits, name in ((0, "two readers"), (7, "three readers")):
-        config = SMALLEST.replace(probability_bits=bits)
-        yield AxiBench.proves("bus/axi", name, Invariant(), config, proven=("log",))
-    for bus, beats in ((4, 64), (16, 256), (128, 256)):
-        name = f"bursts of {beats} words of {bus} bytes"
-        yield SplitterBench.proves(
-            "bus/burst", name, Induction(4), SMALLEST.replace(bus_bytes=bus), beats=beats, tag=3
-        )

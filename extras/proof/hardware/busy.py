@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Module, Mux
 
 from weft.extras.proof.hardware.pipelines import implies
-from weft.extras.proof.hardware.property import Bench, Bounded, Property
+from weft.extras.proof.hardware.property import Bench, Bounded, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_answers, count, transfer
 from weft.hdl.load.load import LoadUnit
@@ -21,6 +20,10 @@ _COUNTS = ("rows", "line", "pixels", "length", "run", "nt", "ob", "oy", "ox", "k
 """Fields of instructions that are at least 1."""
 
 
+@proves("load/load", "busy", Bounded(16), LoadUnit, cover=20, part=True)
+@proves("store/store", "busy", Bounded(14), StoreUnit, cover=18, part=True)
+@proves("matrix/mm", "busy", Bounded(20), MmUnit, cover=24, part=True)
+@proves("vector/vec", "busy", Bounded(26), VecUnit, cover=30, part=True)
 class BusyBench(Bench):
     """The unit is busy from the cycle after it takes an instruction to the signal of the last one, and signals no
     other.
@@ -36,7 +39,6 @@ class BusyBench(Bench):
 
     def watch(self, m: Module) -> None:
         dut, instruction = self.dut, self.dut.instruction
-        self.free_inputs(m)
         op = instruction.payload
         self.assume(~instruction.valid | op.signal.any())
         for name in _COUNTS:
@@ -56,16 +58,4 @@ class BusyBench(Bench):
             assume_answers(m, self, "owed", asked=asked, answer=bus.confirmed, limit=1 << 12)
             return
         beats = Mux(asked, bus.request.payload.beats, 0)
-        answer, taken = bus.beat.valid, transfer(bus.beat)
-        assume_answers(m, self, "owed", asked=beats, answer=answer, taken=taken, limit=1 << 12)
-
-
-def properties() -> Iterator[Property]:
-    units = (
-        ("load/load", LoadUnit, 16),
-        ("store/store", StoreUnit, 14),
-        ("matrix/mm", MmUnit, 20),
-        ("vector/vec", VecUnit, 26),
-    )
-    for unit, kind, depth in units:
-        yield BusyBench.proves(unit, "busy", Bounded(depth), kind, cover=depth + 4, part=True)
+        assume_answers(m, self, "owed", asked=beats, answer=bus.beat, limit=1 << 12)

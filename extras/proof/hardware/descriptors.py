@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.pipelines import ago, implies, latch, was
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_stable, stable, within
 from weft.hdl.control.descriptors import Descriptors
@@ -36,7 +35,13 @@ class _State(enum.IntEnum):
     ADVANCE = 10
 
 
-class ListBench(Bench):
+@proves(
+    "control/descriptors",
+    {f"lists, words of {bus} bytes": SMALLEST.replace(descriptors=1, bus_bytes=bus) for bus in (4, 64)},
+    Induction(4),
+    cover=48,
+)
+class ListBench(Bench, unit=Descriptors):
     """One program of a list runs at a time. It starts when its descriptor has come, carries the mark, and nothing stops
     the run. After it, its record is written with the cycles that it took, and then the next descriptor is read.
     Requests of fetch and STORE are passed on, and answers go back to them.
@@ -46,13 +51,10 @@ class ListBench(Bench):
     requests, and are owed no more than can be counted; memory answers only requests.
     """
 
-    UNIT = Descriptors
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         self.runs, self.own, self.at = Signal(name="runs"), Signal(name="own"), Signal(32, name="at")
-        self.state = self.peek("fsm_state", 4)
+        self.state = self.peek("fsm_state")
         m.d.comb += self.own.eq(dut.busy & ~self.runs)  # what is asked of memory is for the list
         self._claim_programs(m)
         self._assume_users(m)
@@ -78,8 +80,8 @@ class ListBench(Bench):
     def _claim_programs(self, m: Module) -> None:
         """Claim when programs run, including the cycle in which a program ends."""
         dut = self.dut
-        fresh = Signal()
-        m.d.sync += [self.runs.eq(dut.launch | (self.runs & ~dut.idle)), fresh.eq(dut.launch)]
+        fresh = was(m, dut.launch)
+        m.d.sync += [self.runs.eq(dut.launch | (self.runs & ~dut.idle))]
         listed = latch(m, dut.start, dut.listed, 1, "listed")
         self.assume(~(dut.start & (dut.busy | self.runs)))
         self.assume(~(dut.idle & fresh))
@@ -193,7 +195,7 @@ class ListBench(Bench):
         cycles = Signal(32)
         waited = Signal(32)
         for name, count in (("cycles", cycles), ("waited", waited)):
-            self.claim(f"counts {name}", self.peek(name, 32) == count)
+            self.claim(f"counts {name}", self.peek(name) == count)
         with m.If(dut.launch):
             m.d.sync += [cycles.eq(0), waited.eq(0)]
         with m.Elif(dut.busy & self.runs & ~cycles.all()):
@@ -229,27 +231,17 @@ class ListBench(Bench):
         self.claim("running", implies(dut.busy, self.runs == (state == _State.RUN)))
         taking = state == _State.TAKE
         self.claim("taking", (reads != 0) == taking)
-        due = self.peek("due", beats)
+        due = self.peek("due")
         self.claim("the beat that is due", due == Mux(taking, 1 << (beats - reads)[:4], 1)[:beats])
         begun = dut.busy & (state != _State.ASK) & (~taking | (reads < beats))  # word 0 has come
-        self.claim("marked", implies(begun, self.peek("marked", 1) == self.marked))
-        self.claim("last", implies(begun, self.peek("last", 1) == self.last))
+        self.claim("marked", implies(begun, self.peek("marked") == self.marked))
+        self.claim("last", implies(begun, self.peek("last") == self.last))
         looks = (state == _State.LOOK) | (state == _State.LAUNCH)
         self.claim("known", implies(looks, self.complete))
         self.claim("confirming", writes == (state == _State.CONFIRM))
         align = (pitch(self.config) - 1).bit_length()
-        self.claim(
-            "place", implies(dut.busy, Cat(Const(0, align), self.peek("place", 32 - align)) == self.at)
-        )
-        index = self.peek("index", max((records - 1).bit_length(), 1))
+        self.claim("place", implies(dut.busy, Cat(Const(0, align), self.peek("place")) == self.at))
+        index = self.peek("index")
         self.claim(
             "beat of a record", implies(state == _State.SEND, (index == self.index) & (index < records))
-        )
-
-
-def properties() -> Iterator[Property]:
-    for bus in (4, 64):
-        config = SMALLEST.replace(descriptors=1, bus_bytes=bus)
-        yield ListBench.proves(
-            "control/descriptors", f"lists, words of {bus} bytes", Induction(4), config, cover=48
         )

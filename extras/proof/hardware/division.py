@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.pipelines import ago, implies, latch, was
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.hdl.isa.operands import DIVISION_LATENCY
 from weft.hdl.lib.arithmetic import LEAD, QUOTIENT_BITS, Divider
 
@@ -15,7 +13,7 @@ _SUM, _TOP = 32, QUOTIENT_BITS + 1
 _FIELDS = {"scale": QUOTIENT_BITS, "exponent": 7, "v_zero": 8}
 
 
-class DividerBench(Bench):
+class DividerBench(Bench, unit=Divider, drives=("sum", *_FIELDS)):
     """The divider and the behaviour of its users.
 
     Fields change with `start` only. There is a current row from the cycle after `start` or `step`, or a later cycle,
@@ -23,10 +21,7 @@ class DividerBench(Bench):
     at least `LEAD` cycles later.
     """
 
-    UNIT = Divider
-
     def watch(self, m: Module) -> None:
-        self.free_inputs(m, "sum", *_FIELDS)
         for name, width in _FIELDS.items():
             self._field(m, name, width)
         self._model_rows(m)
@@ -50,9 +45,8 @@ class DividerBench(Bench):
         self.current = Signal(_SUM, name="current", reset_less=True)
         self.divided = Signal(_SUM, name="divided", reset_less=True)
         following = self.free(_SUM, "following")
-        there = Signal()
         m.d.comb += advance.eq(dut.start | dut.step)
-        m.d.sync += there.eq(dut.row & ~advance)
+        there = was(m, dut.row & ~advance)
         self.assume(implies(there, dut.row))
         with m.If(advance | ~dut.row):
             m.d.sync += self.current.eq(following)
@@ -82,6 +76,7 @@ class DividerBench(Bench):
             m.d.sync += [self.issued.eq(0), self.holding.eq(0)]
 
 
+@proves("lib/divide", "order", Invariant(), cover=48)
 class OrderBench(DividerBench):
     """Each row is stepped past once; one result is there at a time until it is taken, and it is complete then; rows are
     normalised and ready within a bounded time.
@@ -92,7 +87,7 @@ class OrderBench(DividerBench):
         self.claim("only a row that is there is stepped past", implies(dut.step, dut.row))
         self.claim("one row at a time", implies(dut.step, ~self.holding | dut.take))
         self.claim("ready for a row that was not issued", implies(dut.ready, self.holding & ~self.issued))
-        self.claim("done when it is taken", implies(dut.take, ~self.peek("left", 4).any()))
+        self.claim("done when it is taken", implies(dut.take, ~self.peek("left").any()))
         # It works ahead: a sum is read in 3 cycles, and normalised a byte and then a bit at a time, 11 at most.
         waits = Signal(range(32))
         free = ~self.holding | dut.take
@@ -111,6 +106,7 @@ class OrderBench(DividerBench):
         )
 
 
+@proves("lib/divide", "results", Induction(6), cover=16)
 class QuotientBench(DividerBench):
     """Quotient, shift and bias of a row follow from its sum and the fields by their definition, for all values.
 
@@ -128,7 +124,7 @@ class QuotientBench(DividerBench):
         size, top = self._measure(m, self.divided, "divided")
         divided = self.holding
         self.claim("shift", implies(divided, dut.result.shift == size + dut.exponent))
-        left = self.peek("left", 4)
+        left = self.peek("left")
         self.first_step = ago(m, dut.step, 1, "begun", reset=True) & divided
         self.next_step = ago(m, left.any() & ~dut.step & ~dut.start, 1, "moved", reset=True) & divided
         self.claim("steps", left <= DIVISION_LATENCY)
@@ -150,9 +146,9 @@ class QuotientBench(DividerBench):
     def _claim_normalisation(self, m: Module, size: Signal, top: Signal) -> None:
         """Claim that the current row's sum is shifted until its top bit is set, and that its bits are counted."""
         dut = self.dut
-        operand, counted = self.peek("operand", _SUM), self.peek("size", 6)
-        fetched, normal = self.peek("fetched", 1), self.peek("normal", 1)
-        age = self.peek("age", 2)
+        operand, counted = self.peek("operand"), self.peek("size")
+        fetched, normal = self.peek("fetched"), self.peek("normal")
+        age = self.peek("age")
         shifted = (self.current << (_SUM - counted)[:6])[:_SUM]
         self.claim("operand", implies(fetched, (operand == shifted) & (counted <= _SUM) & (counted >= size)))
         self.claim("normal", implies(normal, fetched & (counted == size)))
@@ -172,8 +168,8 @@ class QuotientBench(DividerBench):
 
     def _claim_quotient(self, m: Module, divided: Value, top: Signal, left: Value) -> None:
         dut = self.dut
-        rest, divisor = self.peek("rest", _TOP), self.peek("top", _TOP)
-        triple = self.peek("triple", _TOP + 2)
+        rest, divisor = self.peek("rest"), self.peek("top")
+        triple = self.peek("triple")
         self.claim("divisor", implies(divided, (divisor == top) & (triple == divisor * 3)))
         some = divisor[-1]  # the sum is not 0
         self.claim("a top bit", implies(divided, some == self.divided.any()))
@@ -192,7 +188,7 @@ class QuotientBench(DividerBench):
 
     def _claim_bias(self, m: Module, divided: Value, left: Value) -> None:
         dut = self.dut
-        factor, zero = self.peek("factor", _SUM - 7), self.peek("zero", 8)
+        factor, zero = self.peek("factor"), self.peek("zero")
         rounded = ((self.divided + Const(128)) >> 8)[: _SUM - 7]
         self.claim("factor", implies(divided, factor == rounded))
         self.claim("zero", implies(divided, zero == (dut.v_zero << (DIVISION_LATENCY - left)[:4])[:8]))
@@ -206,8 +202,3 @@ class QuotientBench(DividerBench):
         stays = divided & ~self.next_step & ~self.first_step
         self.claim("bits stay", implies(stays, bias == before))
         self.cover("a bias", stays & bias[0])
-
-
-def properties() -> Iterator[Property]:
-    yield OrderBench.proves("lib/divide", "order", Invariant(), cover=48)
-    yield QuotientBench.proves("lib/divide", "results", Induction(6), cover=16)

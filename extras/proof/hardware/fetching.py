@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.parity import has_odd_group
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Bounded, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Bounded, CutBench, Invariant, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import assume_answers, stable, transfer, within
 from weft.hdl.control.fetch import BURST_BYTES, BURSTS, PAGE, Fetch, queue_kinds
@@ -31,8 +30,7 @@ class _Running:
     def __init__(self, m: Module, bench: Bench) -> None:
         dut = bench.dut
         request, beat = dut.bus.request, dut.bus.beat
-        bench.free_inputs(m)
-        self.running = bench.peek("running", 1)
+        self.running = bench.peek("running")
         bench.assume(~dut.start | dut.idle & ~dut.stop)
         self.ports = [getattr(dut, queue.name.lower()) for queue in Queue]
         self.valid: Value = Cat(port.valid for port in self.ports).any()
@@ -51,7 +49,7 @@ class _Running:
             m.d.sync += self.index.eq(Mux(last, 0, self.index + 1))
 
 
-class FetchBench(CutBench):
+class FetchBench(CutBench, unit=Fetch):
     """From a start on, words are requested in order, up to the ends of their blocks, and no more than there is room
     for. Words of another page are requested only after all earlier words are used. The parts of an instruction go to
     its queue, in order, until a stop or a word that is no instruction, which is an error unless it is END. Fetch is
@@ -59,8 +57,6 @@ class FetchBench(CutBench):
 
     The bus is narrow, and the prefetch buffer holds any words, with any parity.
     """
-
-    UNIT = Fetch
 
     def watch(self, m: Module) -> None:
         dut = self.dut
@@ -98,7 +94,7 @@ class FetchBench(CutBench):
         self.claim("memory may answer at any time", dut.bus.beat.ready)
         self.claim("one burst after the other", ~new | (address == following))
         next_address = Mux(new, address + beats * bus, following)
-        self.claim("where the next burst begins", self.peek("address", 32) == next_address[:32])
+        self.claim("where the next burst begins", self.peek("address") == next_address[:32])
         place = (address >> align)[: (burst - 1).bit_length()]
         self.claim("to the end of its block", ~request.valid | (beats == burst - place))
         self.claim(
@@ -114,13 +110,13 @@ class FetchBench(CutBench):
     def _claim_places(self, unused: Value) -> None:
         """Claim where words are in the unit: induction needs these invariants."""
         dut, state, depth = self.dut, self.state, self.burst * BURSTS
-        request, bits = dut.bus.request, depth.bit_length()
-        pending, level = self.peek("pending", bits), self.peek("buffer.level", bits)
+        request = dut.bus.request
+        pending, level = self.peek("pending"), self.peek("buffer.level")
         asked = Mux(request.valid, request.payload.beats, 0)
         self.claim("words that are pending", pending == state.owed + level + asked)
         self.claim("pending", pending <= depth)
-        left, full = self.peek("parts.left", 1), self.peek("skid.full", 1)
-        ahead = self.peek("skid.o__valid", 1)
+        left, full = self.peek("parts.left"), self.peek("skid.full")
+        ahead = self.peek("skid.o__valid")
         self.claim(
             "words that were not handed out", ~state.running | (unused == pending + left + full + ahead)
         )
@@ -168,19 +164,17 @@ class FetchBench(CutBench):
         (memory,) = self.memories
         (read,), (write,) = memory.read_ports, memory.write_ports
         self.claim("the buffer gets words that are right", ~has_odd_group(write.data, 32))
-        leaves = self.peek("buffer.r_rdy", 1) & self.peek("buffer.r_en", 1) & self.state.running
+        leaves = self.peek("buffer.r_rdy") & self.peek("buffer.r_en") & self.state.running
         due = ago(m, leaves & has_odd_group(read.data, 32), 1, "due", reset=True)
         self.claim("a word that leaves the buffer and has changed", self.dut.wrong == due)
         self.cover("wrong", due)
 
 
-class OrderBench(Bench):
+class OrderBench(Bench, unit=Fetch):
     """Parts are the words that memory gave since the start, in order; fetch ends at END.
 
     The bus is narrow. The bench records some bits of all words that memory has given since the start.
     """
-
-    UNIT = Fetch
 
     def watch(self, m: Module) -> None:
         dut, state = self.dut, _Running(m, self)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa import Lookup
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
@@ -38,7 +37,15 @@ class _OpenLookup(VecLookup):
         return m
 
 
-class LookupBench(Bench):
+@proves(
+    "vector/vec_lookup",
+    {
+        "entries of one table, with the kernel engine": SMALLEST.replace(lookup_tables=1, kernel=16),
+        "entries of two tables": SMALLEST.replace(lookup_tables=2),
+    },
+    Induction(6),
+)
+class LookupBench(Bench, unit=_OpenLookup):
     """Each byte of a LOOKUP is written to its entry, once. A result is the byte that was last written to the entry that
     it names, two cycles later, or passes unchanged if its instruction does not look up. Its description passes with it.
 
@@ -48,12 +55,9 @@ class LookupBench(Bench):
     that is looked up there, in a cycle without a write, is that byte two cycles later.
     """
 
-    UNIT = _OpenLookup
-
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.depth = LOOKUP_ENTRIES * self.config.lookup_tables
-        self.free_inputs(m)
         self.entry = self.constant(m, range(self.depth), "entry")
         self.known, self.content = Signal(name="known"), Signal(8, name="content", reset_less=True)
         self._model_table(m)
@@ -101,15 +105,9 @@ class LookupBench(Bench):
         with m.If(self.writes & (place == self.entry)):
             m.d.sync += [self.known.eq(1), self.content.eq(byte)]
         self.cover("the last entry is written", self.writes & (place == self.depth - 1))
-        self.claim("filling", self.peek("fills", 1) == on)
-        self.claim("a byte is written", self.peek("fill", 1) == self.writes)
-        entry = self.peek("entry", len(following))
+        self.claim("filling", self.peek("fills") == on)
+        self.claim("a byte is written", self.peek("fill") == self.writes)
+        entry = self.peek("entry")
         due = Mux(self.writes, place, following)
         self.claim("the entry that is next", implies(on, entry == due))
-        self.claim("the byte", self.peek("table_byte", 8) == byte)
-
-
-def properties() -> Iterator[Property]:
-    for tables, kernel, what in ((1, 16, "one table, with the kernel engine"), (2, 0, "two tables")):
-        config = SMALLEST.replace(lanes=2, lookup_tables=tables, kernel=kernel)
-        yield LookupBench.proves("vector/vec_lookup", f"entries of {what}", Induction(6), config)
+        self.claim("the byte", self.peek("table_byte") == byte)

@@ -9,7 +9,7 @@ from typing import Any
 from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.matrix.array import Array
@@ -44,7 +44,46 @@ class Weight:
         m.d.sync += [used.eq(self.value), used_known.eq(self.known)]
 
 
-class RowBench(Bench):
+@proves("matrix/alignments", "memory of 16", Invariant(), Config(n=2, lanes=2, bus_bytes=4, alignments=16))
+class AlignmentsBench(Bench, unit=Alignments):
+    """A read returns the value that was written last to its address in an earlier cycle, in the documented cycle; no
+    access waits.
+
+    One address, which may be any, is watched: `READ_LATENCY` cycles after a read of it comes the value that was written
+    to it last since the reset.
+    """
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        watched = self.constant(m, len(dut.write.address), "watched")
+        content = Signal.like(dut.write.data, name="kept", reset_less=True)
+        known = Signal()
+        with m.If(dut.write.valid & (dut.write.address == watched)):
+            m.d.sync += [content.eq(dut.write.data), known.eq(1)]
+        self.claim("writes are granted", dut.write.ready)
+        both: Value = Const(1)
+        for name in ("mm", "vec"):
+            port = getattr(dut, name)
+            read = ago(
+                m, port.valid & (port.address == watched) & known, READ_LATENCY, f"read_{name}", reset=True
+            )
+            self.claim(f"reads of {name} are granted", port.ready)
+            due = ago(m, content, READ_LATENCY, f"due_{name}")
+            self.claim(f"{name} reads what was written", implies(read, port.data == due))
+            both &= read & port.data.all() & (due != ago(m, due, 1, f"old_{name}"))
+        # One cover for both ports: ABC's search for several outputs fails here.
+        self.cover("both read what was new when they did", both)
+
+
+@proves(
+    "matrix/pe",
+    {
+        f"sums of {columns} columns, activations of {width} bits": (columns, width, psum)
+        for columns, width, psum in ((1, 8, 17), (3, 9, 18))
+    },
+    Induction(8),
+)
+class RowBench(Bench, unit=PeRow):
     """Column c adds activation times weight to the sum from above in the documented cycle, for all operands; the weight
     is word c of the last tile that was sent before the last swap.
 
@@ -53,11 +92,8 @@ class RowBench(Bench):
     its active weight, their product, and the sum of the product and the value from above.
     """
 
-    UNIT = PeRow
-
     def watch(self, m: Module) -> None:
         row, columns = self.dut, self.dut.groups
-        self.free_inputs(m)
         if row.activation_width == 9:
             self.assume(row.a >= -255)
         claim_pulses(m, self)
@@ -113,16 +149,26 @@ def claim_product(
     `late` and the results are those of `claim_weights`, with the register of the product before them.
     """
     name = f"{path}{column}".replace(".", "_")
-    a = bench.peek(f"{path}a_stages", width * columns).word_select(column, width).as_signed()
+    a = bench.peek(f"{path}a_stages").word_select(column, width).as_signed()
     bench.claim(f"activation {name}", a == ago(m, row.a, late + 1, f"a_{name}"))
-    shadow, active = (bench.peek(f"{path}{kind}{column}", 8) for kind in ("shadow", "active"))
+    shadow, active = (bench.peek(f"{path}{kind}{column}").as_unsigned() for kind in ("shadow", "active"))
     known = claim_weights(m, bench, row, column, shadow, active, late, name)
-    product = bench.peek(f"{path}product{column}", 16).as_signed()
+    product = bench.peek(f"{path}product{column}")
     bench.claim(f"product {name}", product == ago(m, a * active.as_signed(), 1, f"product_{name}"))
     return product, known
 
 
-class ArrayBench(Bench):
+@proves(
+    "matrix/array",
+    {
+        f"product of 2 x 2, probabilities of {bits} bits": Config(
+            n=2, lanes=2, bus_bytes=4, probability_bits=bits
+        )
+        for bits in (7, 8)
+    },
+    Induction(10),
+)
+class ArrayBench(Bench, unit=Array):
     """A row of C is the product of the row of A that entered `latency` cycles before and the tile that was sent before
     its swap, exactly and for all operands.
 
@@ -131,8 +177,6 @@ class ArrayBench(Bench):
     word 0, and word 0 of the next tile not before that row, then by `Weight` each column uses the tile that was sent
     last.
     """
-
-    UNIT = Array
 
     def products(self, m: Module, r: int, entry: Entry) -> Iterator[tuple[Value, Value, int]]:
         """Claim the products of row `r`.
@@ -146,7 +190,6 @@ class ArrayBench(Bench):
 
     def watch(self, m: Module) -> None:
         array, n, width = self.dut, self.config.n, self.config.widths.activation
-        self.free_inputs(m)
         totals: list[Value] = [Const(0)] * n
         everything: Value = Const(1)
         for r in range(n):
@@ -161,56 +204,3 @@ class ArrayBench(Bench):
         for c in range(n):
             self.claim(f"column {c}", array.c[c] == totals[c])
             self.cover(f"column {c}", everything & (array.c[c] < 0))
-
-
-class AlignmentsBench(Bench):
-    """A read returns the value that was written last to its address in an earlier cycle, in the documented cycle; no
-    access waits.
-
-    One address, which may be any, is watched: `READ_LATENCY` cycles after a read of it comes the value that was written
-    to it last since the reset.
-    """
-
-    UNIT = Alignments
-
-    def watch(self, m: Module) -> None:
-        dut = self.dut
-        self.free_inputs(m)
-        watched = self.constant(m, len(dut.write.address), "watched")
-        content = Signal.like(dut.write.data, name="kept", reset_less=True)
-        known = Signal()
-        with m.If(dut.write.valid & (dut.write.address == watched)):
-            m.d.sync += [content.eq(dut.write.data), known.eq(1)]
-        self.claim("writes are granted", dut.write.ready)
-        both: Value = Const(1)
-        for name in ("mm", "vec"):
-            port = getattr(dut, name)
-            read = ago(
-                m, port.valid & (port.address == watched) & known, READ_LATENCY, f"read_{name}", reset=True
-            )
-            self.claim(f"reads of {name} are granted", port.ready)
-            due = ago(m, content, READ_LATENCY, f"due_{name}")
-            self.claim(f"{name} reads what was written", implies(read, port.data == due))
-            both &= read & port.data.all() & (due != ago(m, due, 1, f"old_{name}"))
-        # One cover for both ports: ABC's search for several outputs fails here.
-        self.cover("both read what was new when they did", both)
-
-
-def properties() -> Iterator[Property]:
-    yield AlignmentsBench.proves(
-        "matrix/alignments", "memory of 16", Invariant(), Config(n=2, lanes=2, bus_bytes=4, alignments=16)
-    )
-    for columns, width, psum in ((1, 8, 17), (3, 9, 18)):
-        yield RowBench.proves(
-            "matrix/pe",
-            f"sums of {columns} columns, activations of {width} bits",
-            Induction(8),
-            columns,
-            width,
-            psum,
-        )
-    for bits in (7, 8):
-        config = Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits)
-        yield ArrayBench.proves(
-            "matrix/array", f"product of 2 x 2, probabilities of {bits} bits", Induction(10), config
-        )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import combinations
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.pipelines import was
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
 from weft.hdl.lib.ports import ALIGNMENT_BITS
@@ -27,7 +27,31 @@ def small(**sizes: int) -> Config:
     return _Small(**{"accumulator_banks": 2, "accumulator_depth": 2, "probability_bits": 0} | sizes)
 
 
-class ScratchpadBench(Bench):
+@proves(
+    "memory/scratchpad",
+    "4 readers and 2 writers of 2 banks of 2",
+    Invariant(),
+    small(scratchpad_banks=2, scratchpad_depth=2),
+    readers=4,
+    writers=2,
+)
+@proves(
+    "memory/scratchpad",
+    "2 readers and 2 writers of 4 banks of 2",
+    Invariant(),
+    small(scratchpad_banks=4, scratchpad_depth=2),
+    readers=2,
+    writers=2,
+)
+@proves(
+    "memory/scratchpad",
+    "1 readers and 1 writers of 2 banks of 4",
+    Invariant(),
+    small(scratchpad_banks=2, scratchpad_depth=4),
+    readers=1,
+    writers=1,
+)
+class ScratchpadBench(Bench, unit=Scratchpad):
     """A client waits only while an earlier client asks for its bank, so a bank has one reader and one writer a cycle. A
     granted read returns the value that was written last, in its cycle.
 
@@ -35,11 +59,8 @@ class ScratchpadBench(Bench):
     written to the address since the reset. Older contents of memory are not compared.
     """
 
-    UNIT = Scratchpad
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         depth = dut.config.scratchpad_depth
         for kind, ports in (("reader", dut.read), ("writer", dut.write)):
             wanted = [port.address // depth for port in ports]
@@ -83,7 +104,8 @@ class ScratchpadBench(Bench):
         self.cover("written while it is read", due & (old != new))
 
 
-class VectorsBench(Bench):
+@proves("sequential/scratchpad", "vectors", Invariant(), small(n=2))
+class VectorsBench(Bench, unit=SequentialScratchpad):
     """A read returns the vector that was written to its address: the last bytes that were pushed, in their order. A
     byte that is written alone is the oldest of them, which moves to the end.
 
@@ -91,11 +113,8 @@ class VectorsBench(Bench):
     with the bytes that were written to it since the reset.
     """
 
-    UNIT = SequentialScratchpad
-
     def watch(self, m: Module) -> None:
         dut, n = self.dut, self.dut.config.n
-        self.free_inputs(m)
         self.assume(~(dut.write & dut.write_byte))
         address = self.constant(m, len(dut.read_address), "address")
         made = Signal(8 * n, name="expected_made", reset_less=True)
@@ -121,7 +140,9 @@ class VectorsBench(Bench):
         self.cover("a whole vector is read", seen.all() & (due[:8] != due[8:16]))
 
 
-class AccumulatorBench(Bench):
+@proves("memory/accumulator", "rows of 2", Induction(8), small(n=2, probability_bits=0))
+@proves("memory/accumulator", "aligned rows of 1", Induction(10), small(n=1, probability_bits=7))
+class AccumulatorBench(Bench, unit=Accumulator):
     """A granted read returns the row's sum if no write to the row is under way. A read is refused only for a row that
     is added to in its bank.
 
@@ -130,11 +151,8 @@ class AccumulatorBench(Bench):
     content after it was overwritten since the reset. Reads are not compared while a write to the row is under way.
     """
 
-    UNIT = Accumulator
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.dut.config
-        self.free_inputs(m)
         depth = config.accumulator_depth
         address = self.constant(m, len(dut.read.address), "address")
         adds = dut.write.valid & ~dut.write.overwrite
@@ -153,7 +171,7 @@ class AccumulatorBench(Bench):
         self.claim("a read returns the row", ~stages[-1] | (dut.read.data == content))
         self.cover("something else than 0 is read", stages[-1] & (content != 0))
         for index, stage in enumerate(stages):
-            bank = self.peek(f"read_bank{index}", (config.accumulator_banks - 1).bit_length())
+            bank = self.peek(f"read_bank{index}")
             self.claim(f"the bank is known in stage {index}", ~stage | (bank == address // depth))
 
     def _model_write(self, m: Module, address: Value, known: Signal, content: Signal) -> Value:
@@ -191,8 +209,8 @@ class AccumulatorBench(Bench):
         config = self.dut.config
         bank = address // config.accumulator_depth
         for index, stage in enumerate(stages[:READ_LATENCY]):
-            held = self.peek(f"payload{index}", len(stage) - 1 + len(address))
-            valid = self.peek(f"valid{index}", 1)
+            held = self.peek(f"payload{index}")
+            valid = self.peek(f"valid{index}")
             comes = valid & (held[1 : 1 + len(address)] == address)
             self.claim(f"the row is in stage {index}", stage[0] == comes)
             row = Cat(held[0], held[1 + len(address) :])
@@ -200,15 +218,14 @@ class AccumulatorBench(Bench):
                 self.claim(f"the row is as it came in stage {index}", ~stage[0] | (row == stage[1:]))
         adds = stages[READ_LATENCY - 1][0] & ~stages[READ_LATENCY - 1][1] & known
         for index in range(config.accumulator_banks):
-            output = self.peek(f"output{index}", config.widths.row)
+            output = self.peek(f"output{index}")
             self.claim(f"bank {index} has the old row", ~(adds & (bank == index)) | (output == content))
-        landed = Signal()
-        total = self.peek("total", config.widths.row)
-        m.d.sync += landed.eq(stages[-1][0])
+        total = self.peek("total")
+        landed = was(m, stages[-1][0])
         self.claim("the sum is right", ~(landed & known) | (total == content))
         inner, depth = (config.accumulator_depth - 1).bit_length(), config.accumulator_depth
         rows = Array(
-            self.peek_word(f"bank{index}", address[:inner], depth, config.widths.row)
+            self.peek_word(f"bank{index}", address[:inner], depth)
             for index in range(config.accumulator_banks)
         )
         self.claim("memory has the row", ~known | landed | (rows[address[inner:]] == content))
@@ -218,17 +235,3 @@ def _rsh(value: Value, shift: Value) -> Value:
     """Return `rsh` of `weft.hdl.isa`, for shifts from 0 to 31."""
     half = Const(1, 32) << (shift - 1)[:5]
     return Mux(shift == 0, value, (value + half) >> shift[:5])
-
-
-def properties() -> Iterator[Property]:
-    for banks, depth, readers, writers in ((2, 2, 4, 2), (4, 2, 2, 2), (2, 4, 1, 1)):
-        sizes = {"scratchpad_banks": banks, "scratchpad_depth": depth}
-        name = f"{readers} readers and {writers} writers of {banks} banks of {depth}"
-        yield ScratchpadBench.proves(
-            "memory/scratchpad", name, Invariant(), small(**sizes), readers=readers, writers=writers
-        )
-    yield VectorsBench.proves("sequential/scratchpad", "vectors", Invariant(), small(n=2))
-    for n, bits, what, depth in ((2, 0, "rows of 2", 8), (1, 7, "aligned rows of 1", 10)):
-        yield AccumulatorBench.proves(
-            "memory/accumulator", what, Induction(depth), small(n=n, probability_bits=bits)
-        )

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.pipelines import implies, wire
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.streams import stable, within
+from weft.extras.proof.hardware.streams import stable, transfer, within
 from weft.extras.proof.hardware.walks import skid_slots
 from weft.hdl.bus.axi import PAGE, block_beats
-from weft.hdl.store import Packer, _rotated_layout
+from weft.hdl.store import Packer
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,12 @@ class Watched:
     run_on: Value
 
 
-class PackerBench(Bench):
+@proves(
+    "store/pack",
+    {f"vectors of {n} bytes in words of 4": SMALLEST.replace(n=n, bus_bytes=4) for n in (2, 4)},
+    Induction(4),
+)
+class PackerBench(Bench, unit=Packer):
     """Every byte of a run comes out once, in order, in its lane of its beat and with its strobe. No other strobes are
     set. Beats end bursts where blocks and runs end.
 
@@ -57,18 +61,13 @@ class PackerBench(Bench):
     address and other lanes.
     """
 
-    UNIT = Packer
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         self.bus, vector = dut.config.bus_bytes, dut.vector.payload
-        self.offset = Signal(range(self.bus))
-        m.d.comb += self.offset.eq(vector.pointer % self.bus)
-        self.end = Signal(range(self.bus + dut.config.n + 1))
-        m.d.comb += self.end.eq(self._end(vector))
+        self.offset = wire(m, vector.pointer % self.bus, range(self.bus))
+        self.end = wire(m, self._end(vector), range(self.bus + dut.config.n + 1))
         stable(m, self, dut.beat, "beat")
-        self.push, self.pop = dut.vector.valid & dut.vector.ready, dut.beat.valid & dut.beat.ready
+        self.push, self.pop = transfer(dut.vector), transfer(dut.beat)
         self._assume_vectors(m)
         self._claim_beats(m)
         self._claim_byte(m)
@@ -87,8 +86,7 @@ class PackerBench(Bench):
         """Count and claim the beats that are due: beats that vectors fill, and the last beat of a run."""
         beat = self.dut.beat
         self.due = Signal(range(8))
-        more = Signal(2)
-        m.d.comb += more.eq(self._beats_of(self.dut.vector.payload))
+        more = wire(m, self._beats_of(self.dut.vector.payload), 2)
         m.d.sync += self.due.eq(self.due + Mux(self.push, more, 0) - self.pop)
         self.claim("no beat out of nothing", ~beat.valid | (self.due != 0))
         self.claim("no more beats than there is room for", self.due <= 5)
@@ -133,8 +131,7 @@ class PackerBench(Bench):
                 end.eq(stop),
                 run_on.eq(~vector.last & (stop < bus)),
             ]
-        block_end = Signal()
-        m.d.comb += block_end.eq((word + 1) % block == 0)
+        block_end = (word + 1) % block == 0
         lanes = Cat(*(~(begins & (j < start)) & ~(ends & (j >= end)) for j in range(bus)))
         self.claim("the byte comes out", ~out | (beat.data.word_select(at, 8) == byte))
         self.claim("a strobe for it", ~out | beat.strobe.bit_select(at, 1))
@@ -151,11 +148,10 @@ class PackerBench(Bench):
     def _claim_vectors(self, m: Module, byte: Watched) -> None:
         """Claim the unit's registers, from which induction starts: two vectors that wait, and the rest of a beat."""
         dut = self.dut
-        self.take = self.peek("taken", 1)
+        self.take = self.peek("taken")
         layout = dut.vector.payload.shape()
         self.slots = slots = [Signal(layout, name=f"waiting{k}") for k in range(2)]
-        width = _rotated_layout(dut.config).size
-        (self.comes, first), (self.full, second) = skid_slots(self, width, "stage")
+        (self.comes, first), (self.full, second) = skid_slots(self, "stage")
         new = dut.vector.payload
         with m.If(self.take & self.full):
             m.d.sync += slots[0].eq(slots[1])
@@ -163,7 +159,8 @@ class PackerBench(Bench):
             m.d.sync += slots[0].eq(new)
         with m.If(self.push & self.comes & ~self.take):
             m.d.sync += slots[1].eq(new)
-        for k, (there, register) in enumerate(((self.comes, first), (self.full, second))):
+        places = (self.comes, self.full)
+        for k, (there, register) in enumerate(zip(places, (first, second), strict=True)):
             self.claim(f"vector {k}", implies(there, register == self._rotated(slots[k])))
             count = slots[k].count
             self.claim(f"bytes of vector {k}", implies(there, (count != 0) & (count <= dut.config.n)))
@@ -174,14 +171,10 @@ class PackerBench(Bench):
         next_pointer = (newest.pointer + newest.count)[: len(new.pointer)]
         begins = Mux(self.comes, newest.last, self.first_left)
         self.claim("whether a run begins", self.first == begins)
-        self.claim(
-            "where it goes on", self.first | (self.following == Mux(self.comes, next_pointer, self.next_left))
-        )
-        beats = [
-            Mux(there, self._beats_of(slot), 0)
-            for there, slot in zip((self.comes, self.full), slots, strict=True)
-        ]
-        self.claim("beats that are due", self.due == self.flush + beats[0] + beats[1])
+        following = Mux(self.comes, next_pointer, self.next_left)
+        self.claim("where it goes on", self.first | (self.following == following))
+        beats = (Mux(there, self._beats_of(slot), 0) for there, slot in zip(places, slots, strict=True))
+        self.claim("beats that are due", self.due == sum(beats, start=Value.cast(self.flush)))
         self._claim_place(m, byte)
 
     def _end(self, vector: Any) -> Value:
@@ -225,9 +218,9 @@ class PackerBench(Bench):
         with m.Elif(self.flush & beat.ready):
             m.d.sync += self.flush.eq(0)
         self.start_left, self.end_left = start, end_left
-        residue, strobe = self.peek("residue", 8 * bus), self.peek("strobe", bus)
+        residue, strobe = self.peek("residue"), self.peek("strobe")
         self.residue = residue
-        self.claim("the end of a run", self.peek("flush", 1) == self.flush)
+        self.claim("the end of a run", self.peek("flush") == self.flush)
         place = self.next_left % bus
         going = Cat(*((start <= lane) & (place > lane) for lane in range(bus)))
         ended = Cat(*(end_left > lane for lane in range(bus)))
@@ -319,11 +312,3 @@ class PackerBench(Bench):
         self.claim(f"whether its run ends there {name}", implies(here, byte.ends == ends))
         self.claim(f"where its run ends {name}", implies(here & ends, byte.end == end))
         self.claim(f"whether its run goes on {name}", implies(here, byte.run_on == run_on))
-
-
-def properties() -> Iterator[Property]:
-    for n, bus in ((2, 4), (4, 4)):
-        config = SMALLEST.replace(n=n, bus_bytes=bus)
-        yield PackerBench.proves(
-            "store/pack", f"vectors of {n} bytes in words of {bus}", Induction(4), config
-        )

@@ -11,7 +11,7 @@ from amaranth.hdl import Cat, Const, Elaboratable, Module, Signal, Value, signed
 
 from weft.extras.proof.hardware.matrix import ArrayBench, Entry, claim_pulses, claim_weights
 from weft.extras.proof.hardware.pipelines import ago, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.arithmetic import Multipliers
 from weft.hdl.matrix.pe import SPLIT, DualRow, PackedRow
@@ -79,12 +79,12 @@ def _claim_dual_pair(
     Returns the signals of its two products, their delay after the entry in cycles, and whether their weights are known.
     """
     inside, name = f"{path}multiplier{p}.", f"{path}{p}".replace(".", "_")
-    a, b = bench.peek(f"{inside}held_a", 8).as_signed(), bench.peek(f"{inside}held_b", 16)
-    made, known = bench.peek(f"{inside}made", 32), Const(1)
+    a, b = bench.peek(f"{inside}held_a"), bench.peek(f"{inside}held_b").as_unsigned()
+    made, known = bench.peek(f"{inside}made"), Const(1)
     bench.claim(f"activation {name}", a == ago(m, row.a, late + 1, f"a{name}"))
     products: list[Value] = []
     for c in range(2):
-        active, shadow = b.word_select(c, 8), bench.peek(f"{path}shadow{2 * p + c}", 8)
+        active, shadow = b.word_select(c, 8), bench.peek(f"{path}shadow{2 * p + c}").as_unsigned()
         known &= claim_weights(m, bench, row, 2 * p + c, shadow, active, late, f"{name}_{c}")
         products.append(made.word_select(c, 16).as_signed())
         product = ago(m, (a * active.as_signed())[:16], 1, f"product{name}_{c}").as_signed()
@@ -100,22 +100,24 @@ def _claim_packed_pair(
     The last claims are the purpose of the unit: both products follow from the shared one.
     """
     inside, name = f"{path}multiplier{p}.", f"{path}{p}".replace(".", "_")
-    a, b = bench.peek(f"{inside}held_a", 9).as_signed(), bench.peek(f"{inside}held_b", 18)
-    line = bench.peeks[f"{path}a_stages"] if p else bench.peek(f"{path}a_stages", width)
+    a, b = bench.peek(f"{inside}held_a"), bench.peek(f"{inside}held_b").as_unsigned()
+    line = bench.peeks[f"{path}a_stages"] if p else bench.peek(f"{path}a_stages")
     entered = line.word_select(p, 9).as_signed()
     bench.claim(f"activation {name}", entered == ago(m, row.a, late + 1, f"a{name}"))
     bench.claim(f"operand {name}", a == ago(m, entered, 1, f"entered{name}"))
-    made, known = bench.peek(f"{inside}made", 27), Const(1)
+    made, known = bench.peek(f"{inside}made"), Const(1)
     products: list[Value] = []
     for c, (weight, part) in enumerate(zip(reversed(split_packed(b)), ("lower", "upper"), strict=True)):
-        active, shadow = (bench.peek(f"{path}{kind}{2 * p + c}", 8) for kind in ("active", "shadow"))
+        active, shadow = (
+            bench.peek(f"{path}{kind}{2 * p + c}").as_unsigned() for kind in ("active", "shadow")
+        )
         known &= claim_weights(m, bench, row, 2 * p + c, shadow, active, late, f"{name}_{c}")
         before = ago(m, active.as_signed(), 1, f"active{name}_{c}")
         bench.claim(f"operand {name} {c}", weight == before)
-        products.append(bench.peek(f"{inside}{part}", 19).as_signed())
+        products.append(bench.peek(f"{inside}{part}"))
         bench.claim(f"product {name} {c}", products[c] == ago(m, a * weight, 1, f"product{name}_{c}"))
         bench.claim(f"product {name} {c} fits", (products[c] >= -32640) & (products[c] <= 32640))
-    low, high = bench.peek(f"{path}low{p}", 7), bench.peek(f"{path}high{p}", 7).as_signed()
+    low, high = bench.peek(f"{path}low{p}").as_unsigned(), bench.peek(f"{path}high{p}")
     upper = ago(m, products[1], 1, f"upper{name}")
     bench.claim(f"low product {name}", low == upper[:7])
     whole = ago(m, made, 1, f"whole{name}")
@@ -125,7 +127,8 @@ def _claim_packed_pair(
     return products, late + 3, ago(m, known, 2, f"known{name}", reset=True)
 
 
-class DualBench(Bench):
+@proves("matrix/pe_pairs", "sums of two dual pairs", Induction(8), 4, 8, 18, DualModel)
+class DualBench(Bench, unit=DualRow):
     """Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is its
     word of the last tile that was sent before the last swap.
 
@@ -133,11 +136,8 @@ class DualBench(Bench):
     `weft.extras.proof.hardware.matrix.RowBench`.
     """
 
-    UNIT = DualRow
-
     def watch(self, m: Module) -> None:
         row = self.dut
-        self.free_inputs(m)
         claim_pulses(m, self)
         for p in range(row.groups):
             products, _, known = _claim_dual_pair(m, self, Entry(row.a, row.b, row.latch, row.swap), "", p, p)
@@ -148,7 +148,8 @@ class DualBench(Bench):
                 self.cover(f"{name} {p}", ago(m, known, 1, f"known_{name}{p}", reset=True) & (below != 0))
 
 
-class PackedBench(Bench):
+@proves("matrix/pe_pairs", "sums of two packed pairs", Induction(9), 4, 9, 18, WideModel)
+class PackedBench(Bench, unit=PackedRow):
     """Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is its
     word of the last tile that was sent before the last swap.
 
@@ -156,11 +157,8 @@ class PackedBench(Bench):
     products; those of ``high`` come a cycle later.
     """
 
-    UNIT = PackedRow
-
     def watch(self, m: Module) -> None:
         row = self.dut
-        self.free_inputs(m)
         self.assume(row.a >= -255)
         claim_pulses(m, self)
         for p in range(row.groups):
@@ -177,6 +175,20 @@ class PackedBench(Bench):
                 )
 
 
+@proves(
+    "matrix/array",
+    "product of 2 x 2, dual pairs",
+    Induction(9),
+    Config(n=2, lanes=2, bus_bytes=4, probability_bits=7),
+    Multipliers("dual", dual=DualModel),
+)
+@proves(
+    "matrix/array",
+    "product of 2 x 2, packed pairs",
+    Induction(9),
+    Config(n=2, lanes=2, bus_bytes=4, probability_bits=8),
+    Multipliers("packed", wide=WideModel),
+)
 class PairArrayBench(ArrayBench):
     # The claim is that of `ArrayBench`.
 
@@ -191,16 +203,3 @@ class PairArrayBench(ArrayBench):
             products, cycles, known = pair
             for product in products:
                 yield product, known, cycles
-
-
-def properties() -> Iterator[Property]:
-    yield DualBench.proves("matrix/pe_pairs", "sums of two dual pairs", Induction(8), 4, 8, 18, DualModel)
-    yield PackedBench.proves("matrix/pe_pairs", "sums of two packed pairs", Induction(9), 4, 9, 18, WideModel)
-    for name, bits, multipliers in (
-        ("dual", 7, Multipliers("dual", dual=DualModel)),
-        ("packed", 8, Multipliers("packed", wide=WideModel)),
-    ):
-        config = Config(n=2, lanes=2, bus_bytes=4, probability_bits=bits)
-        yield PairArrayBench.proves(
-            "matrix/array", f"product of 2 x 2, {name} pairs", Induction(9), config, multipliers
-        )

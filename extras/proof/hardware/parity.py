@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.pipelines import ago, implies, settled
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, CutBench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.control.fetch import ParityCounts
 from weft.hdl.isa.memmap import ParityMemory
@@ -63,17 +61,15 @@ def has_odd_group(word: Value, size: int) -> Value:
     return Cat(group.xor() for group in _split_groups(word, size)).any()
 
 
-class CodingBench(Bench):
+@proves("lib/parity", {"3 groups of 8 bits": (8, 3), "2 groups of 32 bits": (32, 2)}, Induction(1))
+class CodingBench(Bench, unit=_Coder):
     """A word comes out of memory as it went in, but for bits that have changed there. It is wrong exactly where an odd
     number of bits of a group has changed: each bit that changes alone is seen, and no error is invented.
 
     Nothing is assumed: any bits may change.
     """
 
-    UNIT = _Coder
-
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         dut, size = self.dut, self.dut.group
         data = Cat(group[:size] for group in _split_groups(dut.flips, size))
         self.claim("bits come out as they went in but those that changed", dut.read == dut.word ^ data)
@@ -109,7 +105,6 @@ class _BanksBench(CutBench):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         begun = settled(m, 1, "begun")  # ports of memories read once after a reset
         due: list[Value] = []
         self.outputs: list[Value] = []
@@ -139,7 +134,8 @@ class _BanksBench(CutBench):
         self.claim(f"{name} gets the word", data == Array(self.outputs)[bank])
 
 
-class ScratchpadBench(_BanksBench):
+@proves("memory/scratchpad", "parity", Induction(6), _CHECKED, readers=2, writers=2)
+class ScratchpadBench(_BanksBench, unit=Scratchpad):
     """Memory gets words with the right parity only, and what is read is wrong exactly where the parity of a word that
     was asked for is; it is reported in the cycle after the word stands at the output.
 
@@ -147,8 +143,6 @@ class ScratchpadBench(_BanksBench):
     """
 
     GROUP = 8
-
-    UNIT = Scratchpad
 
     def asks(self, bank: int) -> Value:
         ports, depth = self.dut.read, _CHECKED.scratchpad_depth
@@ -159,7 +153,8 @@ class ScratchpadBench(_BanksBench):
             self._claim_reader(m, f"reader {index}", port.address, port.data, _CHECKED.scratchpad_depth)
 
 
-class AccumulatorBench(_BanksBench):
+@proves("memory/accumulator", "parity", Induction(6), _CHECKED)
+class AccumulatorBench(_BanksBench, unit=Accumulator):
     """Memory gets words with the right parity only, and what is read is wrong exactly where the parity of a word that
     was asked for is; it is reported in the cycle after the word stands at the output.
 
@@ -167,8 +162,6 @@ class AccumulatorBench(_BanksBench):
     """
 
     GROUP = 32
-
-    UNIT = Accumulator
 
     def asks(self, bank: int) -> Value:
         read, write, depth = self.dut.read, self.dut.write, _CHECKED.accumulator_depth
@@ -184,18 +177,16 @@ class AccumulatorBench(_BanksBench):
         self._claim_reader(m, "the reader", port.address, port.data, _CHECKED.accumulator_depth)
 
 
-class SequentialBench(CutBench):
+@proves("sequential/scratchpad", "parity", Induction(4), _CHECKED)
+class SequentialBench(CutBench, unit=SequentialScratchpad):
     """Memory gets words with the right parity only, and a vector is wrong exactly where its own is, in the cycle after
     the read.
 
     The sequential core's scratchpad, of which each read returns any word. Nothing is assumed.
     """
 
-    UNIT = SequentialScratchpad
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         (memory,) = self.memories
         (read,), (write,) = memory.read_ports, memory.write_ports
         groups = _split_groups(read.data, 8)
@@ -206,14 +197,16 @@ class SequentialBench(CutBench):
         self.cover("wrong", due)
 
 
-class CountsBench(Bench):
-    """Counts of words that changed. Nothing is assumed."""
+@proves("control/parity_counts", "counts", Induction(2))
+class CountsBench(Bench, unit=ParityCounts):
+    """A count has the words that were wrong since it was cleared, up to the cycle before, at most 255; an error is
+    reported in the cycle after a word was wrong.
 
-    UNIT = ParityCounts
+    Nothing is assumed.
+    """
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         wrong = ago(m, dut.wrong, 1, "wrong", reset=True)
         self.claim("error", dut.error == wrong.any())
         for memory in ParityMemory:
@@ -222,19 +215,3 @@ class CountsBench(Bench):
             m.d.sync += count.eq(Mux(dut.clear, 0, count + (wrong[memory] & (count != _MOST))))
             self.claim(f"count of {name}", dut.counts[memory] == count)
             self.cover(f"two of {name}", count == 2)
-
-
-def properties() -> Iterator[Property]:
-    for group, groups in ((8, 3), (32, 2)):
-        name = f"{groups} groups of {group} bits"
-        yield CodingBench.proves("lib/parity", name, Induction(1), group, groups)
-    yield ScratchpadBench.proves("memory/scratchpad", "parity", Induction(6), _CHECKED, readers=2, writers=2)
-    yield AccumulatorBench.proves("memory/accumulator", "parity", Induction(6), _CHECKED)
-    yield SequentialBench.proves("sequential/scratchpad", "parity", Induction(4), _CHECKED)
-    yield CountsBench.proves(
-        "control/parity_counts",
-        "counts",
-        Induction(2),
-        claim="A count has the words that were wrong since it was cleared, up to the cycle before, at most "
-        f"{_MOST}; an error is reported in the cycle after a word was wrong.",
-    )

@@ -1,7 +1,11 @@
-"""Values of earlier cycles, for benches of pipelines."""
+"""Values of earlier cycles, for benches of pipelines.
+
+Registers that a function returns have by default the name of the variable that they are assigned to.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Shape, ShapeLike, Signal, Value
@@ -18,12 +22,49 @@ def ago(m: Module, value: Value, cycles: int, name: str, *, reset: bool = False)
     return value
 
 
-def latch(m: Module, when: Value, value: Any, shape: ShapeLike, name: str, *, reset: bool = True) -> Any:
-    """Return a register that takes `value` in cycles with `when`. Without `reset`, its content survives a reset."""
-    register = Signal(shape, name=name, reset_less=not reset)
+def was(m: Module, value: Any, name: str | None = None) -> Signal:
+    """Return `value` of the cycle before, and 0 after a reset."""
+    value = Value.cast(value)
+    register = Signal(value.shape(), name=name, src_loc_at=1)
+    m.d.sync += register.eq(value)
+    return register
+
+
+def wire(m: Module, value: Any, shape: Any = None, name: str | None = None) -> Any:
+    """Return a signal that equals `value`, for traces; it has by default the shape of `value`."""
+    shape = Value.cast(value).shape() if shape is None else shape
+    signal = Signal(shape, name=name, src_loc_at=1)
+    m.d.comb += signal.eq(value)
+    return signal
+
+
+def flag(m: Module, sets: Any, clears: Any, name: str | None = None) -> Signal:
+    """Return a register that is 1 from the cycle after `sets` to the next cycle with `clears` and without `sets`."""
+    register = Signal(name=name, src_loc_at=1)
+    m.d.sync += register.eq(Value.cast(sets) | register & ~Value.cast(clears))
+    return register
+
+
+def latch(
+    m: Module, when: Value, value: Any, shape: Any = None, name: str | None = None, *, reset: bool = True
+) -> Any:
+    """Return a register that takes `value` in cycles with `when`. Without `reset`, its content survives a reset.
+
+    It has by default the shape of `value`.
+    """
+    shape = Value.cast(value).shape() if shape is None else shape
+    register = Signal(shape, name=name, reset_less=not reset, src_loc_at=1)
     with m.If(when):
         m.d.sync += register.eq(value)
     return register
+
+
+def latch_all(m: Module, when: Value, values: Mapping[str, Any], prefix: str = "field_") -> dict[str, Any]:
+    """Return registers of the shapes of `values`, which take them in cycles with `when`."""
+    registers = {name: Signal.like(value, name=f"{prefix}{name}") for name, value in values.items()}
+    with m.If(when):
+        m.d.sync += [register.eq(values[name]) for name, register in registers.items()]
+    return registers
 
 
 def watch_cycle(
@@ -42,6 +83,14 @@ def watch_cycle(
         m.d.sync += age.eq(1)
         m.d.sync += [register.eq(value) for register, (value, _, _) in zip(registers, values, strict=True)]
     return age, registers
+
+
+def follow(m: Module, bench: Any, value: Value, stages: Iterable[Value], name: str) -> Value:
+    """Claim that `stages` hold `value` of 1, 2 and so on cycles ago, and 0 after a reset; return it from the last."""
+    for number, stage in enumerate(stages):
+        value = was(m, value, f"{name.replace(' ', '_')}{number}")
+        bench.claim(f"{name} on the way {number}", stage == value)
+    return value
 
 
 def settled(m: Module, cycles: int, name: str = "settled") -> Signal:

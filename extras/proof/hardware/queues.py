@@ -27,7 +27,6 @@ class QueueBench(Bench):
         self.most, self.takes, self.latency = most, takes, latency
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         queue(m, self, self.dut.i, self.dut.o, most=self.most, takes=self.takes, latency=self.latency)
 
 
@@ -39,7 +38,7 @@ _WIDTH = 2
 """Width of words; the units do not look at them."""
 
 
-class NestBench(Bench):
+class NestBench(Bench, unit=LoopNest):
     """For every count and stride, a tracker is its base plus the sum of index times stride, flags follow from the
     indices, and a nest that is loaded with the last step continues without a pause.
 
@@ -47,11 +46,8 @@ class NestBench(Bench):
     step comes only while there is an iteration. A load may come at any time, with a step or without.
     """
 
-    UNIT = LoopNest
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         self.assume(~dut.step | dut.active)
         walk = WalkModel(
             m, self, "", dut.loops, dut.trackers, load=dut.load, step=dut.step,
@@ -79,13 +75,11 @@ def _product(index: Value, stride: Value) -> Value:
     return total
 
 
-class TapBench(Bench):
+class TapBench(Bench, unit=Tap):
     """Words come out once, unchanged and in order; the oldest word is visible until it is taken.
 
     Assumed: at most `words` words are inside, and a word is taken only if there is one. The unit does not count words.
     """
-
-    UNIT = Tap
 
     def __init__(self, words: int) -> None:
         super().__init__(_WIDTH, words)
@@ -93,8 +87,7 @@ class TapBench(Bench):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
-        order = Order(m, self, push=dut.push, i=dut.i, pop=dut.pop, o=dut.o, most=self.words)
+        order = Order(m, self, i=(dut.push, dut.i), o=(dut.pop, dut.o), most=self.words)
         self.assume(~dut.pop | (order.inside != 0))
         self.assume(~dut.push | dut.pop | (order.inside < self.words))
         oldest = order.watched & (order.ahead == 0)
@@ -102,17 +95,14 @@ class TapBench(Bench):
         self.cover("full and both", dut.push & dut.pop & (order.inside == self.words))
 
 
-class DelayBench(Bench):
+class DelayBench(Bench, unit=Delay):
     """A word that enters after a reset comes out after exactly `cycles` cycles.
 
     One word, which may be any, is watched. Nothing is assumed.
     """
 
-    UNIT = Delay
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         mark = self.free(1, "mark")
         word = Signal(_WIDTH)
         age = Signal(range(dut.cycles + 1))  # cycles since the word went in, 0 if none is watched

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import implies, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
-from weft.extras.proof.hardware.streams import Channel, count, stable, within
+from weft.extras.proof.hardware.pipelines import flag, implies, latch, was
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
+from weft.extras.proof.hardware.streams import axi_channel, count, stable, transfer, within
 from weft.hdl.control.control import Control
 from weft.hdl.control.counters import MUX_INPUTS, SETTLING_CYCLES, WORDS, Counters
 from weft.hdl.isa import BASES
@@ -18,10 +18,8 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import (
     MAGIC,
     VERSION,
-    WATCHDOG_BITS,
     Counter,
     Reg,
-    Status,
     base_register,
     counter_register,
 )
@@ -37,27 +35,29 @@ class Answers:
     request is taken at the latest when no answer is owed.
     """
 
-    def __init__(
-        self, m: Module, bench: Bench, name: str, valid: Value, ready: Value, payload: Value
-    ) -> None:
+    def __init__(self, m: Module, bench: Bench, name: str) -> None:
         self.bench, self.name, self.m = bench, name, m
-        waited = stable(m, bench, Channel(valid, ready, payload), name)
-        self.new: Value = valid & ~waited
+        channel = axi_channel(bench.dut, f"s_axi_{name}")
+        waited = stable(m, bench, channel, name)
+        bench.claim(f"{name} okay", getattr(bench.dut, f"s_axi_{name}resp") == 0)
+        self.new: Value = channel.valid & ~waited
         """An answer begins."""
-        self._taken = valid & ready
+        self._taken = transfer(channel)
 
-    def to(self, name: str, valid: Value, ready: Value, *, most: int = 2, beside: Value | int = 1) -> Value:
+    def to(self, name: str, *, most: int = 2, beside: Value | int = 1) -> Value:
         """Claim the answers to requests of one channel, and return whether a request has no answer yet.
 
         At most `most` requests are open: with 2, one waits for its answer, and another's answer waits to be taken. A
         request is taken only with `beside`.
         """
-        owed = count(self.m, f"owed_{name}", _LIMIT + 1, valid & ready, self._taken)
-        begun = count(self.m, f"begun_{name}", _LIMIT + 1, valid & ready, self.new)
-        bench = self.bench
+        bench, requests = self.bench, axi_channel(self.bench.dut, f"s_axi_{name}")
+        owed = count(self.m, f"owed_{name}", _LIMIT + 1, transfer(requests), self._taken)
+        begun = count(self.m, f"begun_{name}", _LIMIT + 1, transfer(requests), self.new)
         bench.claim(f"{self.name} answers {name}", ~self.new | (begun != 0))
         bench.claim(f"{name} takes no more than it answers", (owed <= most) & (begun <= 1))
-        bench.claim(f"{name} takes when nothing is owed", implies(Value.cast(beside), ready | (owed != 0)))
+        bench.claim(
+            f"{name} takes when nothing is owed", implies(Value.cast(beside), requests.ready | (owed != 0))
+        )
         bench.cover(f"{name} as many owed as may be", owed == most)
         waits: Value = begun != 0
         return waits
@@ -69,28 +69,22 @@ class RunsBench(Bench):
     def runs(self, m: Module) -> tuple[Value, Signal]:
         """Claim the course of a run; return whether there is one, and whether there was one in the cycle before."""
         dut = self.dut
-        running, on, started, ended = (Signal(name=name) for name in ("running", "on", "started", "ended"))
-        was_busy = Signal()
+        running, on = flag(m, dut.start, dut.finished, "running"), Signal(name="on")
         since = Signal(range(SETTLING_CYCLES + 4))  # cycles after the last cycle of a run
         busy = on & ~dut.irq
         self.assume(dut.moves)
-        m.d.sync += [
-            running.eq(dut.start | (running & ~dut.finished)),
-            on.eq(dut.start | busy),
-            started.eq(dut.start),
-            ended.eq(dut.irq & ~dut.start),
-            since.eq(Mux(dut.running, 0, since + (since < SETTLING_CYCLES + 3))),
-            was_busy.eq(busy | dut.start),
-        ]
+        m.d.sync += on.eq(dut.start | busy)
+        m.d.sync += since.eq(Mux(dut.running, 0, since + (since < SETTLING_CYCLES + 3)))
+        was_busy, started = was(m, busy | dut.start, "was_busy"), was(m, dut.start, "started")
+        ended = was(m, dut.irq & ~dut.start)
         self.claim("running from start to finished", dut.running == running)
         self.claim("start for a cycle", ~dut.start | ~started)
         self.claim("start while idle", ~dut.start | ~busy)
         self.claim("done until start", ~ended | dut.irq)
         self.claim("not done after a start", ~started | ~dut.irq)
         self.claim("done after a run", ~dut.irq | ended | on)
-        self.claim(
-            "done when counters have settled", ~(dut.irq & on) | (~running & (since >= SETTLING_CYCLES))
-        )
+        settled = ~running & (since >= SETTLING_CYCLES)
+        self.claim("done when counters have settled", ~(dut.irq & on) | settled)
         self.claim("done soon", ~busy | running | (since < SETTLING_CYCLES + 2))
         return busy, was_busy
 
@@ -98,13 +92,11 @@ class RunsBench(Bench):
         """Return the content of the register whose word address is `place`: one of both cores, or of `more`."""
         dut, value = self.dut, Signal(32, name="register_value")
         registers: dict[int, Any] = {
-            Reg.MAGIC: MAGIC,
-            Reg.VERSION: VERSION,
-            Reg.CONFIG: self.config.digest,
-            Reg.STATUS: self.peek("state.status", max(Status).bit_length()),
+            **{Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: self.config.digest},
+            Reg.STATUS: self.peek("state.status"),
             Reg.FAULT_ADDRESS: dut.fault.address,
             Reg.FAULT: Cat(dut.fault.unit, Const(0, 1), dut.fault.response, Const(0, 2), dut.fault.known),
-            Reg.WATCHDOG: self.peek("state.limit", WATCHDOG_BITS),
+            Reg.WATCHDOG: self.peek("state.limit"),
         }
         with m.Switch(place):
             for address, content in {**registers, **more}.items():
@@ -113,16 +105,15 @@ class RunsBench(Bench):
         return value
 
 
-class ControlBench(RunsBench):
+class ControlBench(RunsBench, unit=Control):
     """The registers of a default configuration.
 
     Hosts are unconstrained, and need not even keep a request until it is taken. There is progress in every cycle,
     because the watchdog has properties of its own.
     """
 
-    UNIT = Control
 
-
+@proves("control/control", "runs", Invariant(), Config(), cover=2 * SETTLING_CYCLES, proven=("state",))
 class RunBench(ControlBench):
     """A start is a pulse, comes with a write of 1 to CONTROL, and never during a run. A run is done when it is finished
     and counters have settled, and its end is reported until the next start. A stop is requested when it is written.
@@ -130,18 +121,18 @@ class RunBench(ControlBench):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         _busy, was_busy = self.runs(m)
         write = Writes(m, self)
         here = write.comes & (write.place == Reg.CONTROL >> 2) & write.strobe[0]
         control = here & write.word[0]
         self.claim("start as written", dut.start == (control & ~was_busy))
-        self.claim("stop as written", self.peek("state.asked", 1) == (here & write.word[1]))
+        self.claim("stop as written", self.peek("state.asked") == (here & write.word[1]))
         self.cover("done", dut.irq & ~dut.running)
         self.cover("started again", dut.start & dut.irq)
         self.cover("start is ignored", control & ~dut.start)
 
 
+@proves("control/control", "writes", Invariant(), Config(), proven=("state",))
 class WriteBench(ControlBench):
     """Every write has one answer, in order, OKAY, that stays until it is taken. With it, the registers change in the
     bytes that are written.
@@ -150,12 +141,11 @@ class WriteBench(ControlBench):
     """
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         bit = self.constant(m, range(8), "bit")
         write = Writes(m, self)
         values = {Reg.PROGRAM.value: self.dut.program}
         values |= {base_register(index): self.dut.bases[index] for index in range(BASES)}
-        values[Reg.WATCHDOG.value] = self.peek("state.limit", WATCHDOG_BITS)
+        values[Reg.WATCHDOG.value] = self.peek("state.limit")
         for address, value in values.items():
             lanes = len(value) // 8
             now, word = (
@@ -176,20 +166,17 @@ class Writes:
 
     def __init__(self, m: Module, bench: ControlBench) -> None:
         dut = bench.dut
-        answers = Answers(m, bench, "b", dut.s_axi_bvalid, dut.s_axi_bready, dut.s_axi_bresp)
-        bench.claim("b okay", dut.s_axi_bresp == 0)
-        address = answers.to("aw", dut.s_axi_awvalid, dut.s_axi_awready)
-        word = answers.to("w", dut.s_axi_wvalid, dut.s_axi_wready)
+        answers = Answers(m, bench, "b")
+        address, word = answers.to("aw"), answers.to("w")
         within(m, bench, address & word & ~dut.s_axi_bvalid, 1, "answer to a write")
         self.comes = answers.new
-        self.place = Signal(len(dut.s_axi_awaddr) - 2)
-        self.word, self.strobe = Signal(32, name="written_word"), Signal(4, name="written_strobe")
-        with m.If(dut.s_axi_awvalid & dut.s_axi_awready):
-            m.d.sync += self.place.eq(dut.s_axi_awaddr[2:])
-        with m.If(dut.s_axi_wvalid & dut.s_axi_wready):
-            m.d.sync += [self.word.eq(dut.s_axi_wdata), self.strobe.eq(dut.s_axi_wstrb)]
+        takes = {name: transfer(axi_channel(dut, f"s_axi_{name}")) for name in ("aw", "w")}
+        self.place = latch(m, takes["aw"], dut.s_axi_awaddr[2:], name="place")
+        self.word = latch(m, takes["w"], dut.s_axi_wdata, name="written_word")
+        self.strobe = latch(m, takes["w"], dut.s_axi_wstrb, name="written_strobe")
 
 
+@proves("control/control", "reads", Invariant(), Config(), cover=2 * SETTLING_CYCLES, proven=("state",))
 class ReadBench(ControlBench):
     """Every read has one answer, in order, OKAY, that stays until it is taken, with the content of the register or the
     counter that passes. It comes at once or with the counter.
@@ -197,37 +184,31 @@ class ReadBench(ControlBench):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         self.runs(m)
-        answer = Cat(dut.s_axi_rdata, dut.s_axi_rresp)
-        answers = Answers(m, self, "r", dut.s_axi_rvalid, dut.s_axi_rready, answer)
-        self.claim("r okay", dut.s_axi_rresp == 0)
-        waits = answers.to("ar", dut.s_axi_arvalid, dut.s_axi_arready)
-        place = latch(
-            m, dut.s_axi_arvalid & dut.s_axi_arready, dut.s_axi_araddr[2:], len(dut.s_axi_araddr) - 2, "place"
-        )
+        answers = Answers(m, self, "r")
+        waits = answers.to("ar")
+        place = latch(m, transfer(axi_channel(dut, "s_axi_ar")), dut.s_axi_araddr[2:], name="place")
         first = counter_register(Counter(0)) >> 2
-        counters = Signal()
-        passes = Signal()
-        m.d.comb += [
-            counters.eq((place >= first) & (place < first + WORDS)),
-            passes.eq(place == dut.counter + first),
-        ]
-        owed = waits & ~dut.s_axi_rvalid & (~counters | passes)
-        due = Signal()
-        m.d.sync += due.eq(owed)
-        self.claim("r at once", ~due | answers.new)
+        counters = (place >= first) & (place < first + WORDS)
+        passes = place == dut.counter + first
+        owed = was(m, waits & ~dut.s_axi_rvalid & (~counters | passes))
+        self.claim("r at once", ~owed | answers.new)
         own = {Reg.PROGRAM.value: dut.program}
         own |= {base_register(index): dut.bases[index] for index in range(BASES)}
         register = self.register_at(m, place, own)
-        passed = Signal()
-        before = Signal(32)
-        m.d.sync += [passed.eq(~counters | passes), before.eq(Mux(counters, dut.counter_value, register))]
+        passed, before = (
+            was(m, ~counters | passes, "passed"),
+            was(m, Mux(counters, dut.counter_value, register), "before"),
+        )
         self.claim("r of the cycle before", ~answers.new | (passed & (dut.s_axi_rdata == before)))
         self.cover("a counter is read", answers.new & counters & (before != 0))
         self.cover("status is read", answers.new & (dut.s_axi_rdata == 0b1101) & ~counters)
 
 
+@proves(
+    "control/counters", "order of all", Invariant(), tuple(Counter), 32, cover=2 * len(Counter) + 2, part=True
+)
+@proves("control/counters", "order of 3", Invariant(), tuple(Counter)[:3], 16, part=True)
 class PassingBench(Bench):
     """Words of counters pass in order, one a cycle, or with a memory of 16 bits in two.
 
@@ -239,7 +220,6 @@ class PassingBench(Bench):
         self.chunks = 32 // bits  # cycles of a word of 32 bits
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         self._claim_order(m)
 
     def _claim_order(self, m: Module) -> tuple[Signal, Signal]:
@@ -260,6 +240,24 @@ class PassingBench(Bench):
         return at, step
 
 
+_COUNTS = (
+    "A counter that passes has all events from the cycle after its clear to four cycles before, or three with few "
+    "counters, with carries, and none twice."
+)
+_WINDOW = (
+    "ARRAY_WINDOW counts the cycles from the first row to the last write that is five cycles before it passes, if "
+    "writes are less than 2**32 - 8 cycles apart."
+)
+
+
+# Induction covers a round of the counters, and their way to the adder.
+@proves("control/counters", "values of one", Induction(12), (Counter.CYCLES,), 32, claim=_COUNTS)
+@proves(
+    "control/counters", "values of two", Induction(14), (Counter.CYCLES, Counter.VEC_PORT), 32, claim=_COUNTS
+)
+@proves("control/counters", "values of five", Induction(20), tuple(Counter)[3:8], 32, claim=_COUNTS)
+@proves("control/counters", "values of one, 16 bits", Induction(12), (Counter.READ_BEATS,), 16, claim=_COUNTS)
+@proves("control/counters", "window", Induction(12), (Counter.ARRAY_WINDOW,), 32, claim=_WINDOW)
 class CountersBench(PassingBench):
     """Some counters, with a model of each.
 
@@ -270,7 +268,6 @@ class CountersBench(PassingBench):
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.chosen_twice = len(dut.counted) > MUX_INPUTS
-        self.free_inputs(m)
         at, step = self._claim_order(m)
         counts = Array(self._count_events(m, counter) for counter in dut.counted)
         previous = Signal(64)
@@ -304,15 +301,12 @@ class CountersBench(PassingBench):
         window = Signal(64)
         passed = [Signal(64, name=f"window_{age}") for age in range(2 + self.chosen_twice)]
         # The unit looks at its inputs a cycle later.
-        enable = Signal()
-        row = Signal()
-        write = Signal()
-        m.d.sync += Cat(enable, row, write).eq(Cat(dut.enable, dut.row, dut.write))
+        enable, row, write = (was(m, getattr(dut, n), f"{n}_before") for n in ("enable", "row", "write"))
         apart = Signal(64)
         m.d.comb += apart.eq(cycles - window)
         self.assume(apart < (1 << 32) - 8)
-        self.claim("opened", self.peek("opened", 1) == opened)
-        self.claim("since the last write", self.peek("since", 32) == apart)
+        self.claim("opened", self.peek("opened") == opened)
+        self.claim("since the last write", self.peek("since") == apart)
         for before, after in pairwise((window, *passed)):
             m.d.sync += after.eq(before)
         m.d.comb += count.eq(passed[-1])
@@ -323,43 +317,3 @@ class CountersBench(PassingBench):
         with m.If(dut.clear):
             m.d.sync += [signal.eq(0) for signal in (enable, opened, cycles, window, *passed)]
         return count
-
-
-def properties() -> Iterator[Property]:
-    yield RunBench.proves(
-        "control/control", "runs", Invariant(), Config(), cover=2 * SETTLING_CYCLES, proven=("state",)
-    )
-    yield WriteBench.proves("control/control", "writes", Invariant(), Config(), proven=("state",))
-    yield ReadBench.proves(
-        "control/control", "reads", Invariant(), Config(), cover=2 * SETTLING_CYCLES, proven=("state",)
-    )
-    every = tuple(Counter)
-    for name, counted, bits, cover in (
-        ("order of all", every, 32, 2 * len(every) + 2),
-        ("order of 3", every[:3], 16, 24),
-    ):
-        yield PassingBench.proves(
-            "control/counters", name, Invariant(), counted, bits, cover=cover, part=True
-        )
-    claim = (
-        "A counter that passes has all events from the cycle after its clear to four cycles before, or three with few "
-        "counters, with carries, and none twice."
-    )
-    cases = {
-        "values of one": ((Counter.CYCLES,), 32),
-        "values of two": ((Counter.CYCLES, Counter.VEC_PORT), 32),
-        "values of five": (tuple(Counter)[3:8], 32),
-        "values of one, 16 bits": ((Counter.READ_BEATS,), 16),
-    }
-    for name, (counted, bits) in cases.items():
-        cycles = 12 + 2 * (len(counted) - 1)  # a round of the counters, and their way to the adder
-        yield CountersBench.proves("control/counters", name, Induction(cycles), counted, bits, claim=claim)
-    yield CountersBench.proves(
-        "control/counters",
-        "window",
-        Induction(12),
-        (Counter.ARRAY_WINDOW,),
-        32,
-        claim="ARRAY_WINDOW counts the cycles from the first row to the last write that is five cycles before "
-        "it passes, if writes are less than 2**32 - 8 cycles apart.",
-    )

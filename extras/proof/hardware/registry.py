@@ -8,14 +8,26 @@ from importlib import import_module
 from types import ModuleType
 
 from weft.extras.proof import hardware
-from weft.extras.proof.hardware.property import Property
+from weft.extras.proof.hardware.property import Bench, Property
+
+
+def of_module(module: ModuleType) -> Iterator[Property]:
+    """Yield the properties of a module: those of its function ``properties`` if it has one, or else those that its
+    benches register with `weft.extras.proof.hardware.property.proves`, in the order of their definition.
+    """
+    if hasattr(module, "properties"):
+        yield from module.properties()
+        return
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, Bench) and value.__module__ == module.__name__:
+            yield from value.__dict__.get("registered", ())
 
 
 def collect(package: ModuleType) -> Iterator[Property]:
-    """Yield the properties of all modules in `package` that have a function ``properties``, in order of their names."""
+    """Yield the properties of all modules in `package`, in order of their names."""
     for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if not info.name.endswith(".registry"):
-            yield from getattr(import_module(info.name), "properties", tuple)()
+            yield from of_module(import_module(info.name))
 
 
 def properties() -> Iterator[Property]:

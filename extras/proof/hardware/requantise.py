@@ -18,21 +18,18 @@ _LOW_BITS = 17
 _TAG = 3
 
 
-class LaneBench(Bench):
+class LaneBench(Bench, unit=Requantise, drives=("settings",)):
     """One lane of the requantiser with free inputs and constant settings.
 
     The proof is cut at the register for the sum of products, p: `ProductBench` claims that it holds p, `RoundingBench`
     that results follow from it, both for operands of full width.
     """
 
-    UNIT = Requantise
-
     def watch(self, m: Module) -> None:
-        self.free_inputs(m, "settings")
         self.settings = self.dut.settings
         settings = Value.cast(self.dut.settings)
         m.d.comb += settings.eq(self.constant(m, len(settings), "settings"))
-        self.product = self.peek("product_0", 33 + self.dut.config.mantissa_bits).as_signed()
+        self.product = self.peek("product_0")
         self._watch(m)
 
     def _watch(self, m: Module) -> None:
@@ -64,7 +61,7 @@ class ProductBench(LaneBench):
     def _claim_reduction(self, m: Module) -> None:
         """Claim that the register holds the element, maximum or sum so far, after the first element of a reduction."""
         dut, mode = self.dut, self.settings.reduce
-        element, reduced = dut.elements[0], self.peek("reduced_0", 32).as_signed()
+        element, reduced = dut.elements[0], self.peek("reduced_0")
         before, known = Signal(signed(32), name="so_far", reset_less=True), Signal(name="so_far_known")
         so_far = Signal(signed(32), name="with_element")
         with m.If(dut.first | (mode == Reduce.NONE)):
@@ -83,15 +80,15 @@ class ProductBench(LaneBench):
         """Claim ``v``, and the second operand less its zero point: negative with `subtract`, and 0 without `add`."""
         dut, settings = self.dut, self.settings
         column = dut.columns[0]
-        self.value = self.peek("value_0", 32).as_signed()
+        self.value = self.peek("value_0")
         bias = ago(m, column.bias, 1, "bias")
         self.claim("biased", self.value == ago(m, (self.reduced + bias)[:32].as_signed(), 1, "biased"))
         second = ago(m, dut.second[0], 1, "second").as_signed()
         difference = Mux(settings.subtract, settings.b_zero - second, second - settings.b_zero)
-        self.other = self.peek("other_0", 9).as_signed()
+        self.other = self.peek("other_0")
         expected = Mux(settings.add, difference, 0)
         self.claim("other", self.other == ago(m, expected, 1, "other_due").as_signed())
-        self.mantissa = self.peek("mantissa_2_0", self.dut.config.mantissa_bits)
+        self.mantissa = self.peek("mantissa_2_0")
         self.claim("mantissa", self.mantissa == ago(m, column.mantissa, 2, "mantissa"))
 
     def _claim_product(self, m: Module) -> None:
@@ -102,26 +99,22 @@ class ProductBench(LaneBench):
         is the product.
         """
         v, o, mantissa, factor = self.value, self.other, self.mantissa, self.settings.b_mantissa
-        low = v[:_LOW_BITS]
-        bits = min(self.dut.config.mantissa_bits, _LOW_BITS) + 1
-        cut = {
-            "low_product": (low * mantissa[:_LOW_BITS], _LOW_BITS + 1 + bits),
-            "high_product": (v[_LOW_BITS:].as_signed() * mantissa[:_LOW_BITS], 15 + bits),
-            "other_product": (o * factor[:_LOW_BITS], 9 + bits),
+        products = {
+            "low_product": v[:_LOW_BITS] * mantissa[:_LOW_BITS],
+            "high_product": v[_LOW_BITS:].as_signed() * mantissa[:_LOW_BITS],
+            "other_product": o * factor[:_LOW_BITS],
         }
+        if len(mantissa) > _LOW_BITS:
+            products |= {
+                "value_middle": v * mantissa[_LOW_BITS : _LOW_BITS + 3],
+                "other_middle": o * factor[_LOW_BITS : _LOW_BITS + 3],
+                "value_top": v * mantissa[_LOW_BITS + 3 :],
+                "other_top": o * factor[_LOW_BITS + 3 :],
+            }
         terms: dict[str, Value] = {}
-        for name, (product, width) in cut.items():
-            terms[name] = self.peek(f"{name}_0", width).as_signed()
+        for name, product in products.items():
+            terms[name] = self.peek(f"{name}_0")
             self.claim(name.replace("_", " "), terms[name] == ago(m, product, 1, name))
-        several = (
-            ("value_middle", v, mantissa[_LOW_BITS : _LOW_BITS + 3], 36),
-            ("other_middle", o, factor[_LOW_BITS : _LOW_BITS + 3], 13),
-            ("value_top", v, mantissa[_LOW_BITS + 3 :], 37),
-            ("other_top", o, factor[_LOW_BITS + 3 :], 14),
-        )
-        for name, value, by, width in several if len(mantissa) > _LOW_BITS else ():
-            terms[name] = self.peek(f"{name}_0", width).as_signed()
-            self.claim(name.replace("_", " "), terms[name] == ago(m, value * by, 1, name))
         places = {"high_product": _LOW_BITS, "value_middle": _LOW_BITS, "other_middle": _LOW_BITS}
         places |= {"value_top": _LOW_BITS + 3, "other_top": _LOW_BITS + 3}
         total: Value = Const(0, signed(1))
@@ -139,7 +132,7 @@ class RoundingBench(LaneBench):
 
     def _watch(self, m: Module) -> None:
         settings, dut = self.settings, self.dut
-        shift = self.peek("shift_5_0", 6)
+        shift = self.peek("shift_5_0")
         self.claim("shift", shift == ago(m, dut.columns[0].shift, 5, "shift"))
         total = Signal(signed(len(self.product) + 2), name="rounded_total")
         m.d.comb += total.eq(half_even(m, self.product, shift, "rounded") + settings.zero)
@@ -179,7 +172,7 @@ _FEW = 4
 _SERIAL_DEPTH = 18
 
 
-class SerialBench(Bench):
+class SerialBench(Bench, unit=SerialRequantise, drives=("settings",)):
     """An element plus its bias, times the mantissa, plus the second operand times its own mantissa, is shifted by any
     number, rounded half to even and clamped. The result comes in the documented number of cycles, with its tag.
 
@@ -188,11 +181,8 @@ class SerialBench(Bench):
     element comes when the result of the one before is complete.
     """
 
-    UNIT = SerialRequantise
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m, "settings")
         settings, column = dut.settings, dut.columns[0]
         m.d.comb += Value.cast(settings).eq(self.constant(m, len(Value.cast(settings)), "settings"))
         self.assume(~dut.valid | dut.first & dut.last)

@@ -9,9 +9,9 @@ from typing import Any
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.utils import exact_log2
 
-from weft.extras.proof.hardware.pipelines import latch
+from weft.extras.proof.hardware.pipelines import flag, latch
 from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
-from weft.extras.proof.hardware.streams import Order, stable, within
+from weft.extras.proof.hardware.streams import Order, stable, transfer, within
 from weft.hdl.control.semaphores import Dispatcher, Semaphores
 from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, WORD_BITS, Load, Queue, Store, kinds_of
 from weft.hdl.isa.config import Config
@@ -22,7 +22,7 @@ _SMALL = Config(n=4, lanes=4, bus_bytes=4, probability_bits=0, lookup_tables=0, 
 """With the narrowest bus."""
 
 
-class SemaphoresBench(Bench):
+class SemaphoresBench(Bench, unit=Semaphores):
     """A semaphore is available while it was given more often than taken since it was cleared. The difference never goes
     below 0, nor beyond the maximum if the rules are kept.
 
@@ -31,11 +31,8 @@ class SemaphoresBench(Bench):
     do not count.
     """
 
-    UNIT = Semaphores
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         for index in range(SEMAPHORES):
             given, taken = ([mask[index] for mask in masks] for masks in (dut.give, dut.take))
             self.assume(_at_most_one(given))
@@ -47,7 +44,7 @@ class SemaphoresBench(Bench):
             m.d.sync += expected.eq(expected + give - take)
             with m.If(dut.clear):
                 m.d.sync += expected.eq(0)
-            count = self.peek(f"count_{index}", SEMAPHORE_MAX.bit_length())
+            count = self.peek(f"count_{index}")
             self.claim(f"count of {index}", count == expected)
             self.claim(f"available {index}", dut.available[index] == (expected > 0))
             self.claim(f"range of {index}", (expected >= 0) & (expected <= SEMAPHORE_MAX))
@@ -64,14 +61,12 @@ def _at_most_one(bits: Sequence[Value]) -> Value:
     return ~twice
 
 
-class DispatcherBench(Bench):
+class DispatcherBench(Bench, unit=Dispatcher):
     """A queue of instructions.
 
     Assumed, as the unit's documentation says: parts come in the order of their index, and opcodes are those of the
     unit's kinds. A stop may come at any time; an instruction that it interrupts does not continue.
     """
-
-    UNIT = Dispatcher
 
     def __init__(self, config: Config, kinds: Sequence[Any]) -> None:
         super().__init__(config, kinds)
@@ -108,7 +103,6 @@ class OrderBench(DispatcherBench):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         written, index, last = self.parts(m)
         word = Value.cast(dut.instruction.payload)
         bits = max(_count_bits(kind) for kind in self.kinds)
@@ -125,25 +119,16 @@ class OrderBench(DispatcherBench):
             leaving = Value.cast(dut.values)
             shown = Cat(shown, leaving.bit_select(self.which, 1))
             coming = Cat(coming, values.bit_select(self.which, 1))
-        order = Order(
-            m,
-            self,
-            push=written & last,
-            i=coming,
-            pop=dut.instruction.valid & dut.instruction.ready,
-            o=shown,
-            most=self.most,
-            drops=self.drops(),
-        )
+        comes, goes = (written & last, coming), (transfer(dut.instruction), shown)
+        order = Order(m, self, i=comes, o=goes, most=self.most, drops=self.drops())
         self.claim("takes while there is room", dut.fetched.ready | (order.inside >= self.config.queue_depth))
         self.claim("empty", dut.empty == (order.inside == 0))
-        dropped = Signal(name="dropped")
-        m.d.sync += dropped.eq(dropped | self.drops() & (order.inside == self.config.queue_depth))
+        dropped = flag(m, self.drops() & (order.inside == self.config.queue_depth), 0, "dropped")
         self.cover("an instruction after a full queue was dropped", dropped & dut.instruction.valid)
         if self.config.queue_depth > 1:
             self._claim_places(m, written & last, order, shown)
         else:
-            self.claim("level", self.peek("level", 1) == order.inside)
+            self.claim("level", self.peek("level") == order.inside)
             self.claim("full", dut.fetched.ready == (order.inside == 0))
             self.claim("valid", ~dut.instruction.valid | (order.inside != 0))
             self.claim("no part of a second instruction", (order.inside == 0) | (index == 0))
@@ -153,8 +138,8 @@ class OrderBench(DispatcherBench):
     def _claim_places(self, m: Module, push: Value, order: Order, shown: Value) -> None:
         """Claim where the queue stores the watched bits: induction needs these invariants."""
         depth, dut = self.config.queue_depth, self.dut
-        level, width = self.peek("level", depth.bit_length()), exact_log2(depth)
-        read_at = self.peek("read_at", width)
+        level, width = self.peek("level"), exact_log2(depth)
+        read_at = self.peek("read_at")
         write_at = Signal(width)
         m.d.sync += write_at.eq(write_at + push)
         with m.If(self.drops()):
@@ -162,10 +147,10 @@ class OrderBench(DispatcherBench):
         slot = latch(m, push & ~order.watched, write_at, width, "slot")
         head = Signal.like(order.inside)
         m.d.comb += head.eq(order.inside - level)
-        self.claim("head", (head < 2) & (self.peek("head", 1) == head[0]))
+        self.claim("head", (head < 2) & (self.peek("head") == head[0]))
         self.claim("valid", ~dut.instruction.valid | (head == 1))
         self.claim("level", level <= depth)
-        self.claim("where the next one goes", self.peek("write_at", width) == write_at)
+        self.claim("where the next one goes", self.peek("write_at") == write_at)
         self.claim("full", dut.fetched.ready == (level != depth))
         self.claim("no part of a second instruction", dut.fetched.ready | (self.index == 0))
         self.claim("places", (read_at + level)[:width] == write_at)
@@ -194,9 +179,9 @@ class OrderBench(DispatcherBench):
         word = Signal(WORD_BITS + values, name=f"stored_at_{slot.name}")
         for index in range(WORD_BITS // width):
             if bits := [word[bit] for bit in stored if bit // width == index]:
-                m.d.comb += Cat(bits).eq(self.peek_word(f"part{index}", slot, depth, len(bits)))
+                m.d.comb += Cat(bits).eq(self.peek_word(f"part{index}", slot, depth))
         if values:
-            m.d.comb += word[WORD_BITS:].eq(self.peek_word("stored_values", slot, depth, values))
+            m.d.comb += word[WORD_BITS:].eq(self.peek_word("stored_values", slot, depth))
         return word
 
     def _record_bit(self, m: Module, written: Value, index: Signal) -> Value:
@@ -225,7 +210,6 @@ class WaitBench(DispatcherBench):
 
     def watch(self, m: Module) -> None:
         dut, instruction = self.dut, self.dut.instruction
-        self.free_inputs(m)
         written, _index, last = self.parts(m)
         pop = instruction.valid & instruction.ready
         inside = Signal(range(self.most + 2))

@@ -79,7 +79,7 @@ def count(m: Module, name: str, limit: int, up: Value, down: Value) -> Signal:
 
 
 def assume_answers(
-    m: Module, bench: Bench, name: str, *, asked: Value, answer: Value, limit: int, taken: Value | None = None
+    m: Module, bench: Bench, name: str, *, asked: Value, answer: Any, limit: int, taken: Value | None = None
 ) -> Signal:
     """Assume that an answer comes only while one is owed, and return how many are owed, which is below `limit`.
 
@@ -87,13 +87,16 @@ def assume_answers(
     ----------
     asked : value
         Number of answers that a request of this cycle wants.
-    answer : value
+    answer : value or stream
         An answer is offered.
     taken : value
-        The answer is taken; by default as soon as it is offered.
+        The answer is taken; by default as soon as it is offered, or when its stream takes it.
     """
-    owed = count(m, name, limit, asked, answer if taken is None else taken)
-    bench.assume(~answer | (owed != 0))
+    offered = answer if isinstance(answer, Value) else answer.valid
+    if taken is None:
+        taken = answer if isinstance(answer, Value) else transfer(answer)
+    owed = count(m, name, limit, asked, taken)
+    bench.assume(~offered | (owed != 0))
     return owed
 
 
@@ -166,32 +169,28 @@ class Order(WatchedItem):
 
     Parameters
     ----------
-    i, o : value
-        Word that enters, and word that leaves.
+    i, o : stream or (value, value)
+        Stream that enters, and stream that leaves; or whether a word enters or leaves, and that word.
     """
 
     def __init__(
-        self,
-        m: Module,
-        bench: Bench,
-        *,
-        push: Value,
-        i: Value,
-        pop: Value,
-        o: Value,
-        most: int,
-        name: str = "",
-        drops: Value | int = 0,
+        self, m: Module, bench: Bench, *, i: Any, o: Any, most: int, name: str = "", drops: Value | int = 0
     ) -> None:
+        (push, coming), (pop, leaving) = _events(i), _events(o)
         super().__init__(m, bench, name, push=push, pop=pop, most=most, drops=drops)
         prefix = f"{name} " if name else ""
-        self.word = word = Signal.like(Value.cast(i), name=f"{name}_word".replace(" ", "_").lstrip("_"))
+        self.word = word = Signal.like(coming, name=f"{name}_word".replace(" ", "_").lstrip("_"))
         with m.If(self.starts):
-            m.d.sync += word.eq(i)
+            m.d.sync += word.eq(coming)
         leaves = self.oldest & pop
-        bench.claim(f"{prefix}order", ~leaves | (Value.cast(o) == word))
+        bench.claim(f"{prefix}order", ~leaves | (leaving == word))
         bench.cover(f"{prefix}full", self.inside == most)
-        bench.cover(f"{prefix}through", leaves & (Value.cast(o) != 0))
+        bench.cover(f"{prefix}through", leaves & (leaving != 0))
+
+
+def _events(stream: Any) -> tuple[Value, Value]:
+    event, word = stream if isinstance(stream, tuple) else (transfer(stream), stream.payload)
+    return event, Value.cast(word)
 
 
 def queue(
@@ -203,9 +202,7 @@ def queue(
     most `latency` cycles.
     """
     stable(m, bench, o, name)
-    order = Order(
-        m, bench, push=transfer(i), i=i.payload, pop=transfer(o), o=o.payload, most=most, name=f"{name} words"
-    )
+    order = Order(m, bench, i=i, o=o, most=most, name=f"{name} words")
     bench.claim(f"{name} takes while there is room", i.ready | (order.inside >= takes))
     within(m, bench, (order.inside != 0) & ~o.valid, latency, f"{name} comes")
     return order

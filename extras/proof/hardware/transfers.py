@@ -14,7 +14,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.load.load import PageReader
 
 
-class PageBench(Bench):
+class PageBench(Bench, unit=PageReader, drives=("bases",)):
     """The reader of page tables between an unconstrained queue, bus and unit.
 
     Assumed: an instruction stays at the input until it is taken, with the contents of its registers; the bus returns a
@@ -23,15 +23,12 @@ class PageBench(Bench):
     requests.
     """
 
-    UNIT = PageReader
-
     def __init__(self, config: Config, *, entries: bool) -> None:
         super().__init__(config)
         self.entries = entries
 
     def watch(self, m: Module) -> None:
         instruction, located = self.dut.instruction, self.dut.located
-        self.free_inputs(m, "bases")
         self.table = self._table(m)
         self.address = Signal(32)
         m.d.comb += self.address.eq(self.table + (instruction.payload.page << 2))
@@ -52,12 +49,12 @@ class PageBench(Bench):
         dut, instruction = self.dut, self.dut.instruction
         if dut.config.loops:
             table: Value = dut.values[register_fields(Load.OPCODE).index("table")]
-            kept = Cat(instruction.payload.as_value(), dut.values.as_value())
+            word = Cat(instruction.payload.as_value(), dut.values.as_value())
         else:
             m.d.comb += dut.bases.as_value().eq(self.constant(m, len(dut.bases.as_value()), "bases"))
-            table, kept = dut.bases[instruction.payload.table[:3]], instruction.payload.as_value()
+            table, word = dut.bases[instruction.payload.table[:3]], instruction.payload.as_value()
             self.assume(instruction.payload.table < 8)
-        assume_stable(m, self, Channel(instruction.valid, instruction.ready, kept), "instruction")
+        assume_stable(m, self, Channel(instruction.valid, instruction.ready, word), "instruction")
         self.assume(~instruction.payload.paged | (table % 4 == 0))
         return table
 
@@ -69,7 +66,7 @@ class PageBench(Bench):
         first, out = self.address // bus * bus, request.payload.address
         if self.entries:
             first, out = Const(1), Const(1)
-        order = Order(m, self, push=self.asks, i=first, pop=pop, o=out, most=2, name="requests")
+        order = Order(m, self, i=(self.asks, first), o=(pop, out), most=2, name="requests")
         self.claim("a request is for a word", ~request.valid | (request.payload.beats == 1))
         within(m, self, (order.inside != 0) & ~request.valid, 1, "a request comes")
         under_way = assume_answers(m, self, "under_way", asked=pop, answer=beat.valid, limit=4)
@@ -77,7 +74,7 @@ class PageBench(Bench):
         self.claim("two entries are under way at most", under_way <= 2)
         self.cover("two entries under way", under_way == 2)
         # Places of requests: without them, induction starts from unreachable states.
-        asked, lacks, level = self.peek("asked", 1), self.peek("lacks", 1), self.peek("entries.level", 2)
+        asked, lacks, level = self.peek("asked"), self.peek("lacks"), self.peek("entries.level")
         pending = self.waits & self.dut.instruction.payload.paged & ~asked
         self.claim("requests are where they are counted", order.inside == request.valid + pending)
         self.claim("entries are where they are counted", level + under_way + request.valid == asked + lacks)
@@ -132,13 +129,13 @@ class PageBench(Bench):
             m.d.sync += [op.eq(instruction.payload), place.eq(here)]
             m.d.sync += [has.eq(now_has), entry.eq(now), has_next.eq(0)]
         lacks, asked = self.peeks["lacks"], self.peeks["asked"]
-        level, head = self.peeks["entries.level"], self.peek("entries.r_data", 32)
+        level, head = self.peeks["entries.level"], self.peek("entries.r_data")
         waits = dut.busy & lacks & has
         self.claim("entries that wait", level == waits + has_next)
         self.claim("the entry of the one in the register waits", ~waits | (head == entry))
         self.claim("the entry of the one at the input waits", ~has_next | waits | (head == entry_next))
         self.claim("one entry waits at most", level <= 1)
-        ends = self.peek("entries.produce", 1) ^ self.peek("entries.consume", 1)
+        ends = self.peek("entries.produce") ^ self.peek("entries.consume")
         self.claim("the queue of entries", ends == level[0])
         self.claim("an entry for one that has asked", ~has_next | asked)
         self.claim("an entry for one that is paged", ~(dut.busy & lacks) | op.paged)
@@ -159,11 +156,11 @@ class PageBench(Bench):
         """Claim the places, in their words, of entries that have not come: of the `first` instruction, then of the
         `second`.
         """
-        level, front = self.peek("places.level", 2), self.peek("places.consume", 1)
-        words = [self.peek(f"places.storage[{at}]", len(place) - 2) for at in range(2)]
+        level, front = self.peek("places.level"), self.peek("places.consume")
+        words = [self.peek(f"places.storage[{at}]") for at in range(2)]
         head, second_word = Mux(front, words[1], words[0]), Mux(front, words[0], words[1])
         self.claim("places of those that have not come", level == first + second)
-        self.claim("the queue of places", (self.peek("places.produce", 1) ^ front) == level[0])
+        self.claim("the queue of places", (self.peek("places.produce") ^ front) == level[0])
         self.claim("the place of the first", ~first | (head == place >> 2))
         self.claim("the place of the second", ~second | (Mux(first, second_word, head) == here >> 2))
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
-from weft.extras.proof.hardware.streams import Channel, assume_stable, stable
+from weft.extras.proof.hardware.pipelines import ago, flag, implies, latch, was, wire
+from weft.extras.proof.hardware.property import Bench, Induction, proves
+from weft.extras.proof.hardware.streams import Channel, assume_stable, stable, transfer
 from weft.hdl.isa.config import Config
 from weft.hdl.load.transpose import Transposer
 
@@ -24,7 +22,11 @@ class _Small(Config):
         return 2
 
 
-class TransposeBench(Bench):
+_SIZES = {"n": 2, "lanes": 2, "scratchpad_banks": 2, "scratchpad_depth": 2, "probability_bits": 7}
+
+
+@proves("load/transpose", "columns of 2", Induction(4), _Small(**_SIZES), cover=40)
+class TransposeBench(Bench, unit=Transposer):
     """Vectors that LOAD transposes become columns, byte by byte, of all pixels of a group, of up to two vectors each,
     with the fill byte for missing pixels of the last group. Each goes to its address once, in order with vectors that
     are not transposed. The signal comes after the last one.
@@ -40,17 +42,11 @@ class TransposeBench(Bench):
     Missing pixels of the last group are the fill byte.
     """
 
-    UNIT = Transposer
-
     def watch(self, m: Module) -> None:
         dut, port = self.dut, self.dut.scratchpad
-        self.free_inputs(m)
         assume_stable(m, self, dut.vector, "vector")
         stable(m, self, Channel(port.valid, port.ready, Cat(port.address, port.data)), "write")
-        self.takes = taken = Signal(name="takes")
-        m.d.comb += taken.eq(dut.vector.valid & dut.vector.ready)
-        self.leaves = Signal(name="leaves")
-        m.d.comb += self.leaves.eq(port.valid & port.ready)
+        self.takes, self.leaves = transfer(dut.vector), transfer(port)
         self._model_place(m)
         self._claim_count(m)
         self._claim_plain(m)
@@ -113,21 +109,14 @@ class TransposeBench(Bench):
         port, vector = self.dut.scratchpad, self.dut.vector.payload
         plain = self.takes & ~vector.transpose
         self.claim("it waits for all before it", implies(plain, self.due == self.leaves))
-        there = Signal(name="plain")
-        word = Signal(len(Cat(vector.address, vector.data)), name="plain_word")
-        mask = Signal.like(vector.signal)
-        with m.If(plain):
-            m.d.sync += [there.eq(1), word.eq(Cat(vector.address, vector.data)), mask.eq(vector.signal)]
-        with m.Elif(self.leaves):
-            m.d.sync += there.eq(0)
-        self.claim(
-            "it is written as it is", implies(there, port.valid & (Cat(port.address, port.data) == word))
-        )
-        self.claim("its signal is kept", implies(there, self.peek("port_signal", len(mask)) == mask))
-        written, due = (
-            ago(m, there & self.leaves, 1, "written", reset=True),
-            ago(m, mask, 1, "plain_mask", reset=True),
-        )
+        there = flag(m, plain, self.leaves, "plain")
+        word = latch(m, plain, Cat(vector.address, vector.data), name="plain_word")
+        mask = latch(m, plain, vector.signal, name="mask_of_plain")
+        with self.during(there):
+            as_it_is = port.valid & (Cat(port.address, port.data) == word)
+            self.claim("it is written as it is", as_it_is)
+            self.claim("its signal is kept", self.peek("port_signal") == mask)
+        written, due = was(m, there & self.leaves, "written"), was(m, mask, "plain_mask")
         self.claim("its signal", implies(written, self.dut.signal == due))
         self.cover("one that is not transposed, with a signal", written & (due != 0))
 
@@ -196,24 +185,16 @@ class TransposeBench(Bench):
 
     def _claim_registers(self, m: Module, begins: Value) -> None:
         """Claim the unit's registers, from which induction starts."""
-        dut, n = self.dut, self.config.n
-        self.target, self.padding, self.w_panel = (
-            self.peek(name, 1) for name in ("target", "padding", "fill_panel")
-        )
-        self.source, self.r_index = self.peek("source", 1), self.peek("column_index", 1)
-        self.w_index, self.r_panel, self.full = (
-            self.peek(*x) for x in (("index", 1), ("panel", 1), ("full", 2))
-        )
-        self.valids, self.advance = self.peek("valids", 2), self.peek("advance", 1)
-        layout = dut._group
-        self.groups = [layout(self.peek(f"group{k}", layout.size)) for k in range(2)]
-        self.buffer = Signal(name="buffer")
-        with m.If(begins):
-            m.d.sync += self.buffer.eq(self.target)
-        self.read = Signal(len(self.column), name="columns_read")  # of the buffer that is read
-        m.d.comb += self.read.eq(self.r_panel * n + self.r_index)
-        self.under_way = Signal(2, name="under_way")
-        m.d.comb += self.under_way.eq(self.valids[0] + self.valids[1] + dut.scratchpad.valid)
+        dut, layout = self.dut, self.dut._group
+        self.target, self.padding, self.source = (self.peek(name) for name in ("target", "padding", "source"))
+        self.w_panel, self.w_index = self.peek("fill_panel"), self.peek("index")
+        self.r_panel, self.r_index = self.peek("panel"), self.peek("column_index")
+        self.full, self.valids, self.advance = (self.peek(name) for name in ("full", "valids", "advance"))
+        self.groups = [layout(self.peek(f"group{k}")) for k in range(2)]
+        self.buffer = latch(m, begins, self.target, name="buffer")
+        read = self.r_panel * self.config.n + self.r_index
+        self.read = wire(m, read, len(self.column), "columns_read")  # of the buffer that is read
+        self.under_way = wire(m, self.valids[0] + self.valids[1] + dut.scratchpad.valid)
         self._claim_control()
         end = self._claim_stage(m, begins, self.total - 1, "end")
         unread = self.on & (end == 0)
@@ -230,19 +211,19 @@ class TransposeBench(Bench):
         self.claim("which is full", implies(~alike, (self.source == full[1]) & (self.target == full[0])))
         full_source = full.bit_select(self.source, 1)
         self.claim("only full ones are read", implies(self.read != 0, full_source))
-        last = Mux(self.source, groups[1].panels, groups[0].panels)
+        last, target = (
+            Mux(which, groups[1].panels, groups[0].panels) for which in (self.source, self.target)
+        )
         self.claim("columns that there are", implies(full_source, self.r_panel <= last))
         at = (self.w_index == self.pixel) & (self.w_panel == self.panel)
-        begun = (self.w_index | self.w_panel) != 0
-        panels = self.peek("panels", 1)
-        self.claim("where it is written", implies(~self.padding, at))
+        begun, panels = (self.w_index | self.w_panel) != 0, self.peek("panels")
         padded = (self.pixel == 0) & (self.panel == 0) & (self.w_index != 0) & (self.w_panel <= panels)
-        target = Mux(self.target, groups[1].panels, groups[0].panels)
+        following = self.peek("fill_following") == self.following
+        self.claim("where it is written", implies(~self.padding, at))
         self.claim("what fills up", implies(self.padding, padded & self.fresh & (target == panels)))
         self.claim("it is not full", implies(begun | self.padding, ~full.bit_select(self.target, 1)))
-        self.claim("fresh", self.peek("fresh", 1) == self.fresh)
-        following = self.peek("fill_following", len(self.following))
-        self.claim("the next group", implies(~self.fresh, following == self.following))
+        self.claim("fresh", self.peek("fresh") == self.fresh)
+        self.claim("the next group", implies(~self.fresh, following))
         self.claim("in an instruction", implies(begun & ~self.padding, ~self.fresh))
         columns = [Mux(full[k], (groups[k].panels + 1) * n, 0) for k in range(2)]
         padding = Mux(self.padding, (panels + 1) * n, 0)
@@ -277,39 +258,39 @@ class TransposeBench(Bench):
         whole, full = ~self.filling, self.full.bit_select(buffer, 1)
         group = self.groups[0].shape()(Mux(buffer, self.groups[1].as_value(), self.groups[0].as_value()))
         other = Mux(buffer, self.groups[0].panels, self.groups[1].panels)
-        self.claim(
-            "it is filled", implies(self.on & self.filling, (self.target == buffer) & ~full & ~self.padding)
-        )
-        self.claim("it has begun", implies(self.filling & self.on, (self.pixel != 0) | (self.panel != 0)))
-        self.claim("it is filled up", implies(unread & whole, full | self.padding & (self.target == buffer)))
+        with self.during(self.on & self.filling):
+            self.claim("it is filled", (self.target == buffer) & ~full & ~self.padding)
+            self.claim("it has begun", (self.pixel != 0) | (self.panel != 0))
+            self.claim("its base", self.base == self.first)
         fields = (group.address == self.first) & (group.step == self.step) & (group.jump == self.jump)
         self.claim("its fields", implies(unread, fields))
         ends = (group.panels == self.pixels_have) & (group.signal == self.mask)
-        self.claim("its end", implies(unread & whole, ends))
-        self.claim("its base", implies(self.on & self.filling, self.base == self.first))
+        with self.during(unread & whole):
+            self.claim("it is filled up", full | self.padding & (self.target == buffer))
+            self.claim("its end", ends)
         ours = full & (self.source == buffer)
         before = Mux(self.full.bit_select(~buffer, 1), (other + 1) * n - self.read, 0)
-        self.claim(
-            "what is ahead",
-            implies(unread & ~ours, (self.ahead == self.under_way + before) & (self.column == 0)),
-        )
-        self.claim(
-            "what is read", implies(unread & ours, self.ahead + self.read == self.under_way + self.column)
-        )
-        self.claim("none is written before its turn", implies(self.on & (self.ahead != 0), self.column == 0))
-        self.claim("it ends with the last one", implies(self.on & ~self.filling, self.column < self.total))
+        waits = (self.ahead == self.under_way + before) & (self.column == 0)
         address = len(self.first)
-        following, start = self.peek("column_following", address), self.peek("start", address)
-        place = self._column_address(self.r_panel, self.r_index)
-        self.claim("the next column", implies(unread & ours & (self.read != 0), following == place))
-        second = unread & ours & (self.r_index != 0) & (self.r_panel == 0)
-        self.claim("the next vector of columns", implies(second, start == (self.first + self.jump)[:address]))
+        self.claim("what is ahead", implies(unread & ~ours, waits))
+        self.claim("none is written before its turn", implies(self.on & (self.ahead != 0), self.column == 0))
+        self.claim("it ends with the last one", implies(self.on & whole, self.column < self.total))
+        with self.during(unread & ours):
+            self.claim("what is read", self.ahead + self.read == self.under_way + self.column)
+            place = self._column_address(self.r_panel, self.r_index)
+            following, second = (
+                self.peek("column_following") == place,
+                (self.r_index != 0) & (self.r_panel == 0),
+            )
+            start = self.peek("start") == (self.first + self.jump)[:address]
+            self.claim("the next column", (self.read == 0) | following)
+            self.claim("the next vector of columns", ~second | start)
 
     def _claim_memory(self, m: Module, begins: Value, unread: Value) -> None:
         """Claim the watched byte from its write to its read."""
         stored = Signal(name="stored")
         fills = unread & self.padding & (self.target == self.buffer)
-        written = self.peek("lane0.store__en", 1) & (self.w_index == self.i) & (self.w_panel == self.p)
+        written = self.peek("lane0.store__en") & (self.w_index == self.i) & (self.w_panel == self.p)
         with m.If(begins):
             m.d.sync += stored.eq(written)
         with m.Elif(written & (self.on & self.filling | fills)):
@@ -320,10 +301,10 @@ class TransposeBench(Bench):
         self.claim("stored", implies((self.on & self.filling | fills) & has, stored == passed))
         whole = unread & self.there & self.full.bit_select(self.buffer, 1)
         self.claim("all are stored", implies(whole, stored))
-        fill = self.peek("fill", 8)
+        fill = self.peek("fill")
         self.claim("it is filled up with", implies(fills & has & ~stored, self.byte == fill))
         place, lane = Cat(self.i, self.p, self.buffer), (self.i + self.j)[0]
-        lanes = [self.peek_word(f"lane{k}", place, 1 << len(place), 8) for k in range(self.config.n)]
+        lanes = [self.peek_word(f"lane{k}", place, 1 << len(place)) for k in range(self.config.n)]
         waits = unread & has & stored & (self.stage == 0)
         self.claim("memory", implies(waits, Mux(lane, *reversed(lanes)) == self.byte))
 
@@ -331,14 +312,14 @@ class TransposeBench(Bench):
         layout = self.dut._column
         lane, place = (self.i + self.j)[0], self._column_address(self.p, self.j)
         for number in range(2):
-            column = layout(self.peek(f"column{number}", layout.size))
+            column = layout(self.peek(f"column{number}"))
             there = self.there & (stage == number + 1)
             described = (column.turn == self.j) & (column.address == place) & (column.signal == self.signal)
             self.claim(f"column in stage {number}", implies(there, described))
             if number:
-                byte = self.peek("held", 16).word_select(lane, 8)
+                byte = self.peek("held").word_select(lane, 8)
             else:
-                fetched = [self.peek(f"lane{k}.fetch__data", 8) for k in range(2)]
+                fetched = [self.peek(f"lane{k}.fetch__data") for k in range(2)]
                 byte = Mux(lane, *reversed(fetched))
             self.claim(f"byte in stage {number}", implies(there, byte == self.byte))
         there, port = self.there & (stage == 3), self.dut.scratchpad
@@ -347,7 +328,3 @@ class TransposeBench(Bench):
 
 
 _SIZES = {"n": 2, "lanes": 2, "scratchpad_banks": 2, "scratchpad_depth": 2, "probability_bits": 7}
-
-
-def properties() -> Iterator[Property]:
-    yield TransposeBench.proves("load/transpose", "columns of 2", Induction(4), _Small(**_SIZES), cover=40)

@@ -10,8 +10,6 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 from weft.extras.proof.hardware.pipelines import latch
 from weft.extras.proof.hardware.property import Bench
 from weft.extras.proof.hardware.streams import Order
-from weft.hdl.isa.config import Config
-from weft.hdl.lib.loopnest import Walk
 
 
 class WalkModel:
@@ -31,7 +29,7 @@ class WalkModel:
     loops, trackers
         Parameters of `weft.hdl.lib.loopnest.LoopNest`.
     load, step : value
-        An instruction begins; an iteration ends.
+        An instruction begins; an iteration ends, by default where the nest steps.
     counts, bases, strides
         The instruction's fields at `load`: by loop, by tracker, and by tracker and loop.
 
@@ -52,12 +50,12 @@ class WalkModel:
     def __init__(
         self, m: Module, bench: Bench, path: str,
         loops: Mapping[str, int], trackers: Mapping[str, tuple[int, Mapping[str, int]]], *,
-        load: Value, step: Value, counts: Any, bases: Any, strides: Any,
+        load: Value, step: Value | None = None, counts: Any, bases: Any, strides: Any,
     ) -> None:  # fmt: skip
         self.m, self.bench = m, bench
         self.loops, self.trackers = loops, trackers
-        self.load, self.step = load, step
         self._path, self._prefix = f"{path}." if path else "", f"{path}_".replace(".", "_") if path else ""
+        self.load, self.step = load, self._peek("step") if step is None else step
         self.first: dict[str, Value] = {}
         self.last: dict[str, Value] = {}
         self.index: dict[str, Value] = {}
@@ -74,11 +72,11 @@ class WalkModel:
         self.ends = self._count(counts)
         with m.If(load):
             m.d.sync += self.on.eq(1)
-        with m.Elif(step & self.ends):
+        with m.Elif(self.step & self.ends):
             m.d.sync += self.on.eq(0)
-        bench.claim(f"{self._prefix}active", self._peek("active", 1) == self.on)
-        bench.claim(f"{self._prefix}steps", ~step | self.on)
-        self._while_on("last of all", self._peek("last_all", 1) == self.ends)
+        bench.claim(f"{self._prefix}active", self._peek("active") == self.on)
+        bench.claim(f"{self._prefix}steps", ~self.step | self.on)
+        self._while_on("last of all", self._peek("last_all") == self.ends)
         self._counters()
         for name in trackers:
             self.values[name] = self._value(name, bases[name], strides)
@@ -109,20 +107,18 @@ class WalkModel:
         return inner
 
     def _counters(self) -> None:
-        loops = list(self.loops)
-        moves = self._peek("moves", len(loops))
-        firsts, lasts = self._peek("first", len(loops)), self._peek("last", len(loops))
+        moves, firsts, lasts = self._peek("moves"), self._peek("first"), self._peek("last")
         for number, (loop, width) in enumerate(self.loops.items()):
             index, count = self.index[loop], self.count[loop]
             registers = {
-                "reload": (width, (count - 2)[:width]),
-                "left": (width, (count - index - 2)[:width]),
-                "single": (1, count == 1),
-                "double": (1, count == 2),
-                "near": (1, index + 2 == count),
+                "reload": (count - 2)[:width],
+                "left": (count - index - 2)[:width],
+                "single": count == 1,
+                "double": count == 2,
+                "near": index + 2 == count,
             }
-            for name, (size, value) in registers.items():
-                self._while_on(f"{name} of {loop}", self._peek(f"{name}_{loop}", size) == value)
+            for name, value in registers.items():
+                self._while_on(f"{name} of {loop}", self._peek(f"{name}_{loop}") == value)
             self._while_on(f"index of {loop}", index < count)
             self._while_on(f"first of {loop}", firsts[number] == self.first[loop])
             self._while_on(f"last of {loop}", lasts[number] == self.last[loop])
@@ -135,7 +131,7 @@ class WalkModel:
         self.bases[name] = base = latch(m, self.load, start, width, f"{self._prefix}base_{name}")
         m.d.comb += total.eq(base)
         if not own or next(iter(self.loops)) not in own:
-            self._while_on(f"base of {name}", self._peek(f"{name}_base", width) == base)
+            self._while_on(f"base of {name}", self._peek(f"{name}_base") == base)
         for loop in self.loops:
             if loop not in own:
                 continue
@@ -151,32 +147,31 @@ class WalkModel:
             level = Signal(width, name=f"{self._prefix}value_{name}_{loop}")
             m.d.comb += level.eq(total + moved)
             total = level
-            register = self._peek(f"{name}_stride_{loop}", own[loop])
-            self._while_on(f"stride of {name} for {loop}", register == stride.as_unsigned())
-            self._while_on(f"level of {name} for {loop}", self._peek(f"{name}_{loop}", width) == total)
+            register = self._peek(f"{name}_stride_{loop}")
+            self._while_on(f"stride of {name} for {loop}", register == stride)
+            self._while_on(f"level of {name} for {loop}", self._peek(f"{name}_{loop}") == total)
         return total
 
-    def _peek(self, name: str, width: int) -> Signal:
-        return self.bench.peek(f"{self._path}{name}", width)
+    def _peek(self, name: str) -> Any:
+        return self.bench.peek(f"{self._path}{name}")
 
     def _while_on(self, name: str, value: Value) -> None:
         self.bench.claim(f"{self._prefix}{name}", ~self.on | value)
 
 
-def walk_fields(walk: Walk, config: Config, op: Any) -> dict[str, Any]:
-    """Return the arguments of `WalkModel` that are fields of an instruction `op` with operands at `walk`.
+def walk_fields(
+    op: Any, loops: Mapping[str, int], trackers: Mapping[str, tuple[int, Mapping[str, int]]]
+) -> dict[str, Any]:
+    """Return the arguments of `WalkModel` for fields `op` that are named after the loops and trackers.
 
-    Counts of loops that the instruction has no field for are left to the caller.
+    Counts of loops that have no field are left to the caller.
     """
-    trackers = walk.trackers(config)
-    return {
-        "trackers": trackers,
-        "counts": {loop: op[loop] for loop in walk.loops if loop in op.shape().members},
-        "bases": {name: op[name] for name in trackers},
-        "strides": {
-            name: {loop: op[f"{name}_{loop}"] for loop in own} for name, (_, own) in trackers.items()
-        },
+    strides = {
+        name: {loop: op[f"{name}_{loop}"].as_signed() for loop in own} for name, (_, own) in trackers.items()
     }
+    counts = {loop: op[loop] for loop in loops if loop in op.shape().members}
+    bases = {name: op[name] for name in trackers}
+    return {"loops": loops, "trackers": trackers, "counts": counts, "bases": bases, "strides": strides}
 
 
 def claim_slots(bench: Bench, order: Order, slots: Sequence[tuple[Value, Value]], name: str) -> None:
@@ -193,14 +188,12 @@ def claim_slots(bench: Bench, order: Order, slots: Sequence[tuple[Value, Value]]
     bench.claim(f"{name}: the watched one is there", ~order.watched | (order.ahead < order.inside))
 
 
-def skid_slots(
-    bench: Bench, width: int, path: str = "skid"
-) -> tuple[tuple[Signal, Signal], tuple[Signal, Signal]]:
+def skid_slots(bench: Bench, path: str = "skid") -> tuple[tuple[Signal, Signal], tuple[Signal, Signal]]:
     """Return the slots of the unit's `weft.hdl.lib.queues.SkidBuffer` for `claim_slots`.
 
     Claims that the spare slot is used only while the buffer offers a word.
     """
-    offers, full = bench.peek(f"{path}.o__valid", 1), bench.peek(f"{path}.full", 1)
-    offered, spare = bench.peek(f"{path}.o__payload", width), bench.peek(f"{path}.kept", width)
+    offers, full = bench.peek(f"{path}.o__valid"), bench.peek(f"{path}.full")
+    offered, spare = bench.peek(f"{path}.o__payload"), bench.peek(f"{path}.kept")
     bench.claim("the skid buffer", ~full | offers)
     return (offers, offered), (full, spare)

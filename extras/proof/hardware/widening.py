@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.pipelines import ago, implies, was
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.extras.proof.hardware.streams import assume_stable, stable
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.encoding import FACTOR_FRACTION_BITS, GROUP_WORDS
@@ -23,22 +21,19 @@ def bytes_of(values: Value) -> Value:
     return Cat(*((nibble + Const(0, 8))[:8] for nibble in nibbles))
 
 
-class WidenBench(Bench):
+@proves("load/widen", "values of 4 bits", Invariant(), Config(n=2, lanes=2, bus_bytes=_BYTES, int4=1))
+class WidenBench(Bench, unit=Widener):
     """A word passes unchanged, or as the bytes of its lower and then of its upper half, for all codes; none is lost.
 
     Assumed: beats stay until they are taken; `narrow` is constant while a word or its second half waits.
     """
 
-    UNIT = Widener
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         beat, wide = dut.beat, dut.wide
         second = Signal()  # the first half has left
-        before = Signal()
-        holds = Signal()
-        m.d.sync += [before.eq(dut.narrow), holds.eq(beat.valid & ~beat.ready)]
+        before = was(m, dut.narrow)
+        holds = was(m, beat.valid & ~beat.ready)
         assume_stable(m, self, beat, "beat")
         self.assume(implies(holds, dut.narrow == before))
         with m.If(wide.valid & wide.ready & dut.narrow):
@@ -54,7 +49,29 @@ class WidenBench(Bench):
         self.cover("second half", second & wide.valid & wide.ready & (wide.payload == 0xF8_07_00_FF))
 
 
-class BlocksBench(Bench):
+_BLOCKS = Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2)
+
+
+@proves(
+    "load/widen",
+    "blocks",
+    Invariant(),
+    _BLOCKS,
+    values=False,
+    cover=48,
+    claim="The first word of a group is taken where it is wanted and does not pass, and the 32 words of 16 "
+    "beats do; others pass as without blocks.",
+)
+@proves(
+    "load/widen",
+    "values of blocks",
+    Induction(6),
+    _BLOCKS,
+    values=True,
+    claim="Each of a group's words is multiplied by the next of its factors in turn, rounded and saturated, "
+    "for all codes and factors.",
+)
+class BlocksBench(Bench, unit=Widener):
     """The widener with blocks.
 
     Assumed: beats stay until they are taken; with `blocks` values are narrow; `narrow` and `blocks` are constant while
@@ -62,15 +79,12 @@ class BlocksBench(Bench):
     multiplies the words k, k + N, ... of the group. With `values`, the bench claims the words, else the handshakes.
     """
 
-    UNIT = Widener
-
     def __init__(self, config: Config, *, values: bool) -> None:
         super().__init__(config)
         self.values = values
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         beat, wide = dut.beat, dut.wide
         word = Signal(range(GROUP_WORDS))  # of the group: words that have left
         inside = Signal()
@@ -116,8 +130,8 @@ class BlocksBench(Bench):
     def _assume(self, m: Module, inside: Value, second: Value) -> None:
         dut, beat = self.dut, self.dut.beat
         before = Signal(2)
-        holds = Signal()
-        m.d.sync += [before.eq(Cat(dut.narrow, dut.blocks)), holds.eq(beat.valid & ~beat.ready)]
+        holds = was(m, beat.valid & ~beat.ready)
+        m.d.sync += [before.eq(Cat(dut.narrow, dut.blocks))]
         assume_stable(m, self, beat, "beat")
         self.assume(implies(holds, Cat(dut.narrow, dut.blocks) == before))
         self.assume(implies(second, dut.narrow))
@@ -127,15 +141,14 @@ class BlocksBench(Bench):
     def _claim_registers(self, m: Module, inside: Value, second: Value, word: Value, factors: Value) -> None:
         """Claim the unit's registers: the next factor, number ``word mod N``, is in the lowest byte."""
         beat = self.dut.beat
-        waits = Signal()
-        m.d.sync += waits.eq(beat.valid & ~beat.ready)
+        waits = was(m, beat.valid & ~beat.ready)
         self.claim("a beat waits for its second half", implies(second, waits))
         rotated = Mux(word[0], factors.rotate_right(8), factors)
         rotated = Mux(word[1], rotated.rotate_right(16), rotated)
-        self.claim("kept", implies(inside, self.peek("kept", len(factors)) == rotated))
-        self.claim("left", implies(inside, self.peek("left", 6) == GROUP_WORDS - word))
-        self.claim("begin", self.peek("begin", 1) == ~inside)
-        self.claim("upper", self.peek("upper", 1) == second)
+        self.claim("kept", implies(inside, self.peek("kept") == rotated))
+        self.claim("left", implies(inside, self.peek("left") == GROUP_WORDS - word))
+        self.claim("begin", self.peek("begin") == ~inside)
+        self.claim("upper", self.peek("upper") == second)
         self.claim("groups have whole beats", implies(inside, word[0] == second))
 
     @staticmethod
@@ -148,30 +161,3 @@ class BlocksBench(Bench):
             ) >> FACTOR_FRACTION_BITS
             results.append(Mux(rounded > 127, 127, Mux(rounded < -128, -128, rounded))[:8])
         return Cat(*results)
-
-
-def properties() -> Iterator[Property]:
-    yield WidenBench.proves(
-        "load/widen", "values of 4 bits", Invariant(), Config(n=2, lanes=2, bus_bytes=_BYTES, int4=1)
-    )
-    config = Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2)
-    yield BlocksBench.proves(
-        "load/widen",
-        "blocks",
-        Invariant(),
-        config,
-        claim="The first word of a group is taken where it is wanted and does not pass, and the 32 words of "
-        "16 beats do; others pass as without blocks.",
-        cover=48,
-        values=False,
-    )
-    config = Config(n=_BYTES, lanes=2, bus_bytes=_BYTES, int4=2)
-    yield BlocksBench.proves(
-        "load/widen",
-        "values of blocks",
-        Induction(6),
-        config,
-        claim="Each of a group's words is multiplied by the next of its factors in turn, rounded and "
-        "saturated, for all codes and factors.",
-        values=True,
-    )

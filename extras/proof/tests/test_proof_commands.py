@@ -47,7 +47,6 @@ class Wrong(Bench):
     """Bench with the wrong claim that a skid buffer never refuses a word."""
 
     def watch(self, m: object) -> None:
-        self.free_inputs(m)  # type: ignore[arg-type]
         self.claim("never full", self.dut.i.ready)
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Module, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from weft.extras.proof.engine.netlist import NetlistError
 from weft.extras.proof.engine.prove import Outcome, Result, prove
-from weft.extras.proof.hardware.pipelines import ago, latch, watch_cycle
-from weft.extras.proof.hardware.property import Bench, Bounded, Induction, Invariant, Method, Property
+from weft.extras.proof.hardware.pipelines import ago, latch, was, watch_cycle
+from weft.extras.proof.hardware.property import Bench, Bounded, Induction, Invariant, Method, Property, proves
+from weft.extras.proof.hardware.registry import of_module
 
 
 class Counter(wiring.Component):
@@ -41,7 +43,6 @@ class CounterBench(Bench):
         self._watch = watch
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         self._watch(self, m)
 
 
@@ -136,19 +137,20 @@ def test_constants_are_any_and_stay() -> None:
 
 def test_signals_inside() -> None:
     def watch(bench: CounterBench, m: Module) -> None:
-        bench.claim("the same", bench.peek("hidden", 4) == bench.dut.value)
+        bench.claim("the same", bench.peek("hidden") == bench.dut.value)
 
     assert of(watch).outcome is Outcome.PROVEN
 
 
 @pytest.mark.parametrize(
-    ("path", "width", "told"), [("hiden", 4, "no signal 'dut.hiden'"), ("hidden", 3, "4 bits, not 3")]
+    ("path", "message"),
+    [("hiden", "no signal 'dut.hiden'"), ("hidden.low", "'hidden.low' has no field 'low'")],
 )
-def test_missing_signals(path: str, width: int, told: str) -> None:
+def test_missing_signals(path: str, message: str) -> None:
     def watch(bench: CounterBench, m: Module) -> None:
-        bench.claim("any", bench.peek(path, width) == 0)
+        bench.claim("any", bench.peek(path) == 0)
 
-    with pytest.raises(NetlistError, match=told):
+    with pytest.raises(NetlistError, match=message):
         of(watch)
 
 
@@ -172,10 +174,53 @@ class TwinsBench(Bench):
         self.number = number
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         before, later = Signal(), Signal()
         m.d.sync += [before.eq(self.dut.i), later.eq(1)]
-        self.claim("kept", ~later | (self.peek(f"kept#{self.number}", 1) == before))
+        self.claim("kept", ~later | (self.peek(f"kept#{self.number}") == before))
+
+
+class Signed(wiring.Component):
+    """A signed register of the input."""
+
+    def __init__(self) -> None:
+        super().__init__({"i": In(3)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        number = Signal(signed(3))
+        m.d.sync += number.eq(self.i)
+        return m
+
+
+class SignedBench(Bench, unit=Signed):
+    def watch(self, m: Module) -> None:
+        number = self.peek("number")
+        self.claim("sign", (number < 0) == number[-1])
+        with self.during(number != 0):
+            self.claim_registers({"number": was(m, self.dut.i, "i_before")}, "{} while it is not 0")
+        self.claim_equal("low bits", number[:2], number)
+
+
+def test_signals_have_the_shape_that_the_unit_gives_them() -> None:
+    claims = ["low bits", "number while it is not 0", "sign"]
+    result = prove(SignedBench.proves("signed", "test", Induction(2)))
+    assert (result.outcome, result.claims) == (Outcome.PROVEN, claims)
+
+
+@proves("twins", "one", Induction(1), 0)
+@proves("twins", {"two": 0, "three": (1,)}, Invariant(), claim="A claim.")
+class Registered(TwinsBench):
+    """Claim by default."""
+
+
+def test_benches_register_their_properties() -> None:
+    items = list(of_module(sys.modules[__name__]))
+    assert [(item.name, item.claim) for item in items] == [
+        ("one", "Claim by default."),
+        ("two", "A claim."),
+        ("three", "A claim."),
+    ]
+    assert [item.bench.args for item in items] == [(0,), (0,), (1,)]  # type: ignore[attr-defined]
 
 
 def test_signals_of_one_name() -> None:
@@ -207,8 +252,7 @@ class Crowded(wiring.Component):
 
 class CrowdedBench(Bench):
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
-        self.claim("the counter's register", self.peek("counter.hidden", 4) == self.dut.value)
+        self.claim("the counter's register", self.peek("counter.hidden") == self.dut.value)
 
 
 @pytest.mark.parametrize("more", [0, 3])
@@ -221,7 +265,7 @@ def test_a_path_to_several_signals_is_refused() -> None:
     class Ambiguous(CrowdedBench):
         def watch(self, m: Module) -> None:
             super().watch(m)
-            self.claim("one of three", self.peek("counter", 4) == 0)
+            self.claim("one of three", self.peek("counter") == 0)
 
     with pytest.raises(NetlistError, match=r"several signals 'dut\.counter': append #0"):
         prove(Property("crowded", "test", "A test's claim.", lambda: Ambiguous(Crowded(2))))
@@ -242,26 +286,23 @@ class Table(wiring.Component):
         return m
 
 
-class TableBench(Bench):
+class TableBench(Bench, unit=Table):
     """A word of the memory is
     the word that was written last.
 
     Writes are unconstrained.
     """
 
-    UNIT = Table
-
     def __init__(self, offset: int) -> None:
         super().__init__()
         self.offset = offset
 
     def watch(self, m: Module) -> None:
-        self.free_inputs(m)
         watched = self.constant(m, 2, "watched")
         here = self.dut.place == watched
         content = latch(m, here, self.dut.word, 2, "content")
         known = latch(m, here, 1, 1, "known")
-        word = self.peek_word("table", watched + self.offset, 4, 2)
+        word = self.peek_word("table", watched + self.offset, 4)
         self.claim("the word", ~known | (word == content))
         age, (read,) = watch_cycle(m, self, 2, (self.dut.read, 2, "read"))
         self.claim("the word of the watched cycle", (age != 1) | (read == ago(m, self.dut.read, 1, "before")))

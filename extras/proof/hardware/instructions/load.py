@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago
-from weft.extras.proof.hardware.property import Bench, Bounded, Induction, Property
+from weft.extras.proof.hardware.pipelines import ago, flag, implies, latch, latch_all, was
+from weft.extras.proof.hardware.property import Bench, Bounded, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.streams import assume_stable, within
-from weft.extras.proof.hardware.walks import WalkModel
+from weft.extras.proof.hardware.streams import assume_stable, transfer, within
+from weft.extras.proof.hardware.walks import WalkModel, walk_fields
 from weft.hdl.isa import WORD_BITS, Load
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.instructions import INT4_RUN_MAX
 from weft.hdl.load.load import LoadRequests
 from weft.hdl.load.unpack import Unpacker, unpack_layout
 
-_VARIANTS: dict[str, dict[str, int]] = {
-    "": {},
-    " with transposition and values of 4 bits": {"probability_bits": 7, "int4": 1},
-    " with blocks, and base registers in the offset": {"n": 4, "int4": 2, "loops": 1},
+_VARIANTS = {
+    "": SMALLEST,
+    " with transposition and values of 4 bits": SMALLEST.replace(probability_bits=7, int4=1),
+    " with blocks, and base registers in the offset": SMALLEST.replace(n=4, int4=2, loops=1),
 }
+_DEPTH = 9
+"""Cycles of the proof of bytes; `BytesBench.MOST` limits instructions to those that fit."""
 _LOOPS = {"rows": 12, "outer": 16, "inner": 16}
+_PLACE = {"row": 12, "inside": 12, "number": 16}
+"""Bits of the model of requests: the row, its number in its line, and its pass."""
 
 
 def split_passes(op: Any, config: Config) -> tuple[Value, Value]:
@@ -77,7 +81,10 @@ def unpack_fields(op: Any, first: Value, config: Config) -> dict[str, Any]:
     }
 
 
-class RequestsBench(Bench):
+@proves(
+    "load/load", {f"runs of LOAD{name}": config for name, config in _VARIANTS.items()}, Induction(4), cover=16
+)
+class RequestsBench(Bench, unit=LoadRequests):
     """For every LOAD, of any length and with any fields, the unit requests runs of bytes row by row, at their addresses
     and of their lengths. Where pixels of several vectors overlap, it requests each row once for each vector. It
     describes each instruction to the unpacker.
@@ -87,19 +94,15 @@ class RequestsBench(Bench):
     longer than the checker accepts. All other fields are unconstrained.
     """
 
-    UNIT = LoadRequests
-
     def watch(self, m: Module) -> None:
         dut, op = self.dut, self.dut.instruction.payload
-        self.free_inputs(m)
         assume_stable(m, self, dut.instruction, "instruction")
-        self.load = Signal(name="loads")
-        m.d.comb += self.load.eq(dut.instruction.valid & dut.instruction.ready)
+        self.load = load = transfer(dut.instruction)
         counts = ("rows", "line", "pixels", "pitch", "length", "run")
-        self.assume(~self.load | Cat(*(op[name] != 0 for name in counts)).all())
+        self.assume(implies(load, Cat(op[name] != 0 for name in counts).all()))
         if self.config.int4:
-            self.assume(~self.load | ~op.int4 | (op.run <= INT4_RUN_MAX))
-            self.assume(~self.load | ~op.blocks | op.int4)
+            self.assume(implies(load & op.int4, op.run <= INT4_RUN_MAX))
+            self.assume(implies(load & op.blocks, op.int4))
         # With loops, the offset already contains the register.
         self.first = op.offset if self.config.loops else (dut.bases[op.base[:3]] + op.offset)[:32]
         self.vectors, self.again = split_passes(op, self.config)
@@ -108,60 +111,51 @@ class RequestsBench(Bench):
 
     def _claim_runs(self, m: Module) -> None:
         op, load, run = self.dut.instruction.payload, self.load, self.dut.run
-        names = ("rows", "line", "row_pitch", "skip", "run")
         # Every 16 values, which have half a byte each, come after their factor.
         factors = Mux(op.blocks, op.run // 16, 0) if self.config.blocks else 0
-        fields = {name: Signal.like(op[name], name=f"field_{name}") for name in names}
-        pass_count, place = Signal(16, name="passes_kept", init=1), Signal(32, name="place")
-        row, inside, number = (
-            Signal(width, name=name) for name, width in (("row", 12), ("inside", 12), ("number", 16))
-        )
-        on, step = Signal(name="on"), run.valid & run.ready
-        last_pass, last_row = number == pass_count - 1, row == fields["rows"] - 1
-        last_of_line = inside == fields["line"] - 1
-        following = place + fields["row_pitch"] + Mux(last_of_line, fields["skip"], 0)
+        fields = {name: op[name] for name in ("rows", "line", "row_pitch", "skip")}
+        fields |= {"run": (op.run + factors)[: len(op.run)], "passes": Mux(self.again, self.vectors, 1)}
+        rows, line, pitch, skip, size, passes = latch_all(m, load, fields).values()
+        place, on, step = Signal(32, name="place"), Signal(name="on"), transfer(run)
+        row, inside, number = (Signal(width, name=name) for name, width in _PLACE.items())
+        last_pass, last_row, last_of_line = number == passes - 1, row == rows - 1, inside == line - 1
         with m.If(load):
-            m.d.sync += [register.eq(op[name]) for name, register in fields.items()]
-            m.d.sync += fields["run"].eq(op.run + factors)
-            m.d.sync += [pass_count.eq(Mux(self.again, self.vectors, 1)), place.eq(self.first), on.eq(1)]
-            m.d.sync += [row.eq(0), inside.eq(0), number.eq(0)]
+            m.d.sync += [place.eq(self.first), on.eq(1), row.eq(0), inside.eq(0), number.eq(0)]
         with m.Elif(step & ~last_pass):
             m.d.sync += number.eq(number + 1)
         with m.Elif(step):
             m.d.sync += [number.eq(0), row.eq(row + 1), inside.eq(Mux(last_of_line, 0, inside + 1))]
-            m.d.sync += [place.eq(following), on.eq(~last_row)]
+            m.d.sync += [place.eq(place + pitch + Mux(last_of_line, skip, 0)), on.eq(~last_row)]
         self.claim("a run for each pass of each row", run.valid == on)
-        self.claim("where it begins", ~on | (run.payload.address == place))
-        self.claim("its bytes", ~on | (run.payload.bytes == fields["run"]))
-        self.claim(
-            "counts", ~on | ((row < fields["rows"]) & (inside < fields["line"]) & (number < pass_count))
-        )
-        registers: dict[str, tuple[int, Value]] = {
-            "pitch": (32, fields["row_pitch"].as_unsigned()),
-            "jump": (32, (fields["row_pitch"] + fields["skip"])[:32]),
-            "rows": (12, fields["rows"] - 1 - row),
-            "line": (12, fields["line"] - 1 - inside),
-            "line_reload": (12, fields["line"] - 1),
-            "passes": (16, pass_count - 1 - number),
-            "passes_reload": (16, pass_count - 1),
-        }
-        for name, (width, value) in registers.items():
-            self.claim(f"register {name}", ~on | (self.peek(name, width) == value[:width]))
-        self.cover("a second line of two rows", step & (row == 3) & (inside == 1) & (fields["skip"] != 0))
+        with self.during(on):
+            self.claim("where it begins", run.payload.address == place)
+            self.claim("its bytes", run.payload.bytes == size)
+            self.claim("counts", (row < rows) & (inside < line) & (number < passes))
+            registers: dict[str, Value] = {"pitch": pitch.as_unsigned(), "jump": pitch + skip}
+            registers |= {"rows": rows - 1 - row, "line": line - 1 - inside, "line_reload": line - 1}
+            registers |= {"passes": passes - 1 - number, "passes_reload": passes - 1}
+            self.claim_registers(registers, "register {}")
+        self.cover("a second line of two rows", step & (row == 3) & (inside == 1) & (skip != 0))
         self.cover("a second pass", step & (number == 1) & (row == 0))
 
     def _claim_unpack_fields(self) -> None:
-        unpack, load = self.dut.unpack, self.load
+        unpack = self.dut.unpack
         fields = unpack_fields(self.dut.instruction.payload, self.first, self.config)
         assert set(fields) == set(unpack.payload.shape().members)
-        self.claim("each is described to the unpacker", (unpack.valid & unpack.ready) == load)
-        for name, value in fields.items():
-            field, expected = Value.cast(unpack.payload[name]), Value.cast(value)
-            expected = expected[: len(field)] if len(expected) > len(field) else expected
-            self.claim(f"unpacker {name}", ~load | (field == expected))
+        self.claim("each is described to the unpacker", transfer(unpack) == self.load)
+        with self.during(self.load):
+            for name, value in fields.items():
+                self.claim_equal(f"unpacker {name}", unpack.payload[name], value)
 
 
-class PlacesBench(Bench):
+@proves(
+    "load/unpack",
+    {f"places of vectors{name}": config for name, config in list(_VARIANTS.items())[:2]},
+    Induction(4),
+    cover=16,
+    part=True,
+)
+class PlacesBench(Bench, unit=Unpacker):
     """For every LOAD, of any length and with any fields, vectors are cut in the order of its loops, and each goes to
     its place; the last one carries the signal mask. Other properties prove the bytes of vectors, for short rows.
 
@@ -169,88 +163,69 @@ class PlacesBench(Bench):
     fields are unconstrained.
     """
 
-    UNIT = Unpacker
-
     def watch(self, m: Module) -> None:
         dut, op, config = self.dut, self.dut.unpack.payload, self.config
-        self.free_inputs(m)
-        load = Signal(name="loads")
-        m.d.comb += load.eq(dut.unpack.valid & dut.unpack.ready)
-        width = config.widths.scratchpad_address
-        step = self.peek("nest.step", 1)
-        walk = WalkModel(
-            m,
-            self,
-            "nest",
-            _LOOPS,
-            {"dst": (width, dict.fromkeys(_LOOPS, width))},
-            load=load,
-            step=step,
-            counts={loop: op[loop] for loop in _LOOPS},
-            bases={"dst": op.dst},
-            strides={"dst": {loop: op[f"dst_{loop}"].as_signed() for loop in _LOOPS}},
-        )
-        mask, fill = Signal.like(op.signal, name="mask"), Signal.like(op.fill, name="fill_kept")
-        with m.If(load):
-            m.d.sync += [mask.eq(op.signal), fill.eq(op.fill)]
-        kept = unpack_layout(config)(self.peek("op", unpack_layout(config).size))
-        self.claim("what is kept", ~walk.on | ((kept.signal == mask) & (kept.fill == fill)))
-        active = self.peek("active", 1)
-        self.claim("taken when all before is cut", ~load | ~walk.on)
-        self.claim("at work", ~walk.on | active)
-        running, draining, wait = (
-            self.peek(*state) for state in (("running", 1), ("draining", 1), ("wait", 2))
-        )
-        self.claim("a pass runs for a vector", ~running | walk.on)
-        self.claim("the first pass comes for a vector", (wait == 0) | (walk.on & ~running & ~draining))
-        self.claim("no pass of none", active | ~(running | draining | wait.any()))
+        load, width = transfer(dut.unpack), config.widths.scratchpad_address
+        trackers = {"dst": (width, dict.fromkeys(_LOOPS, width))}
+        walk = WalkModel(m, self, "nest", load=load, **walk_fields(op, _LOOPS, trackers))
+        fields = latch_all(m, load, {"signal": op.signal, "fill": op.fill})
+        stored = unpack_layout(config)(self.peek("op"))
+        active, running, draining = (self.peek(name) for name in ("active", "running", "draining"))
+        waits = self.peek("wait").any()
+        with self.during(walk.on):
+            self.claim("what is kept", Cat(stored[name] == field for name, field in fields.items()).all())
+            self.claim("taken when all before is cut", ~load)
+            self.claim("at work", active)
+        self.claim("a pass runs for a vector", implies(running, walk.on))
+        self.claim("the first pass comes for a vector", implies(waits, walk.on & ~running & ~draining))
+        self.claim("no pass of none", active | ~(running | draining | waits))
         self.claim("a pass runs or ends", ~(running & draining))
-        self._claim_vectors(m, walk, mask, fill)
+        self._claim_vectors(m, walk, fields)
 
-    def _claim_vectors(self, m: Module, walk: WalkModel, mask: Value, fill: Value) -> None:
+    def _claim_vectors(self, m: Module, walk: WalkModel, fields: Mapping[str, Value]) -> None:
         """Claim the destination and signal of a vector, which reach the queue two cycles after it is cut."""
-        signal = Mux(walk.ends, mask, 0)
-        due: Value = Cat(walk.values["dst"], signal)
-        cut = walk.step
-        for number in range(2):
-            due, cut = ago(m, due, 1, f"vector{number}"), ago(m, cut, 1, f"cut{number}", reset=True)
-        word = Cat(self.peek("queue.w_data", len(self.dut.vector.payload.as_value())))
-        vector = self.dut.vector.payload.shape()(word)
-        self.claim("a vector for each", self.peek("queue.w_en", 1) == cut)
-        self.claim("where it goes", ~cut | (vector.address == due[: len(vector.address)]))
-        self.claim("its signal", ~cut | (vector.signal == due[len(vector.address) :]))
+        cut = ago(m, walk.step, 2, "cut", reset=True)
+        vector = self.dut.vector.payload.shape()(self.peek("queue.w_data"))
+        self.claim("a vector for each", self.peek("queue.w_en") == cut)
+        with self.during(cut):
+            self.claim("where it goes", vector.address == ago(m, walk.values["dst"], 2, "address"))
+            self.claim(
+                "its signal", vector.signal == ago(m, Mux(walk.ends, fields["signal"], 0), 2, "signal")
+            )
         if self.config.softmax:
-            self._claim_transposition(m, walk, vector, cut, fill)
+            self._claim_transposition(m, walk, vector, cut, fields["fill"])
         self.cover("the last one", cut & (vector.signal != 0) & ~walk.on)
 
     def _claim_transposition(self, m: Module, walk: WalkModel, vector: Any, cut: Value, fill: Value) -> None:
-        op = self.dut.unpack.payload
-        names = {
-            "transpose": "transpose",
-            "dst_group": "dst_rows",
-            "dst_pixel": "dst_outer",
-            "dst_vector": "dst_inner",
-        }
-        fields = {name: Signal.like(Value.cast(op[of]), name=f"{name}_of_it") for name, of in names.items()}
-        with m.If(walk.load):
-            m.d.sync += [field.eq(op[names[name]]) for name, field in fields.items()]
-        layout = unpack_layout(self.config)
-        kept = layout(self.peeks["op"])
-        for name, field in fields.items():
-            self.claim(f"{name} is kept", ~walk.on | (Value.cast(kept[names[name]]) == field))
-        for name, field in (fields | {"fill": fill}).items():
-            value = ago(m, field, 2, f"{name}_due")
-            self.claim(f"{name} of a vector", ~cut | (Value.cast(vector[name]) == value))
-        ends = ago(m, Cat(walk.ends, walk.last["inner"]), 2, "ends")
-        self.claim("the last vector", ~cut | (vector.last == ends[0]))
-        self.claim("the last vector of a pixel", ~cut | (vector.pixel_end == ends[1]))
+        op, stored = self.dut.unpack.payload, unpack_layout(self.config)(self.peek("op"))
+        names = {"transpose": "transpose", "dst_group": "dst_rows"}
+        names |= {"dst_pixel": "dst_outer", "dst_vector": "dst_inner"}
+        fields = latch_all(m, walk.load, {name: Value.cast(op[of]) for name, of in names.items()})
+        with self.during(walk.on):
+            for name, field in fields.items():
+                self.claim(f"{name} is kept", Value.cast(stored[names[name]]) == field)
+        with self.during(cut):
+            for name, field in (fields | {"fill": fill}).items():
+                self.claim(f"{name} of a vector", Value.cast(vector[name]) == ago(m, field, 2, f"{name}_due"))
+            self.claim("the last vector", vector.last == ago(m, walk.ends, 2, "ends"))
+            pixel_ends = ago(m, walk.last["inner"], 2, "pixel_ends")
+            self.claim("the last vector of a pixel", vector.pixel_end == pixel_ends)
 
 
-_DEPTH = 9
-
-
-class BytesBench(Bench):
-    """The unpacker puts the bytes of memory, or fill bytes, into vectors.
+@proves("load/unpack", "bytes of vectors", Bounded(_DEPTH), SMALLEST.replace(int4=0), cover=_DEPTH + 3)
+@proves(
+    "load/unpack",
+    "bytes of vectors, values of 4 bits",
+    Bounded(_DEPTH),
+    SMALLEST.replace(int4=1),
+    cover=_DEPTH + 3,
+    part=True,
+    claim="As without values of 4 bits, where words of the bus hold such values, and the widener makes two "
+    "words of each.",
+)
+class BytesBench(Bench, unit=Unpacker, drives=("unpack",)):
+    """Each lane of a vector has the byte of memory that LOAD defines, or the fill byte, for rows of up to 2 pixels of
+    up to 3 bytes, whether they overlap or not.
 
     The inputs are free: beats come, and vectors are taken, at any time. Assumed: the unpacker gets the fields that
     `RequestsBench` claims; rows are whole lines; beats stay until they are taken. Fields are limited by `MOST`: larger
@@ -260,32 +235,25 @@ class BytesBench(Bench):
     MOST: ClassVar[dict[str, int]] = {"rows": 2, "pixels": 2, "length": 3, "pitch": 3, "before": 3, "run": 5}
     BEATS = 8
 
-    UNIT = Unpacker
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        self.free_inputs(m, "unpack")
         assume_stable(m, self, dut.beat, "beat")
         offered, self.first = Load.layout()(self.free(WORD_BITS, "offered")), self.free(32, "first_byte")
         m.d.comb += dut.unpack.valid.eq(self.free(1, "offers"))
         fields = unpack_fields(offered, self.first, config)
         m.d.comb += [dut.unpack.payload[name].eq(value) for name, value in fields.items()]
-        self.load, self.op = Signal(name="loads"), Signal(Load.layout(), name="op")
-        m.d.comb += self.load.eq(dut.unpack.valid & dut.unpack.ready)
-        with m.If(self.load):
-            m.d.sync += self.op.eq(offered)
+        self.load = transfer(dut.unpack)
+        self.op = latch(m, self.load, offered, Load.layout(), "op")
         for name, most in self.MOST.items():
             least = 0 if name == "before" else 1
             self.assume(~self.load | ((offered[name] >= least) & (offered[name] <= most)))
         self.assume(~self.load | (offered.line == 1) | (offered.line == offered.rows))
         if config.int4:
-            jump = (offered.row_pitch + offered.skip)[:32]
-            aligned = Cat(
-                value % config.bus_bytes == 0 for value in (self.first, offered.row_pitch, jump)
-            ).all()
+            places = (self.first, offered.row_pitch, (offered.row_pitch + offered.skip)[:32])
+            aligned = Cat(value % config.bus_bytes == 0 for value in places).all()
             self.assume(~self.load | ~offered.int4 | aligned)
         self.size = self.op.run[:4] << (self.op.int4 if config.int4 else 0)
-        self.cut = self.peek("nest.step", 1)
+        self.cut = self.peek("nest.step")
         self._model_loops(m)
         self._record_beats(m)
         self._claim_bytes(m)
@@ -295,33 +263,27 @@ class BytesBench(Bench):
 
         Pixels are the inner loop where rows are read again for each vector.
         """
-        op, cut, n = self.op, self.cut, self.config.n
+        op, cut, beat = self.op, self.cut, self.dut.beat
         vectors, again = split_passes(op, self.config)
         row, pixel, vector = (Signal(4, name=name) for name in ("row", "pixel", "vector"))
         last_pixel, last_vector = pixel == op.pixels - 1, vector == vectors - 1
-        self.pass_ends = last_pixel & (again | last_vector)
-        row_ends = last_pixel & last_vector
+        self.pass_ends, row_ends = last_pixel & (again | last_vector), last_pixel & last_vector
+        self.align = Signal(range(self.config.bus_bytes), name="align")  # of the row in its first word
         with m.If(self.load):
-            m.d.sync += [row.eq(0), pixel.eq(0), vector.eq(0)]
+            m.d.sync += [row.eq(0), pixel.eq(0), vector.eq(0), self.align.eq(self.first)]
         with m.Elif(cut):
             inner = Mux(again, last_pixel, last_vector)
             m.d.sync += pixel.eq(Mux(again | inner, Mux(last_pixel, 0, pixel + 1), pixel))
             m.d.sync += vector.eq(Mux(again & ~inner, vector, Mux(last_vector, 0, vector + 1)))
             m.d.sync += row.eq(row + row_ends)
-        known = Signal(name="known")
-        m.d.sync += known.eq(known | self.load)
-        beat = self.dut.beat
+            with m.If(row_ends):
+                m.d.sync += self.align.eq(self.align + op.row_pitch + Mux(op.line == 1, op.skip, 0))
+        known = flag(m, self.load, 0, "known")
         waits = known & ~self.load & (row < op.rows) & beat.valid & self.dut.vector.ready & ~cut & ~beat.ready
         within(m, self, waits, 5, "a vector is cut or a beat is taken")
         self.in_pixel, self.in_row = Signal(6, name="in_pixel"), Signal(8, name="in_row")
-        m.d.comb += [self.in_pixel.eq(vector * n), self.in_row.eq(pixel * op.pitch[:3] + self.in_pixel)]
-        # Where the row begins in its first word.
-        bus, line_ends = self.config.bus_bytes, op.line == 1
-        self.align = Signal(range(bus), name="align")
-        with m.If(self.load):
-            m.d.sync += self.align.eq(self.first)
-        with m.Elif(cut & row_ends):
-            m.d.sync += self.align.eq(self.align + op.row_pitch + Mux(line_ends, op.skip, 0))
+        m.d.comb += self.in_pixel.eq(vector * self.config.n)
+        m.d.comb += self.in_row.eq(pixel * op.pitch[:3] + self.in_pixel)
         self.cover("a second row", cut & (row == 1) & (self.align == 3))
         self.cover("a second pass", cut & again & (vector == 1) & (pixel == 1))
 
@@ -329,38 +291,31 @@ class BytesBench(Bench):
         """Record the beats in their order; the beat that waits counts. The beats of a pass follow those of the pass
         before.
         """
-        beat, op, bus = self.dut.beat, self.op, self.config.bus_bytes
-        places = range(self.BEATS)
+        beat, op = self.dut.beat, self.op
+        places, taken = range(self.BEATS), transfer(beat)
         self.came, self.begins = Signal(places, name="beats_came"), Signal(places, name="pass_begins")
-        store = Array(Signal(len(beat.payload), name=f"beat{k}") for k in places)
-        with m.If(beat.valid & beat.ready):
-            m.d.sync += [store[self.came].eq(beat.payload), self.came.eq(self.came + 1)]
-        beats = (self.align + op.run[:4] - 1) // bus + 1
+        self.store = Array(Signal(len(beat.payload), name=f"beat{k}") for k in places)
+        with m.If(taken):
+            m.d.sync += [self.store[self.came].eq(beat.payload), self.came.eq(self.came + 1)]
+        beats = (self.align + op.run[:4] - 1) // self.config.bus_bytes + 1
         if self.config.int4:
-            # Each word of the bus comes as two.
-            beats = beats << op.int4
-            self.claim("which words are widened", ~(beat.valid & beat.ready) | (self.dut.narrow == op.int4))
+            beats = beats << op.int4  # each word of the bus comes as two
+            self.claim("which words are widened", ~taken | (self.dut.narrow == op.int4))
         with m.If(self.cut & self.pass_ends):
             m.d.sync += self.begins.eq(self.begins + beats)
-        self.store = store
 
     def _claim_bytes(self, m: Module) -> None:
         """Claim that each lane has its byte of memory or the fill byte, two cycles after its vector is cut."""
-        op, n, bus, beat = self.op, self.config.n, self.config.bus_bytes, self.dut.beat
-        vector = self.dut.vector.payload.shape()(
-            self.peek("queue.w_data", len(self.dut.vector.payload.as_value()))
-        )
+        op, bus, beat = self.op, self.config.bus_bytes, self.dut.beat
+        vector = self.dut.vector.payload.shape()(self.peek("queue.w_data"))
         written = ago(m, self.cut, 2, "cut", reset=True)
-        self.claim("a vector for each", self.peek("queue.w_en", 1) == written)
-        for lane in range(n):
+        self.claim("a vector for each", self.peek("queue.w_en") == written)
+        for lane in range(self.config.n):
             at = self.in_row + lane
-            from_memory = (
-                (self.in_pixel + lane < op.length) & (at >= op.before) & (at < op.before + self.size)
-            )
-            place = Signal(8, name=f"place{lane}")
-            m.d.comb += place.eq(self.align + at - op.before)
-            number = Signal(range(self.BEATS), name=f"beat_of{lane}")
-            m.d.comb += number.eq(self.begins + place // bus)
+            inside = (at >= op.before) & (at < op.before + self.size)
+            from_memory = (self.in_pixel + lane < op.length) & inside
+            place, number = Signal(8, name=f"place{lane}"), Signal(range(self.BEATS), name=f"beat_of{lane}")
+            m.d.comb += [place.eq(self.align + at - op.before), number.eq(self.begins + place // bus)]
             waits = number == self.came
             word = Mux(waits, beat.payload, self.store[number])
             self.claim(f"the beat of lane {lane} is there", ~(self.cut & from_memory & waits) | beat.valid)
@@ -369,54 +324,17 @@ class BytesBench(Bench):
             self.claim(f"lane {lane}", ~written | (vector.data.word_select(lane, 8) == due))
             known = ago(m, self.cut & from_memory, 2, f"from_memory{lane}", reset=True)
             self.cover(f"a byte of memory in lane {lane}", known & (due == 0x5A))
-        self._claim_order(m, written, vector)
+        self._claim_order(m, written, vector.as_value())
 
-    def _claim_order(self, m: Module, written: Value, vector: Any) -> None:
+    def _claim_order(self, m: Module, written: Value, vector: Value) -> None:
         """Claim that vectors leave unchanged and in order; the watched vector may be any."""
         out, watched = self.dut.vector, self.constant(m, 3, "watched")
-        came = Signal(3, name="vectors_came")
-        gone = Signal(3, name="vectors_gone")
-        word = Signal(len(vector.as_value()))
-        with m.If(written):
-            m.d.sync += came.eq(came + 1)
-            with m.If(came == watched):
-                m.d.sync += word.eq(vector.as_value())
-        m.d.sync += gone.eq(gone + (out.valid & out.ready))
+        came, gone = Signal(3, name="vectors_came"), Signal(3, name="vectors_gone")
+        word = latch(m, written & (came == watched), vector, len(vector), "word")
+        m.d.sync += [came.eq(came + written), gone.eq(gone + transfer(out))]
         self.claim("none leaves that did not come", ~out.valid | (came != gone))
-        self.claim("one that came stands", out.valid | (came == gone))
+        # A vector passes a register behind the queue.
+        self.claim("one that came stands a cycle later", out.valid | (was(m, came, "came_before") == gone))
         leaves = out.valid & (gone == watched)
         self.claim("it leaves as it came", ~leaves | (out.payload.as_value() == word))
         self.cover("the second one leaves", leaves & (watched == 1) & out.ready)
-
-
-def properties() -> Iterator[Property]:
-    for name, changes in _VARIANTS.items():
-        yield RequestsBench.proves(
-            "load/load", f"runs of LOAD{name}", Induction(4), SMALLEST.replace(**changes), cover=16
-        )
-    for name, changes in list(_VARIANTS.items())[:2]:
-        config = SMALLEST.replace(**changes)
-        yield PlacesBench.proves(
-            "load/unpack", f"places of vectors{name}", Induction(4), config, cover=16, part=True
-        )
-    config = SMALLEST.replace(int4=0)
-    yield BytesBench.proves(
-        "load/unpack",
-        "bytes of vectors",
-        Bounded(_DEPTH),
-        config,
-        claim="Each lane of a vector has the byte of memory that LOAD defines, or the fill byte, for rows of "
-        "up to 2 pixels of up to 3 bytes, whether they overlap or not.",
-        cover=_DEPTH,
-    )
-    config = SMALLEST.replace(int4=1)
-    yield BytesBench.proves(
-        "load/unpack",
-        "bytes of vectors, values of 4 bits",
-        Bounded(_DEPTH),
-        config,
-        claim="As without values of 4 bits, where words of the bus hold such values, and the widener makes "
-        "two words of each.",
-        cover=_DEPTH,
-        part=True,
-    )

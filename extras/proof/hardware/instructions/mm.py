@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, implies, watch_cycle
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.pipelines import ago, follow, implies, latch_all, watch_cycle
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.streams import Order
+from weft.extras.proof.hardware.streams import Order, transfer
 from weft.extras.proof.hardware.walks import WalkModel, claim_slots, skid_slots, walk_fields
 from weft.hdl.isa.operands import READ_LATENCY, rmw_latency
 from weft.hdl.matrix.array import array_latency
@@ -22,7 +21,21 @@ from weft.hdl.matrix.mm_rows import _row as row_layout
 _CONTRACTION = ("ky", "kx", "kc")
 
 
-class RowsBench(Bench):
+_KINDS: dict[str, dict[str, int]] = {
+    "": {},
+    ", with alignments": {"probability_bits": 7},
+    ", with alignments and zero points": {"probability_bits": 8},
+    ", with sums along rows": {"n": 4, "depthwise_taps": 2},
+}
+
+
+@proves(
+    "matrix/mm_rows",
+    {f"rows of MM{name}": SMALLEST.replace(**changes) for name, changes in _KINDS.items()},
+    Induction(4),
+    cover=12,
+)
+class RowsBench(Bench, unit=RowIssuer):
     """For every MM, of any length and with any fields, rows are read, enter the array and get their rows of C in the
     order of its loops. Each does so once, at its address; a row is the padding where coordinates are outside, and has
     its zero point subtracted. No row is added to a row of C while an earlier addition to it is under way.
@@ -35,16 +48,13 @@ class RowsBench(Bench):
     its place. `ROW_LATENCY` cycles later it enters the array.
     """
 
-    UNIT = RowIssuer
-
     def watch(self, m: Module) -> None:
         dut, op = self.dut, self.dut.instruction
-        self.free_inputs(m)
         self.assume(~dut.load | dut.free)
         self.assume(~dut.load | ((op.h <= 1 << 15) & (op.w <= 1 << 15)))
-        step = self.peek("nest.step", 1)
-        arguments = walk_fields(WALK, self.config, op)
-        walk = WalkModel(m, self, "nest", WALK.counters(self.config), load=dut.load, step=step, **arguments)
+        step = self.peek("nest.step")
+        fields = walk_fields(op, WALK.counters(self.config), WALK.trackers(self.config))
+        walk = WalkModel(m, self, "nest", load=dut.load, **fields)
         self.claim("free when the last row leaves", dut.free == (~walk.on | (step & walk.ends)))
         self._claim_issue(m, step, self._define_row(m, walk))
         self._claim_distance(m)
@@ -60,10 +70,7 @@ class RowsBench(Bench):
             names.append("depthwise")
         if self.config.softmax:
             names += ["align", "alignment"]
-        fields = {name: Signal.like(op[name], name=f"field_{name}") for name in names}
-        with m.If(dut.load):
-            m.d.sync += [register.eq(op[name]) for name, register in fields.items()]
-        return fields
+        return latch_all(m, dut.load, {name: op[name] for name in names})
 
     def _define_row(self, m: Module, walk: WalkModel) -> Any:
         """Return the row of the current iteration, as the instruction defines it."""
@@ -81,23 +88,18 @@ class RowsBench(Bench):
             row.destination.last.eq(walk.ends),
             row.destination.signal.eq(Mux(walk.ends, fields["signal"], 0)),
         ]
-        coming = self.peek("skid.i__payload", len(row.as_value()))
-        self.claim("the row that comes", ~walk.on | (coming == row.as_value()))
-        for name, field in fields.items():
-            if name != "alignment":
-                register = self.peek(name, len(field))
-                self.claim(f"{name} is kept", ~walk.on | (register == field.as_unsigned()))
-        limited = (fields["h"] <= 1 << 15) & (fields["w"] <= 1 << 15)
-        self.claim("sizes are limited", ~walk.on | limited)
+        with self.during(walk.on):
+            self.claim("the row that comes", self.peek("skid.i__payload") == row.as_value())
+            registers = {name: field for name, field in fields.items() if name != "alignment"}
+            self.claim_registers(registers, "{} is kept")
+            self.claim("sizes are limited", (fields["h"] <= 1 << 15) & (fields["w"] <= 1 << 15))
         if config.wide_activations:
             m.d.comb += row.zero.eq(fields["zero"])
         if config.depthwise_taps:
             m.d.comb += [row.depthwise.eq(fields["depthwise"]), row.start.eq(walk.at_start("ox"))]
         if config.softmax:
-            m.d.comb += [
-                row.aligned.eq(fields["align"]),
-                row.alignment.eq(self._count_alignments(m, walk, fields)),
-            ]
+            m.d.comb += row.aligned.eq(fields["align"])
+            m.d.comb += row.alignment.eq(self._count_alignments(m, walk, fields))
         return row
 
     def _count_alignments(self, m: Module, walk: WalkModel, fields: dict[str, Signal]) -> Value:
@@ -108,51 +110,48 @@ class RowsBench(Bench):
         with m.Elif(walk.step):
             again = walk.at_end("ky", "kx", "kc", "oy", "ox")
             m.d.sync += entry.eq(Mux(again, fields["alignment"], entry + 1))
-        start = self.peek("start", width)
+        start = self.peek("start")
         self.claim("the first entry is kept", ~walk.on | (start == fields["alignment"][:width]))
         return entry[:width]
 
     def _claim_issue(self, m: Module, step: Value, defined: Any) -> None:
         """Claim that rows are issued in order, with the reads and destinations of their definition."""
         dut, layout = self.dut, row_layout(self.config)
-        row = self.peek("row", layout.size)
-        (comes, following), spare = skid_slots(self, layout.size)
-        there = Signal(name="row_there")
-        self.there = there
-        moves = comes & (~there | dut.issued)
-        m.d.sync += there.eq(moves | (there & ~dut.issued))
-        self.claim("a row is there", self.peek("skid.o__ready", 1) == (~there | dut.issued))
+        row = self.peek("row")
+        (comes, following), spare = skid_slots(self)
+        self.there = there = Signal(name="row_there")
+        m.d.sync += there.eq(comes & (~there | dut.issued) | (there & ~dut.issued))
+        self.claim("a row is there", self.peek("skid.o__ready") == (~there | dut.issued))
         self.claim("issued if there", ~dut.issued | there)
-        order = Order(m, self, push=step, i=defined.as_value(), pop=dut.issued, o=row, most=3)
+        order = Order(m, self, i=(step, defined.as_value()), o=(dut.issued, row), most=3)
         claim_slots(self, order, ((there, row), (comes, following), spare), "a row on its way")
         self.row = row = type(defined)(layout, row)
         self.claim("its row of C", dut.destination.as_value() == row.destination.as_value())
         self.claim("read where it is defined", ~dut.read.valid | (dut.read.address == row.address))
-        granted = dut.read.valid & dut.read.ready
+        granted = transfer(dut.read)
         self.claim("read if it is inside", ~dut.issued | (granted == row.inside))
         self.claim("read only when issued", ~granted | dut.issued)
         self.claim("the first one of a tile waits for weights", ~(dut.issued & row.first) | dut.weights)
         self.claim("a tile is used from its first row on", dut.swap == (dut.issued & row.first))
         self.cover("a row in the padding", dut.issued & ~row.inside)
-        self.cover(
-            "the last row", dut.issued & row.destination.last & ~row.first & (row.destination.signal != 0)
-        )
+        last = row.destination.last & ~row.first & (row.destination.signal != 0)
+        self.cover("the last row", dut.issued & last)
 
     def _claim_distance(self, m: Module) -> None:
         """Claim that a row is not added to C before earlier rows have been added."""
         dut, issued, row = self.dut, self.dut.issued, self.dut.destination.address
         late = rmw_latency(self.config)
         past, place = issued, row
-        near = self.peek("near", late - 1)
-        self.claim("whether one is near", self.peek("any_near", 1) == near.any())
+        near = self.peek("near")
+        self.claim("whether one is near", self.peek("any_near") == near.any())
         for age in range(1, late):
             past, place = ago(m, past, 1, f"issued{age}", reset=True), ago(m, place, 1, f"place{age}")
             same = past & (place == row) & ~self.row.destination.overwrite
             self.claim(f"no row of C again {age} cycles later", ~(issued & same))
             self.claim(f"near by {age}", ~self.there | (near[age - 1] == same))
             if age < late - 1:
-                self.claim(f"past {age}", self.peek(f"past{age}", 1) == past)
-                self.claim(f"place {age}", ~past | (self.peek(f"past_target{age}", len(row)) == place))
+                self.claim(f"past {age}", self.peek(f"past{age}") == past)
+                self.claim(f"place {age}", ~past | (self.peek(f"past_target{age}") == place))
         self.cover("a row waits", dut.stall_port & near.any())
 
     def _claim_entry(self, m: Module) -> None:
@@ -162,9 +161,7 @@ class RowsBench(Bench):
         along = [row.depthwise, row.start] if self.config.depthwise_taps else []
         less_of = [zero] if self.config.wide_activations else []
         defined = Cat(dut.issued, dut.swap, row.inside, row.fill, *along, *less_of)
-        for stage in range(READ_LATENCY):
-            defined = ago(m, defined, 1, f"flight{stage}", reset=True)
-            self.claim(f"on the way {stage}", self.peek(f"flight{stage}", len(defined)) == defined)
+        defined = follow(m, self, defined, (self.peek(f"flight{k}") for k in range(READ_LATENCY)), "row")
         entering, first, inside, fill, rest = defined[0], defined[1], defined[2], defined[3:11], defined[11:]
         flags, zero = rest[: len(along)], rest[len(along) :]
         vector = ago(m, Mux(inside, dut.read.data, fill.replicate(n)), 1, "vector", reset=True)
@@ -186,15 +183,12 @@ class RowsBench(Bench):
         dut, row = self.dut, self.row
         read = dut.alignments.valid & (dut.alignments.address == row.alignment)
         self.claim("its alignment is read", ~(dut.issued & row.aligned) | read)
-        aligned = row.aligned
-        flights = self.peek("flights", READ_LATENCY)
-        for stage in range(READ_LATENCY):
-            aligned = ago(m, aligned, 1, f"aligned{stage}", reset=True)
-            self.claim(f"aligned on the way {stage}", flights[stage] == aligned)
+        aligned = follow(m, self, row.aligned, self.peek("flights")[:READ_LATENCY], "aligned")
         self.claim("alignment", dut.alignment == Mux(aligned, dut.alignments.data.as_signed(), 0))
 
 
-class WeightsBench(Bench):
+@proves("matrix/mm_weights", "tiles of MM", Induction(4), SMALLEST, cover=12)
+class WeightsBench(Bench, unit=WeightLoader):
     """For every MM, of any length and with any fields, words of B are read and sent in the order of its loops, the
     words of a tile in consecutive cycles. A tile may be used when its last word is read, and no word of the next tile
     is read before its use.
@@ -203,18 +197,14 @@ class WeightsBench(Bench):
     used only when it may be.
     """
 
-    UNIT = WeightLoader
-
     def watch(self, m: Module) -> None:
         dut, op, n = self.dut, self.dut.instruction, self.config.n
-        self.free_inputs(m)
         self.assume(~dut.load | dut.free)
         self.assume(~dut.swap | dut.ready)
-        fields = walk_fields(WALK_OF_B, self.config, op)
+        fields = walk_fields(op, WALK_OF_B.counters(self.config), WALK_OF_B.trackers(self.config))
         fields["counts"]["row"] = Const(n)
         sends = dut.read.valid
-        loops = WALK_OF_B.counters(self.config)
-        walk = WalkModel(m, self, "nest", loops, load=dut.load, step=sends, **fields)
+        walk = WalkModel(m, self, "nest", load=dut.load, step=sends, **fields)
         first, last = walk.at_start("row"), walk.at_end("row")
         waits = Signal()  # a whole tile, for its first row of A
         m.d.sync += waits.eq((waits | (sends & last)) & ~dut.swap)
@@ -223,23 +213,24 @@ class WeightsBench(Bench):
         self.claim("the words of a tile follow each other", ~(walk.on & ~first) | sends)
         self.claim("the next tile is sent as soon as it may be", ~(walk.on & ~waits) | sends)
         self.claim("a tile may be used when it is sent", dut.ready == (waits | (sends & last)))
-        self.claim("a tile waits", self.peek("loaded", 1) == waits)
+        self.claim("a tile waits", self.peek("loaded") == waits)
         self.claim("none is begun when one waits", ~(waits & walk.on) | first)
         self.claim("free with the last word", dut.free == (~walk.on | walk.ends))
-        begins = ago(m, sends & first, 1, "begins1", reset=True)
-        latches = self.peek("latches", READ_LATENCY)
-        for stage in range(READ_LATENCY):
-            self.claim(f"a tile on its way {stage}", latches[stage] == begins)
-            begins = (
-                begins if stage == READ_LATENCY - 1 else ago(m, begins, 1, f"begins{stage + 2}", reset=True)
-            )
+        begins = follow(m, self, sends & first, self.peek("latches")[:READ_LATENCY], "a tile")
         self.claim("the array latches the first word", dut.latch == begins)
         self.claim("words go to the array", dut.b == dut.read.data)
         self.cover("a tile is sent while one is used", sends & first & ago(m, dut.swap, 1, "used"))
         self.cover("the last tile", walk.on & walk.ends & ~walk.at_start("kc"))
 
 
-class WrittenBench(Bench):
+@proves(
+    "matrix/mm",
+    {"rows of C": SMALLEST, "rows of C, with alignments": SMALLEST.replace(probability_bits=8)},
+    Induction(20),
+    cover=22,
+    proven=("array", "rows", "weight_loader"),
+)
+class WrittenBench(Bench, unit=MmUnit):
     """Each row that is issued, and nothing else, is written to its place as the array's row of C, after a fixed number
     of cycles. The instruction is signalled when its last row is visible, and at no other time.
 
@@ -247,14 +238,11 @@ class WrittenBench(Bench):
     that is issued in it.
     """
 
-    UNIT = MmUnit
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        self.free_inputs(m)
         layout = destination(config)
-        issued = self.peek("rows.issued", 1)
-        bound = self.peek("rows.destination", layout.size)
+        issued = self.peek("rows.issued")
+        bound = self.peek("rows.destination")
         leaves = ROW_LATENCY + array_latency(config)
         visible = leaves + rmw_latency(config)
         age, (there, row) = watch_cycle(m, self, visible, (issued, 1, "there"), (bound, layout, "row"))
@@ -264,13 +252,12 @@ class WrittenBench(Bench):
         self.claim("whether it overwrites", implies(out & there, dut.c.overwrite == row.overwrite))
         signal = Mux(there & row.last, row.signal, 0)
         self.claim("signalled when it is visible", implies(seen, dut.signal == signal))
-        width = sum(len(element) for element in dut.c.psums)
-        self.claim("it is what the array made", dut.c.psums.as_value() == self.peek("array.c", width))
+        self.claim("it is what the array made", dut.c.psums.as_value() == self.peek("array.c"))
         if config.softmax:
             late = leaves - READ_LATENCY
             shift = Signal.like(dut.c.alignment)
             with m.If(age == leaves - late):
-                m.d.sync += shift.eq(self.peek("rows.alignment", len(shift)))
+                m.d.sync += shift.eq(self.peek("rows.alignment").as_unsigned())
             self.claim("its alignment", implies(out, dut.c.alignment == shift))
         self._lines(leaves)
         self.cover("an instruction is signalled", seen & (signal != 0))
@@ -284,29 +271,5 @@ class WrittenBench(Bench):
         for name, cycles in lengths.items():
             distance = cycles - 2
             width = distance.bit_length()
-            to, of = (self.peek(f"{name}.{place}", width) for place in ("store__addr", "fetch__addr"))
+            to, of = (self.peek(f"{name}.{place}") for place in ("store__addr", "fetch__addr"))
             self.claim(f"length of {name}", (to - of)[:width] == distance)
-
-
-def properties() -> Iterator[Property]:
-    kinds: dict[str, dict[str, int]] = {
-        "": {},
-        ", with alignments": {"probability_bits": 7},
-        ", with alignments and zero points": {"probability_bits": 8},
-        ", with sums along rows": {"n": 4, "depthwise_taps": 2},
-    }
-    for name, changes in kinds.items():
-        yield RowsBench.proves(
-            "matrix/mm_rows", f"rows of MM{name}", Induction(4), SMALLEST.replace(**changes), cover=12
-        )
-    yield WeightsBench.proves("matrix/mm_weights", "tiles of MM", Induction(4), SMALLEST, cover=12)
-    for name, softmax in (("", 0), (", with alignments", 8)):
-        config = SMALLEST.replace(probability_bits=softmax)
-        yield WrittenBench.proves(
-            "matrix/mm",
-            f"rows of C{name}",
-            Induction(20),
-            config,
-            cover=22,
-            proven=("array", "rows", "weight_loader"),
-        )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.pipelines import flag, was
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
+from weft.extras.proof.hardware.streams import transfer
 from weft.hdl.control.sequencer import (
     BACK_WORD,
     CONTROL_INSTRUCTIONS,
@@ -36,7 +37,14 @@ _BITS = 4
 """Width of the number of a register."""
 
 
-class RegistersBench(Bench):
+@proves(
+    "control/sequencer",
+    "SET, LOOP, NEXT and READ",
+    Induction(4),
+    SMALLEST.replace(loops=1, bus_bytes=WORD_BYTES),
+    cover=32,
+)
+class RegistersBench(Bench, unit=Sequencer, drives=("bases", "parts")):
     """Each slot of SET and NEXT changes its register as its mode says, in order and once; READ sets the registers that
     it names to its words. LOOP and NEXT jump where and when they must. All other instructions go to their queue once,
     with the content of the first register that they name. Fields and contents of registers are unconstrained.
@@ -50,43 +58,34 @@ class RegistersBench(Bench):
     model takes that content from the unit: it is right because the other register may be watched, too.
     """
 
-    UNIT = Sequencer
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m, "bases", "parts")
         bases = self.constant(m, 32 * BASES, "bases")
         m.d.comb += dut.bases.as_value().eq(bases)
-        self.part, self.route = (
-            self.free(WORD_BITS, "part"),
-            self.free(len(Queue) + len(CONTROL_INSTRUCTIONS), "route"),
-        )
-        m.d.comb += [
-            dut.parts.valid.eq(self.free(1, "part_valid")),
-            dut.parts.payload.part.data.eq(self.part),
-            dut.parts.payload.part.index.eq(0),
-            dut.parts.payload.queue.eq(self.route),
-        ]
-        self._names(m)
-        self._surroundings(m)
-        self._counts(m)
-        self._registers(m, bases)
-        self._progress(m)
-        self._queued(m)
-        self._next(m)
+        self.part = self.free(WORD_BITS, "part")
+        self.route = self.free(len(Queue) + len(CONTROL_INSTRUCTIONS), "route")
+        payload = dut.parts.payload
+        m.d.comb += [payload.part.data.eq(self.part), payload.part.index.eq(0), payload.queue.eq(self.route)]
+        m.d.comb += dut.parts.valid.eq(self.free(1, "part_valid"))
+        self.named = [self.constant(m, _BITS, f"named{k}") for k in range(2)]
+        self.values = [Signal(WORD, name=f"value{k}") for k in range(2)]
+        self.assume(self.named[0] != self.named[1])
+        self._assume_parts(m)
+        self._claim_counts(m)
+        self._claim_registers(m, bases)
+        self._claim_progress()
+        self._claim_queued()
+        self._claim_next(m)
 
-    def _surroundings(self, m: Module) -> None:
+    def _assume_parts(self, m: Module) -> None:
         dut, valid = self.dut, self.dut.parts.valid
-        waits, before = Signal(name="waited"), Signal(len(self.part) + len(self.route), name="part_before")
         word = Cat(self.part, self.route)
-        m.d.sync += [waits.eq(valid & ~dut.parts.ready & ~dut.jump & ~dut.start), before.eq(word)]
-        self.assume(~waits | (valid & (word == before)))
+        waits = was(m, valid & ~dut.parts.ready & ~dut.jump & ~dut.start)
+        self.assume(~waits | (valid & (word == was(m, word, "word_before"))))
         self.assume((self.route & (self.route - 1)) == 0)
-        self.at, self.left, self.loading = (
-            self.peek(name, width) for name, width in (("at", 4), ("left", 4), ("loading", 5))
-        )
-        self.head, self.place = self.peek("head", HEAD_BITS), self.peek("place", 32)
-        m.d.sync += (started := Signal(name="started")).eq(started | dut.start)
+        self.at, self.left, self.loading = (self.peek(name) for name in ("at", "left", "loading"))
+        self.head, self.place = self.peek("head"), self.peek("place")
+        started = flag(m, dut.start, 0)
         self.assume(~dut.start | (~valid & ~dut.jump & ~dut.reads & (self.loading == 0)))
         self.assume(started | dut.start | ~valid)
         self.go = valid & (self.loading == 0) & ~dut.jump
@@ -103,12 +102,7 @@ class RegistersBench(Bench):
         for slot in range(SLOTS):
             self.assume(~(valid & self.slotted) | (slots[f"mode{slot}"] <= max(Mode)))
 
-    def _names(self, m: Module) -> None:
-        self.named = [self.constant(m, _BITS, f"named{k}") for k in range(2)]
-        self.values = [Signal(WORD, name=f"value{k}") for k in range(2)]
-        self.assume(self.named[0] != self.named[1])
-
-    def _registers(self, m: Module, bases: Value) -> None:
+    def _claim_registers(self, m: Module, bases: Value) -> None:
         """Claim the contents of the two watched registers."""
         changes = self._changes()
         for number, (name, value) in enumerate(zip(self.named, self.values, strict=True)):
@@ -119,7 +113,7 @@ class RegistersBench(Bench):
                 with m.If(happens & (register == name)):
                     m.d.sync += value.eq(new)
             there = self.started & (self.loading <= name)
-            content = self.peek_word("registers", name, 1 << _BITS, WORD)
+            content = self.peek_word("registers", name, 1 << _BITS)
             self.claim(f"content of register {number}", ~there | (content == value))
         self.claim("loading", self.loading <= 16)
         self.claim("loaded before anything else", self.started | (self.loading == 0))
@@ -137,36 +131,35 @@ class RegistersBench(Bench):
             Array(Value.cast(slots[f"{name}{k}"]).as_unsigned() for k in range(SLOTS))[slot]
             for name in ("register", "mode", "value")
         )
-        self.in_slot = (
-            self.go & self.slotted & (self.word >= FIRST_VALUE_WORD) & (self.word < FIRST_VALUE_WORD + SLOTS)
-        )
+        in_slot = (self.word >= FIRST_VALUE_WORD) & (self.word < FIRST_VALUE_WORD + SLOTS)
+        self.in_slot = self.go & self.slotted & in_slot
         # The sum is cut at the unit's operands, whose values are claimed.
-        taken_up, named = self.peek("word", WORD), self.peek("named__data", WORD)
+        taken_up, named = self.peek("word"), self.peek("named__data")
         word = self.part.word_select(self.half * READ_WORDS + self.number, WORD)
         reads = self.go & self.dut.reads
-        self.claim("the slot's value", ~self.in_slot | (taken_up == value))
         self.claim("the word that is read", ~reads | (taken_up == word))
-        self.claim("what the slot names", ~self.in_slot | (named == self.value_of(value[:_BITS], named)))
-        held = self.value_of(register, self.looked)
-        self.claim("what the slot's register holds", ~self.in_slot | (self.looked == held))
+        with self.during(self.in_slot):
+            self.claim("the slot's value", taken_up == value)
+            self.claim("what the slot names", named == self.value_of(value[:_BITS], named))
+            content = self.value_of(register, self.looked)
+            self.claim("what the slot's register holds", self.looked == content)
         added = Mux(mode == Mode.ADD_REGISTER, named, taken_up)
         changed = (added + Mux(mode == Mode.SET, 0, self.looked))[:WORD]
         return [(self.in_slot & (mode != Mode.NONE), register, changed), (reads, self.read_to, taken_up)]
 
-    def _counts(self, m: Module) -> None:
+    def _claim_counts(self, m: Module) -> None:
         """Count the words of SET, NEXT and READ that were processed."""
         dut, read = self.dut, ReadRegisters.layout()(self.part)
         self.word, self.number = Signal(4, name="word"), Signal(4, name="number")
         self.half = Signal()
         self.read_to = Signal(_BITS)
         count = Signal(4, name="words")
-        self.taken = Signal(name="taken")
-        m.d.comb += self.taken.eq(dut.parts.valid & dut.parts.ready)
+        self.taken = transfer(dut.parts)
         with m.If(self.taken | dut.jump | dut.start):
             m.d.sync += self.word.eq(0)
         with m.Elif(self.go & self.slotted):
             m.d.sync += self.word.eq(self.word + 1)
-        self.looked = self.peek("looked_up__data", WORD)
+        self.looked = self.peek("looked_up__data")
         self.following = Signal(32, name="following")
         self.reads = self.taken & self.kinds[ReadRegisters]
         with m.If(self.reads):
@@ -175,64 +168,54 @@ class RegistersBench(Bench):
         with m.Elif(self.go & dut.reads):
             m.d.sync += [self.read_to.eq(self.read_to + 1), self.number.eq(self.number + 1)]
         self.done = self.go & dut.reads & (self.number == count - 1)
-        self.claim(
-            "words that are left", ~dut.reads | ((self.left == count - self.number) & (self.left != 0))
-        )
-        self.claim("words at most", ~dut.reads | (count <= READ_WORDS) & (self.number < count))
-        self.claim("the register of the next word", ~dut.reads | (self.head[:_BITS] == self.read_to))
-        at_word = self.at == self.half * READ_WORDS + self.number
-        self.claim("the next word", ~dut.reads | dut.jump | at_word)
-        self.claim("no word before the jump", ~(dut.reads & dut.jump) | (self.number == 0))
+        with self.during(dut.reads):
+            self.claim("words that are left", (self.left == count - self.number) & (self.left != 0))
+            self.claim("words at most", (count <= READ_WORDS) & (self.number < count))
+            self.claim("the register of the next word", self.head[:_BITS] == self.read_to)
+            self.claim("the next word", dut.jump | (self.at == self.half * READ_WORDS + self.number))
+            self.claim("no word before the jump", ~dut.jump | (self.number == 0))
 
-    def _progress(self, m: Module) -> None:
+    def _claim_progress(self) -> None:
         """Claim the registers of the unit that describe the instruction in progress."""
-        del m
-        dut, first = self.dut, self.part[FIRST_FIELD : FIRST_FIELD + HEAD_BITS]
-        waits = self.waits
-        self.claim(
-            "begins with the first word", (self.at == 0) | dut.reads | dut.jump | (waits & self.slotted)
-        )
+        dut, first, waits = self.dut, self.part[FIRST_FIELD : FIRST_FIELD + HEAD_BITS], self.waits
+        begun = dut.reads | dut.jump | (waits & self.slotted)
+        self.claim("begins with the first word", (self.at == 0) | begun)
         self.claim("word after word", dut.reads | dut.jump | (self.at == self.word))
         inside = waits & self.slotted & (self.word != 0)
         self.claim("a word of SET or NEXT", (self.word == 0) | (inside & ~dut.reads))
         for word in range(1, FIRST_VALUE_WORD + SLOTS):
-            kept = first >> (max(word - FIRST_VALUE_WORD, 0) * SLOT_BITS)
-            self.claim(f"its slots {word}", ~(inside & (self.word == word)) | (self.head == kept))
-        settled = self.peek("settled", 1)
-        self.claim(
-            "settled", ~settled | (waits & ~self.slotted & ~dut.reads & (self.head == first) & ~dut.jump)
-        )
-        self.claim(
-            "a whole SET is taken up", ~(self.taken & self.slotted) | (self.word == WORD_BITS // WORD - 1)
-        )
+            rest = first >> (max(word - FIRST_VALUE_WORD, 0) * SLOT_BITS)
+            self.claim(f"its slots {word}", ~(inside & (self.word == word)) | (self.head == rest))
+        settled = waits & ~self.slotted & ~dut.reads & (self.head == first) & ~dut.jump
+        whole = self.word == WORD_BITS // WORD - 1
+        self.claim("settled", ~self.peek("settled") | settled)
+        self.claim("a whole SET is taken up", ~(self.taken & self.slotted) | whole)
         self.claim("taken but when there is one", ~dut.parts.ready | self.go)
+        last = self.word == FIRST_VALUE_WORD + SLOTS - 1
+        self.cover("the last slot", self.in_slot & last & (self.values[0] != 0))
+
+    def _claim_queued(self) -> None:
+        """Claim that an instruction with a queue goes there once, whole, and with the content of its register."""
+        dut, queued = self.dut, self.dut.queued
+        looks = self.kinds[LoopStart] | self.kinds[ReadRegisters]
+        number = self.part[FIRST_FIELD : FIRST_FIELD + _BITS]
+        content = self.value_of(number, self.looked)
+        self.claim("to a queue once", transfer(queued) == (self.taken & ~(dut.reads | self.slotted | looks)))
+        with self.during(queued.valid):
+            self.claim("whole", queued.payload.data == self.part)
+            self.claim("to its queue", dut.queue == self.route[: len(Queue)])
+            self.claim("what its register holds", queued.payload.values[0] == content)
+        self.claim("what LOOP and READ look at", ~(self.taken & looks) | (self.looked == content))
         self.cover(
-            "the last slot",
-            self.in_slot & (self.word == FIRST_VALUE_WORD + SLOTS - 1) & (self.values[0] != 0),
+            "an instruction with a register", queued.valid & (content == 3) & (number == self.named[0])
         )
 
-    def _queued(self, m: Module) -> None:
-        """Claim that an instruction with a queue goes there once, whole, and with the content of its register."""
-        del m
-        dut, queued = self.dut, self.dut.queued
-        own = dut.reads | self.slotted | self.kinds[LoopStart] | self.kinds[ReadRegisters]
-        self.claim("to a queue once", (queued.valid & queued.ready) == (self.taken & ~own))
-        self.claim("whole", ~queued.valid | (queued.payload.data == self.part))
-        self.claim("to its queue", ~queued.valid | (dut.queue == self.route[: len(Queue)]))
-        number = self.part[FIRST_FIELD : FIRST_FIELD + _BITS]
-        held = self.value_of(number, self.looked)
-        self.claim("what its register holds", ~queued.valid | (queued.payload.values[0] == held))
-        uses = self.taken & (self.kinds[LoopStart] | self.kinds[ReadRegisters])
-        self.claim("what LOOP and READ look at", ~uses | (self.looked == held))
-        self.cover("an instruction with a register", queued.valid & (held == 3) & (number == self.named[0]))
-
-    def _next(self, m: Module) -> None:
+    def _claim_next(self, m: Module) -> None:
         """Claim the address of the next instruction."""
         dut, kinds = self.dut, self.kinds
         loop, back = LoopStart.layout()(self.part), LoopNext.layout()(self.part)
         read = ReadRegisters.layout()(self.part)
-        place, target = Signal(32, name="program_counter"), Signal(32, name="expected_target")
-        due, reads = Signal(name="jump_is_due"), Signal(name="reading")
+        place = Signal(32, name="program_counter")
         skips = self.taken & kinds[LoopStart] & (self.looked.as_signed() <= 0)
         backs = self.go & kinds[LoopNext] & (self.word == BACK_WORD)
         self.claim("slots ahead of the jump", ~backs | (self.word >= FIRST_VALUE_WORD + SLOTS))
@@ -246,14 +229,11 @@ class RegistersBench(Bench):
             m.d.comb += step.eq(-(back.back * WORD_BYTES))
         plain = self.taken & ~dut.reads & ~self.reads
         with m.If(dut.start):
-            m.d.sync += [place.eq(dut.program & -WORD_BYTES), reads.eq(0)]
+            m.d.sync += place.eq(dut.program & -WORD_BYTES)
         with m.Elif(plain | backs | self.done):
             m.d.sync += place.eq(following)
-        m.d.sync += [due.eq(skips | backs | self.done | self.reads), target.eq(following)]
-        with m.If(self.reads):
-            m.d.sync += reads.eq(1)
-        with m.Elif(self.done):
-            m.d.sync += reads.eq(0)
+        due, target = was(m, skips | backs | self.done | self.reads, "due"), was(m, following, "target")
+        reads = flag(m, self.reads, dut.start | self.done)
         self.claim("the instruction's address", ~self.started | (self.place == place))
         self.claim("jumps", dut.jump == due)
         self.claim("where to", ~dut.jump | (dut.target == target))
@@ -262,10 +242,3 @@ class RegistersBench(Bench):
         self.cover("a loop that is skipped", dut.jump & (target == 3 * WORD_BYTES))
         self.cover("the end of READ", self.done & (self.number == 1))
         self.cover("NEXT", backs)
-
-
-def properties() -> Iterator[Property]:
-    config = SMALLEST.replace(loops=1, bus_bytes=WORD_BYTES)
-    yield RegistersBench.proves(
-        "control/sequencer", "SET, LOOP, NEXT and READ", Induction(4), config, cover=32
-    )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from amaranth.hdl import Cat, Const, Fragment, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Fragment, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 
-from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Bounded, Induction, Property
+from weft.extras.proof.hardware.pipelines import ago, implies, latch_all
+from weft.extras.proof.hardware.property import Bench, Bounded, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.streams import (
     Channel,
@@ -18,9 +17,10 @@ from weft.extras.proof.hardware.streams import (
     assume_stable,
     count,
     stable,
+    transfer,
     within,
 )
-from weft.extras.proof.hardware.walks import WalkModel, claim_slots, skid_slots
+from weft.extras.proof.hardware.walks import WalkModel, claim_slots, skid_slots, walk_fields
 from weft.hdl.bus.axi import BurstSplitter
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.operands import READ_LATENCY
@@ -29,7 +29,8 @@ from weft.hdl.store import _TAG, BURSTS, READS, Packer, StoreReader, StoreReques
 _LOOPS = {"rows": 12, "pixels": 16, "vectors": 16}
 
 
-class RequestsBench(Bench):
+@proves("store/store", "runs of STORE", Induction(4), SMALLEST, cover=16)
+class RequestsBench(Bench, unit=StoreRequests):
     """For every STORE, of any length and with any fields, runs of bytes are requested in the order of its loops, at
     their addresses and of their lengths; the last one carries the signal mask. Each instruction is described to the
     reader.
@@ -38,102 +39,72 @@ class RequestsBench(Bench):
     it is taken, and its counts and its length are at least 1. All other fields are unconstrained.
     """
 
-    UNIT = StoreRequests
-
     def watch(self, m: Module) -> None:
-        dut, op = self.dut, self.dut.instruction.payload
-        self.free_inputs(m)
+        dut, op, run = self.dut, self.dut.instruction.payload, self.dut.run
         assume_stable(m, self, dut.instruction, "instruction")
-        load = Signal(name="loads")
-        m.d.comb += load.eq(dut.instruction.valid & dut.instruction.ready)
+        load = transfer(dut.instruction)
         self.assume(~load | ((op.length != 0) & (op.pixels != 0)))
         merged = (op.pitch == op.length) | (op.pixels == 1)
         first = (dut.bases[op.base[:3]] + op.offset)[:32]
-        step = dut.run.valid & dut.run.ready
         walk = WalkModel(
-            m,
-            self,
-            "nest",
-            {"rows": 12, "pixels": 16},
-            {"address": (32, {"rows": 32, "pixels": 17})},
-            load=load,
-            step=step,
-            counts={"rows": op.rows, "pixels": Mux(merged, 1, op.pixels)},
-            bases={"address": first},
-            strides={"address": {"rows": op.row_pitch, "pixels": op.pitch}},
-        )
-        self.claim(
-            "taken when the one before is through", dut.instruction.ready == (~walk.on & dut.read.ready)
-        )
+            m, self, "nest", {"rows": 12, "pixels": 16}, {"address": (32, {"rows": 32, "pixels": 17})},
+            load=load, step=transfer(run), counts={"rows": op.rows, "pixels": Mux(merged, 1, op.pixels)},
+            bases={"address": first}, strides={"address": {"rows": op.row_pitch, "pixels": op.pitch}},
+        )  # fmt: skip
+        ready = ~walk.on & dut.read.ready
+        self.claim("taken when the one before is through", dut.instruction.ready == ready)
         self._claim_runs(m, walk, load, merged)
         self._claim_read_fields(first, merged, load)
-        waited = ago(m, dut.run.valid & ~dut.run.ready, 1, "waited", reset=True)
-        before = ago(m, dut.run.payload.as_value(), 1, "before")
-        self.claim("a run stays", ~waited | (dut.run.valid & (dut.run.payload.as_value() == before)))
+        waited = ago(m, run.valid & ~run.ready, 1, "waited", reset=True)
+        before = ago(m, run.payload.as_value(), 1, "before")
+        self.claim("a run stays", ~waited | (run.valid & (run.payload.as_value() == before)))
 
     def _claim_runs(self, m: Module, walk: WalkModel, load: Value, merged: Value) -> None:
         """Claim the runs: the bytes of a pixel, or of a whole row where pixels follow each other without a gap."""
-        op, run = self.dut.instruction.payload, self.dut.run
-        length = Signal(16)
-        factor = Signal(16, name="factor_kept")
-        mask = Signal.like(op.signal)
-        place = Signal(range(17), name="place")
+        op, run, on = self.dut.instruction.payload, self.dut.run, walk.on
+        fields = {"length": op.length, "factor": Mux(merged, op.pixels, 1), "mask": op.signal}
+        length, factor, mask = latch_all(m, load, fields).values()
+        counted = self.peek("counted")
+        # The unit multiplies length and factor bit by bit; `place` is the next bit.
+        place, so_far = Signal(range(17), name="place"), Signal(32, name="bytes_so_far")
         with m.If(load):
-            m.d.sync += [
-                length.eq(op.length),
-                factor.eq(Mux(merged, op.pixels, 1)),
-                mask.eq(op.signal),
-                place.eq(0),
-            ]
-        left, counted, addend = self.peek("factor", 16), self.peek("counted", 1), self.peek("addend", 32)
-        # The unit multiplies length and factor bit by bit.
-        so_far = Signal(32, name="bytes_so_far")
-        with m.If(load):
-            m.d.sync += so_far.eq(0)
+            m.d.sync += [place.eq(0), so_far.eq(0)]
         with m.Elif(~counted & (place != 16)):
             m.d.sync += place.eq(place + 1)
             m.d.sync += so_far.eq(so_far + Mux(factor.bit_select(place, 1), (length << place)[:32], 0))
-        on = walk.on
-        self.claim("counted so far", ~on | (run.payload.bytes == so_far))
-        self.claim("what is left to count", ~on | (left == (factor >> place)))
-        self.claim("the next part", ~on | (addend == (length << place)[:32]))
         self.claim("bits of the count", place <= 16)
-        self.claim("some is left", ~on | counted | (place != 16))
-        self.claim("nothing is left when all is counted", ~(on & counted) | (left == 0))
-        self.claim("counts", ~on | ((length != 0) & (factor != 0)))
-        self.claim("the mask is kept", ~on | (self.peek("signal", len(mask)) == mask))
         self.claim("a run", run.valid == (on & counted))
-        self.claim("where it begins", ~on | (run.payload.address == walk.values["address"]))
         self.claim("its bytes", ~run.valid | ((factor >> place) == 0))
-        self.claim("its tag", ~on | (run.payload.tag == Mux(walk.ends, Cat(1, mask), 0)))
+        with self.during(on):
+            self.claim("counted so far", run.payload.bytes == so_far)
+            self.claim("what is left to count", self.peek("factor") == (factor >> place))
+            self.claim("the next part", self.peek("addend") == (length << place)[:32])
+            self.claim("some is left", counted | (place != 16))
+            self.claim("nothing is left when all is counted", ~counted | (self.peek("factor") == 0))
+            self.claim("counts", (length != 0) & (factor != 0))
+            self.claim("the mask is kept", self.peek("signal") == mask)
+            self.claim("where it begins", run.payload.address == walk.values["address"])
+            self.claim("its tag", run.payload.tag == Mux(walk.ends, Cat(1, mask), 0))
         self.cover("the last of several runs", run.valid & walk.ends & ~walk.at_start("rows") & (length > 4))
         self.cover("a run of several pixels", run.valid & (factor == 3) & (length == 3))
 
     def _claim_read_fields(self, first: Value, merged: Value, load: Value) -> None:
         op, read, n = self.dut.instruction.payload, self.dut.read, self.config.n
-        payload, width = read.payload, len(self.dut.read.payload.src)
         vectors = ((op.length + (n - 1)) // n)[:16]
-        fields: dict[str, Any] = {
-            "merged": merged,
-            "rows": op.rows,
-            "pixels": op.pixels,
-            "vectors": vectors,
-            "src": op.src[:width],
-            "src_rows": op.src_row.as_unsigned()[:width],
-            "src_pixels": op.src_pixel.as_unsigned()[:width],
-            "src_vectors": op.src_vector.as_unsigned()[:width],
-            "pointer": first[:12],
-            "pointer_rows": op.row_pitch.as_unsigned()[:12],
-            "pointer_pixels": op.pitch[:12],
-            "pointer_vectors": n,
-        }
-        self.claim("each is described to the reader", (read.valid & read.ready) == load)
-        for name, value in fields.items():
-            self.claim(f"reader {name}", ~load | (payload[name] == value))
-        self.claim("the last vector's bytes", ~load | ((payload.tail + (vectors - 1) * n)[:17] == op.length))
+        fields: dict[str, Any] = {"merged": merged, "rows": op.rows, "pixels": op.pixels, "vectors": vectors}
+        fields |= {"src": op.src, "pointer": first, "pointer_rows": op.row_pitch.as_unsigned()}
+        fields |= {f"src_{loop}s": op[f"src_{loop}"].as_unsigned() for loop in ("row", "pixel", "vector")}
+        fields |= {"pointer_pixels": op.pitch, "pointer_vectors": n}
+        self.claim("each is described to the reader", transfer(read) == load)
+        with self.during(load):
+            for name, value in fields.items():
+                self.claim_equal(f"reader {name}", read.payload[name], value)
+            tail = (read.payload.tail + (vectors - 1) * n)[:17]
+            self.claim("the last vector's bytes", tail == op.length)
 
 
-class ReadsBench(Bench):
+@proves("store/store", "vectors of STORE", Induction(4), SMALLEST, cover=16)
+class ReadsBench(Bench, unit=StoreReader):
     """For every STORE, of any length and with any fields, vectors are read in the order of its loops, each once and at
     its address. With its data come its place in memory, its number of bytes, and whether it ends a run.
 
@@ -142,56 +113,35 @@ class ReadsBench(Bench):
     to its read and on to the next stage.
     """
 
-    UNIT = StoreReader
-
     def watch(self, m: Module) -> None:
         dut, op = self.dut, self.dut.read.payload
-        self.free_inputs(m)
         assume_stable(m, self, dut.read, "read")
-        load = Signal(name="loads")
-        m.d.comb += load.eq(dut.read.ready)
-        step = self.peek("nest.step", 1)
+        load = dut.read.ready
         widths = {"src": self.config.widths.scratchpad_address, "pointer": 12}
-        walk = WalkModel(
-            m,
-            self,
-            "nest",
-            _LOOPS,
-            {name: (width, dict.fromkeys(_LOOPS, width)) for name, width in widths.items()},
-            load=load,
-            step=step,
-            counts={loop: op[loop] for loop in _LOOPS},
-            bases={name: op[name] for name in widths},
-            strides={name: {loop: op[f"{name}_{loop}"].as_signed() for loop in _LOOPS} for name in widths},
-        )
+        trackers = {name: (width, dict.fromkeys(_LOOPS, width)) for name, width in widths.items()}
+        walk = WalkModel(m, self, "nest", load=load, **walk_fields(op, _LOOPS, trackers))
         self.claim("taken if it is there", ~load | dut.read.valid)
         self.claim("taken when all before is on its way", ~load | ~walk.on)
-        self._claim_reads(m, walk, load)
+        self._claim_reads(m, walk)
 
-    def _claim_reads(self, m: Module, walk: WalkModel, load: Value) -> None:
-        dut, op, n = self.dut, self.dut.read.payload, self.config.n
-        merged, tail = Signal(name="merged"), Signal.like(op.tail, name="tail")
-        with m.If(load):
-            m.d.sync += [merged.eq(op.merged), tail.eq(op.tail)]
-        kept_op = op.shape()(self.peek("op", op.shape().size))
-        self.claim("what is kept", ~walk.on | ((kept_op.merged == merged) & (kept_op.tail == tail)))
+    def _claim_reads(self, m: Module, walk: WalkModel) -> None:
+        op, port, values = self.dut.read.payload, self.dut.scratchpad, walk.values
+        fields = latch_all(m, walk.load, {"merged": op.merged, "tail": op.tail})
         layout = vector_layout(self.config)
         defined = Signal(layout, name="defined")
-        width, values = self.config.widths.scratchpad_address, walk.values
         m.d.comb += [
             defined.pointer.eq(values["pointer"]),
-            defined.count.eq(Mux(walk.at_end("vectors"), tail, n)),
-            defined.last.eq(walk.at_end("vectors") & (walk.at_end("pixels") | ~merged)),
+            defined.count.eq(Mux(walk.at_end("vectors"), fields["tail"], self.config.n)),
+            defined.last.eq(walk.at_end("vectors") & (walk.at_end("pixels") | ~fields["merged"])),
         ]
-        word = Cat(values["src"], defined.as_value())
-        size = width + layout.size
-        coming = self.peek("skid.i__payload", size)
-        self.claim("the vector that comes", ~walk.on | (coming == word))
-        port = dut.scratchpad
-        slots = skid_slots(self, size)
-        following = slots[0][1]
-        granted = port.valid & port.ready
-        order = Order(m, self, push=walk.step, i=word, pop=granted, o=following, most=2)
+        word, width = Cat(values["src"], defined.as_value()), len(values["src"])
+        description = op.shape()(self.peek("op"))
+        with self.during(walk.on):
+            self.claim("what is kept", Cat(description[name] == fields[name] for name in fields).all())
+            self.claim("the vector that comes", self.peek("skid.i__payload") == word)
+        slots = skid_slots(self)
+        following, granted = slots[0][1], transfer(port)
+        order = Order(m, self, i=(walk.step, word), o=(granted, following), most=2)
         claim_slots(self, order, slots, "a vector on its way")
         self.claim("read where it is", port.address == following[:width])
         self._claim_arrival(m, granted, layout(following[width:]))
@@ -200,28 +150,22 @@ class ReadsBench(Bench):
     def _claim_arrival(self, m: Module, granted: Value, described: Any) -> None:
         """Claim that the description of a vector reaches the queue with its data, and that the queue has room."""
         dut, layout = self.dut, described.shape()
-        due, valid = described.as_value(), granted
-        on_the_way: Value = Const(0)
+        due, valid, on_the_way = described.as_value(), granted, Value.cast(0)
         for stage in range(READ_LATENCY):
             due = ago(m, due, 1, f"described{stage}", reset=True)
             valid = ago(m, valid, 1, f"granted{stage}", reset=True)
             on_the_way = on_the_way + valid
-            self.claim(f"on the way {stage}", self.peek(f"stage{stage}", layout.size) == due)
-            self.claim(f"valid on the way {stage}", self.peek(f"valid{stage}", 1) == valid)
-        arrived = layout(self.peek("queue.w_data", layout.size))
-        self.claim("a vector arrives", self.peek("queue.w_en", 1) == valid)
-        for name in ("pointer", "count", "last"):
-            self.claim(f"its {name}", ~valid | (arrived[name] == layout(due)[name]))
-        self.claim("its data", ~valid | (arrived.data == dut.scratchpad.data))
-        level, credits = (
-            self.peek("queue.level", READS.bit_length()),
-            self.peek("credits", READS.bit_length()),
-        )
-        self.claim(
-            "there is room", (credits + level + on_the_way == READS) & (credits <= READS) & (level <= READS)
-        )
-        leaves = dut.vector.valid & dut.vector.ready
-        self.claim("none leaves an empty queue", ~leaves | (level != 0))
+            self.claim_registers({f"stage{stage}": due, f"valid{stage}": valid}, "{} on the way")
+        arrived = layout(self.peek("queue.w_data"))
+        self.claim("a vector arrives", self.peek("queue.w_en") == valid)
+        with self.during(valid):
+            for name in ("pointer", "count", "last"):
+                self.claim(f"its {name}", arrived[name] == layout(due)[name])
+            self.claim("its data", arrived.data == dut.scratchpad.data)
+        level, credits = self.peek("queue.level"), self.peek("credits")
+        total = credits + level + on_the_way
+        self.claim("there is room", (total == READS) & (credits <= READS) & (level <= READS))
+        self.claim("none leaves an empty queue", ~transfer(dut.vector) | (level != 0))
         self.cover("the queue is full", level == READS)
 
 
@@ -246,7 +190,8 @@ class _OpenUnit(StoreUnit):
         return m
 
 
-class BusBench(Bench):
+@proves("store/store", "bursts and signals", Bounded(14), SMALLEST.replace(queue_depth=1), cover=16)
+class BusBench(Bench, unit=_OpenUnit):
     """Bursts and their words pass in order, words after their burst, and no more bursts than can be counted. An
     instruction is signalled, in order and at once, when memory has confirmed all bursts up to its last one.
 
@@ -254,26 +199,13 @@ class BusBench(Bench):
     it got. Masks are not 0 here, so that every signal is visible.
     """
 
-    UNIT = _OpenUnit
-
     def watch(self, m: Module) -> None:
-        dut, bus = self.dut, self.dut.bus
-        m.d.comb += [
-            bus.request.ready.eq(self.free(1, "request_ready")),
-            bus.beat.ready.eq(self.free(1, "beat_ready")),
-            bus.confirmed.eq(self.free(1, "confirmed")),
-        ]
-        burst, beat = dut.splitter, dut.packer.beat
-        inputs = {"valid": burst.request.valid, "payload": burst.request.payload.as_value()}
-        inputs |= {
-            "last": burst.last,
-            "tag": burst.tag,
-            "word_valid": beat.valid,
-            "word": beat.payload.as_value(),
-        }
-        for name, value in inputs.items():
-            m.d.comb += value.eq(self.free(len(value), f"given_{name}"))
+        burst, beat = self.dut.splitter, self.dut.packer.beat
         request = burst.request
+        inputs = {"valid": request.valid, "payload": request.payload, "last": burst.last, "tag": burst.tag}
+        inputs |= {"word_valid": beat.valid, "word": beat.payload}
+        for name, value in inputs.items():
+            m.d.comb += Value.cast(value).eq(self.free(len(Value.cast(value)), f"given_{name}"))
         whole = Cat(request.payload.as_value(), burst.last, burst.tag)
         assume_stable(m, self, Channel(request.valid, request.ready, whole), "burst")
         assume_stable(m, self, beat, "word")
@@ -282,18 +214,15 @@ class BusBench(Bench):
 
     def _claim_passing(self, m: Module) -> None:
         """Claim that bursts and words pass, and that words wait for their burst."""
-        bus, burst, beat = self.dut.bus, self.dut.splitter, self.dut.packer.beat
+        bus, request, beat = self.dut.bus, self.dut.splitter.request, self.dut.packer.beat
         # A request may be withdrawn, as there is room only by the count of a cycle ago: the manager has registers.
         stable(m, self, bus.beat, "beat")
-        self.send = bus.request.valid & bus.request.ready
-        sent = bus.beat.valid & bus.beat.ready & bus.beat.payload.last
-        self.claim("bursts pass once", self.send == (burst.request.valid & burst.request.ready))
-        same = bus.request.payload.as_value() == burst.request.payload.as_value()
-        self.claim("as they come", implies(bus.request.valid, same))
-        self.claim("words pass once", (bus.beat.valid & bus.beat.ready) == (beat.valid & beat.ready))
-        self.claim(
-            "unchanged", implies(bus.beat.valid, bus.beat.payload.as_value() == beat.payload.as_value())
-        )
+        self.send = transfer(bus.request)
+        sent = transfer(bus.beat) & bus.beat.payload.last
+        self.claim("bursts pass once", self.send == transfer(request))
+        for name, out, into in (("as they come", bus.request, request), ("unchanged", bus.beat, beat)):
+            self.claim(name, implies(out.valid, out.payload.as_value() == into.payload.as_value()))
+        self.claim("words pass once", transfer(bus.beat) == transfer(beat))
         ahead = count(m, "bursts_ahead", 2 * BURSTS, self.send, sent)
         self.claim("words of bursts that were asked for", bus.beat.valid == (beat.valid & (ahead != 0)))
 
@@ -306,18 +235,10 @@ class BusBench(Bench):
         self.assume(mask.any())
         ends = self.send & burst.tag[0] & burst.last
         pop = dut.signal.any()
-        order = Order(m, self, push=ends, i=mask[:1], pop=pop, o=dut.signal[:1], most=2)
+        order = Order(m, self, i=(ends, mask[:1]), o=(pop, dut.signal[:1]), most=2)
         need, begins = Signal(range(2 * BURSTS), name="need"), ends & ~order.watched
         m.d.sync += need.eq(Mux(begins, owed + 1 - bus.confirmed, need - (bus.confirmed & (need != 0))))
         first = order.watched & (order.ahead == 0)
         self.claim("a signal of what is confirmed", implies(first & pop, need == 0))
         within(m, self, first & (need == 0) & ~pop, 2, "a signal")
         self.cover("a second instruction", pop & order.watched & (order.ahead == 1) & (need != 0))
-
-
-def properties() -> Iterator[Property]:
-    yield RequestsBench.proves("store/store", "runs of STORE", Induction(4), SMALLEST, cover=16)
-    yield ReadsBench.proves("store/store", "vectors of STORE", Induction(4), SMALLEST, cover=16)
-    yield BusBench.proves(
-        "store/store", "bursts and signals", Bounded(14), SMALLEST.replace(queue_depth=1), cover=16
-    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies, latch, watch_cycle
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source
+from weft.hdl.isa import Reduce, Source
 from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.vector.requantise import LATENCY
 from weft.hdl.vector.vec import VecOperands, VecUnit, VecWriter
@@ -20,19 +18,26 @@ _OPERANDS = 2
 _PLAIN = SMALLEST.replace(lanes=1, lookup_tables=0)
 
 
-class OperandsBench(Bench):
-    """For each element, requantisation gets its operands.
+@proves("vector/vec_operands", "operands of VEC", Induction(4), _PLAIN.replace(probability_bits=0))
+@proves(
+    "vector/vec_operands",
+    "operands of SOFTMAX, NORMALISE and VEC",
+    Induction(4),
+    _PLAIN.replace(probability_bits=8),
+    claim="As for VEC alone; for NORMALISE, bytes are probabilities that SOFTMAX stored, and parameters are "
+    "cleared and replaced by what it has for them; the first element of a row is marked.",
+)
+class OperandsBench(Bench, unit=VecOperands, drives=("group",)):
+    """For each element requantisation gets what was read of it, or what stands for it out of range, or its product with
+    the second operand; with the second operand's byte and the parameters of its column; for all values.
 
     The inputs are free. Assumed, as the reader guarantees: the fields of an instruction are present in the two cycles
     after its elements' arrival, and with `multiply` also in the cycle of arrival; the lane group is that of the
     arriving element.
     """
 
-    UNIT = VecOperands
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m, "group")
         arrival, current = dut.arrival, dut.current
         self.element = element = arrival.element
         m.d.comb += dut.group.eq(element.tag.index)
@@ -63,7 +68,7 @@ class OperandsBench(Bench):
         if self.config.softmax:
             with m.If(dut.clear):
                 m.d.sync += Cat(*vectors).eq(0)
-        planes = self.peek("planes", PARAMETER_VECTORS * self.config.widths.vector)
+        planes = self.peek("planes")
         self.claim("the last vectors of parameters", planes == Cat(*vectors))
         for lane in range(self.config.lanes):
             place = self.index * self.config.lanes + lane
@@ -87,7 +92,7 @@ class OperandsBench(Bench):
         second = latch(
             m, dut.arrival.second, dut.scratchpad, config.widths.vector, "last_second", reset=False
         )
-        self.claim("the last second operand", self.peek("second", len(second)) == second)
+        self.claim("the last second operand", self.peek("second") == second)
         group = self.element.tag.index
         inside = ago(m, self.element.in_range, _OPERANDS, "inside", reset=True)
         nearer = ago(m, self.element.in_range, 1, "nearer", reset=True)
@@ -98,8 +103,8 @@ class OperandsBench(Bench):
             self.claim(f"second {lane}", dut.operands.second[lane].as_unsigned() == other)
             row, vector = dut.accumulator.word_select(place, 32), dut.scratchpad.word_select(place, 8)
             for name, width, value in (("row_lanes", 32, row), ("vector_lanes", 8, vector)):
-                kept = self.peek(name, config.lanes * width).word_select(lane, width)
-                self.claim(f"{name} {lane}", kept == ago(m, value, 1, f"{name}{lane}"))
+                register = self.peek(name).word_select(lane, width)
+                self.claim(f"{name} {lane}", register == ago(m, value, 1, f"{name}{lane}"))
             row = ago(m, row, _OPERANDS, f"row{lane}").as_signed()
             vector = self._element(m, ago(m, vector, _OPERANDS, f"vector_of{lane}").as_signed())
             missing = Mux(current.settings.reduce == Reduce.MAX, -(1 << 31), current.pad)
@@ -128,33 +133,31 @@ class OperandsBench(Bench):
         """Claim both factors, and then their product: solvers prove products equal only if their operands are."""
         fields, inside = self.dut.current, self.element.in_range
         bytes_ = (value.word_select(place, 8).as_signed() for value in (self.dut.scratchpad, second))
-        factors = [self.peek(f"{name}_{lane}", 9).as_signed() for name in ("factor", "second_factor")]
+        factors = [self.peek(f"{name}_{lane}") for name in ("factor", "second_factor")]
         for number, (factor, byte, zero) in enumerate(
             zip(factors, bytes_, (fields.pad, fields.settings.b_zero), strict=True)
         ):
             due = ago(m, Mux(inside, byte - zero, 0), 1, f"factor{number}_{lane}").as_signed()
             self.claim(f"factor {number} of lane {lane}", factor == due)
-        product = self.peek(f"product_{lane}", 18).as_signed()
+        product = self.peek(f"product_{lane}")
         self.claim(f"product {lane}", product == ago(m, factors[0] * factors[1], 1, f"product{lane}"))
         return product
 
     def _nearer(self, name: str) -> Value:
         layout = self.element.shape()
-        return layout(self.peek("nearer", layout.size))[name]
+        return layout(self.peek("nearer"))[name]
 
 
-class WriterBench(Bench):
+@proves("vector/vec_writer", "writes", Induction(4), _PLAIN)
+class WriterBench(Bench, unit=VecWriter):
     """Results are written as they came, each lane group to its place in the vector and the vector to its address; an
     instruction is signalled when its last one can be read.
 
     The inputs are free; nothing is assumed.
     """
 
-    UNIT = VecWriter
-
     def watch(self, m: Module) -> None:
         dut, results = self.dut, self.dut.results
-        self.free_inputs(m)
         vector = Signal(self.config.widths.vector, reset_less=True)
         for group in range(self.config.groups):
             with m.If(results.index == group):
@@ -171,7 +174,15 @@ class WriterBench(Bench):
         self.cover("signalled", dut.signal == 0x8001)
 
 
-class WayBench(Bench):
+@proves(
+    "vector/vec",
+    "the way of results",
+    Induction(17),
+    _PLAIN.replace(mantissa_bits=16),
+    cover=30,
+    proven=("reader", "vec_operands", "requantise", "writer"),
+)
+class WayBench(Bench, unit=VecUnit):
     """For each output whose operands were all read, and for nothing else, a vector is written a fixed number of cycles
     later, to the place that the instruction defines. Stages are connected.
 
@@ -179,14 +190,11 @@ class WayBench(Bench):
     element whose reads are complete in it.
     """
 
-    UNIT = VecUnit
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        self.free_inputs(m)
         layout, results = arrival_layout(config), results_layout(config)
-        granted = layout(self.peek("reader.granted", layout.size))
-        there = results(self.peek("writer.results", results.size))
+        granted = layout(self.peek("reader.granted"))
+        there = results(self.peek("writer.results"))
         out = READ_LATENCY + _OPERANDS + LATENCY
         age, (element,) = watch_cycle(m, self, out + 1, (granted, layout, "element"))
         tag = element.element.tag
@@ -209,11 +217,11 @@ class WayBench(Bench):
 
         fields = instruction_layout(config)
         for register in ("current", "instruction"):
-            kept = fields(self.peek(f"reader.{register}", fields.size))
-            self.claim(f"{register}: results are written", ~kept.bytewise)
+            instruction = fields(self.peek(f"reader.{register}"))
+            self.claim(f"{register}: results are written", ~instruction.bytewise)
 
         def same(name: str, one: str, other: str, width: int) -> None:
-            self.claim(name, self.peek(one, width) == self.peek(other, width))
+            self.claim(name, self.peek(one) == self.peek(other))
 
         same("operands of the data", "vec_operands.scratchpad", "scratchpad__data", config.widths.vector)
         same("rows of the data", "vec_operands.accumulator", "accumulator__data", config.widths.row)
@@ -222,35 +230,3 @@ class WayBench(Bench):
         same("results", "requantise.results", "writer.results.bytes", 8 * config.lanes)
         same("masks", "reader.signal", "writer.mask", len(dut.signal))
         same("signals", "writer.signal", "signal", len(dut.signal))
-
-
-def properties() -> Iterator[Property]:
-    config = _PLAIN.replace(probability_bits=0)
-    yield OperandsBench.proves(
-        "vector/vec_operands",
-        "operands of VEC",
-        Induction(4),
-        config,
-        claim="For each element requantisation gets what was read of it, or what stands for it out of range, "
-        "or its product with the second operand; with the second operand's byte and the parameters of its "
-        "column; for all values.",
-    )
-    config = _PLAIN.replace(probability_bits=8)
-    yield OperandsBench.proves(
-        "vector/vec_operands",
-        "operands of SOFTMAX, NORMALISE and VEC",
-        Induction(4),
-        config,
-        claim="As for VEC alone; for NORMALISE, bytes are probabilities that SOFTMAX stored, and parameters "
-        "are cleared and replaced by what it has for them; the first element of a row is marked.",
-    )
-    yield WriterBench.proves("vector/vec_writer", "writes", Induction(4), _PLAIN)
-    config = _PLAIN.replace(mantissa_bits=16)
-    yield WayBench.proves(
-        "vector/vec",
-        "the way of results",
-        Induction(17),
-        config,
-        cover=30,
-        proven=("reader", "vec_operands", "requantise", "writer"),
-    )

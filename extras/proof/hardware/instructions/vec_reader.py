@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
-from weft.extras.proof.hardware.pipelines import ago, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.pipelines import ago, follow, latch
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.streams import Order, assume_stable
+from weft.extras.proof.hardware.streams import Order, assume_stable, transfer
 from weft.extras.proof.hardware.walks import WalkModel, claim_slots, skid_slots, walk_fields
 from weft.hdl.isa import PARAMETER_VECTORS, Opcode, Source, Vec
 from weft.hdl.isa.config import Config
@@ -26,19 +25,39 @@ from weft.hdl.vector.vec_streams import (
     second_width,
 )
 
+_ALIGNED = ("ob", "oy", "ox")
+"""Loops that move the alignment of a vector."""
 _RESULT = READ_LATENCY + 1
 """Results come later than this number of cycles after the last read."""
 
 
-class ReaderBench(Bench):
-    """The reader of the vector unit performs the reads of instructions.
+@proves(
+    "vector/vec_reader",
+    "reads of VEC",
+    Induction(4),
+    SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=0),
+    cover=22,
+)
+@proves(
+    "vector/vec_reader",
+    "reads of SOFTMAX, NORMALISE and VEC",
+    Induction(2),
+    SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8),
+    cover=22,
+    claim="In any mix of these instructions, each reads its parameter block, if it has one, and then all "
+    "elements in the order of its loops. The note of a vector and the address of its alignment go with "
+    "it. Later stages get the description of an element with its data, the fields of its instruction, "
+    "and the position in the loops.",
+)
+class ReaderBench(Bench, unit=VecReader):
+    """For every VEC, of any length and with any fields, the parameter block is read, then elements in the order of its
+    loops, at their addresses and if they are in range, each after its second operand. Later stages get the description
+    of an element with its data, and the fields of its instruction.
 
     The inputs are free: reads are refused at any time. Assumed: an instruction stays until it is taken, and its counts
     are at least 1; results come after the reads of their operands. All other fields are unconstrained. The model
     defines each element, and follows it from the loop nest to its read.
     """
-
-    UNIT = VecReader
 
     def __init__(self, config: Config) -> None:
         super().__init__(config, serial=False)
@@ -46,31 +65,25 @@ class ReaderBench(Bench):
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        self.free_inputs(m)
         assume_stable(m, self, dut.instruction, "instruction")
         kinds = Cat(*(dut.instruction.payload.opcode == kind for kind in self.kinds)).any()
         self.assume(~dut.instruction.valid | kinds)
         # Properties of `weft.hdl.vector.vec_streams` prove the translation of SOFTMAX and NORMALISE.
         coming = as_vec(m, dut.instruction.payload, config) if config.softmax else dut.instruction.payload
-        self.load = Signal(name="loads")
-        m.d.comb += self.load.eq(dut.instruction.valid & dut.instruction.ready)
+        self.load = transfer(dut.instruction)
         self.op, self.older = (Signal(Vec.layout(), name=name) for name in ("op", "older"))
         self.known, self.older_known = Signal(name="known"), Signal(name="older_known")
         with m.If(self.load):
             m.d.sync += [self.op.eq(coming), self.older.eq(self.op)]
             m.d.sync += [self.known.eq(1), self.older_known.eq(self.known)]
-        fields = walk_fields(WALK, config, coming)
-        fields["counts"]["g"] = config.groups
+        trackers = WALK.trackers(config)
         if config.softmax:  # alignments have a width of their own
-            width = second_width(config)
-            fields["trackers"] = fields["trackers"] | {"b": (width, dict.fromkeys(("ob", "oy", "ox"), width))}
-            fields["strides"]["b"] = {loop: coming[f"b_{loop}"] for loop in ("ob", "oy", "ox")}
-        loops = counters(config)
-        self.walk = WalkModel(
-            m, self, "nest", loops, load=self.load, step=self.peek("nest.step", 1), **fields
-        )
-        self.granted = self._view(arrival_layout(config), "granted")
-        self.request = self._view(_request_layout(config), "request")
+            trackers = trackers | {"b": (second_width(config), dict.fromkeys(_ALIGNED, second_width(config)))}
+        fields = walk_fields(coming, counters(config), trackers)
+        fields["counts"]["g"] = config.groups
+        self.walk = WalkModel(m, self, "nest", load=self.load, **fields)
+        self.granted = arrival_layout(config)(self.peek("granted"))
+        self.request = _request_layout(config)(self.peek("request"))
         self._claim_elements(m)
         self._claim_instructions(m)
         self._claim_parameters(m)
@@ -79,9 +92,6 @@ class ReaderBench(Bench):
         self._claim_settings(m)
         if config.softmax:
             self._claim_sequence()
-
-    def _view(self, layout: Any, path: str) -> Any:
-        return layout(self.peek(path, layout.size))
 
     def _claim_elements(self, m: Module) -> None:
         """Claim that elements are read in order, each as the instruction defines it."""
@@ -106,24 +116,16 @@ class ReaderBench(Bench):
         ]
         if config.softmax:
             m.d.comb += [element.row.eq(walk.at_start("ox", "g")), defined.note.eq(self.dut.sequence.note)]
-        coming = self.peek("skid.i__payload", layout.size)
-        self.claim("the element that comes", ~walk.on | (coming == defined.as_value()))
-        self.claim("as many lane groups as there are", ~walk.on | (walk.count["g"] == config.groups))
-        place = self.peek("index", (config.groups - 1).bit_length())
-        self.claim("lane groups begin at 0", walk.on | (place == 0))
-        self.pop = self.granted.valid
-        there = self.request.valid
-        slots = [(there, self.request.as_value()), *skid_slots(self, layout.size)]
-        self.order = Order(
-            m,
-            self,
-            push=walk.step,
-            i=_without_ask(defined),
-            pop=self.pop,
-            o=_without_ask(self.request),
-            most=3,
-        )
+        with self.during(walk.on):
+            self.claim("the element that comes", self.peek("skid.i__payload") == defined.as_value())
+            self.claim("as many lane groups as there are", walk.count["g"] == config.groups)
+        self.claim("lane groups begin at 0", walk.on | (self.peek("index") == 0))
+        self.pop, request = self.granted.valid, self.request
+        slots = [(request.valid, request.as_value()), *skid_slots(self)]
         words = [layout(word) for _, word in slots]
+        self.order = Order(
+            m, self, i=(walk.step, _without_ask(defined)), o=(self.pop, _without_ask(request)), most=3
+        )
         every = [(valid, _without_ask(word)) for (valid, _), word in zip(slots, words, strict=True)]
         for (valid, _), word in zip(slots[1:], words[1:], strict=True):
             self.claim(f"an element there {len(self.claims)}", ~valid | word.valid)
@@ -135,7 +137,7 @@ class ReaderBench(Bench):
             self.claim(f"the last one {len(self.claims)}", ~valid | (word.element.tag.end == ~younger))
             younger = younger | valid
         self.under_way = younger
-        self.cover("an element out of range", self.pop & ~self.request.element.in_range)
+        self.cover("an element out of range", self.pop & ~request.element.in_range)
 
     def _reads_second(self, m: Module) -> Value:
         """Return whether the second operand must be read: at the first element of each output, if it has moved."""
@@ -147,15 +149,13 @@ class ReaderBench(Bench):
             m.d.sync += any_before.eq(0)
         with m.Elif(walk.step):
             m.d.sync += [before.eq(walk.values["b"]), any_before.eq(1)]
-        still = ~starts | same
-        self.claim(
-            "the second operand is where it was",
-            ~(walk.on & still) | (any_before & (before == walk.values["b"])),
-        )
-        for loop, stride in (("ox", op.b_ox), ("oy", op.b_oy)):
-            moved, kept = walk.moved["b", loop], walk.strides["b", loop]
-            self.claim(f"the stride along {loop}", ~walk.on | (kept == stride[: len(kept)].as_signed()))
-            self.claim(f"no way along {loop}", ~walk.on | (stride != 0) | (moved == 0))
+        with self.during(walk.on):
+            where = any_before & (before == walk.values["b"])
+            self.claim("the second operand is where it was", (starts & ~same) | where)
+            for loop, stride in (("ox", op.b_ox), ("oy", op.b_oy)):
+                moved, own = walk.moved["b", loop], walk.strides["b", loop]
+                self.claim(f"the stride along {loop}", own == stride[: len(own)].as_signed())
+                self.claim(f"no way along {loop}", (stride != 0) | (moved == 0))
         moves: Value = starts & ~same
         return moves
 
@@ -197,24 +197,20 @@ class ReaderBench(Bench):
             unread.eq(self.load | (unread & ~end)),
         ]
         self.assume(~dut.finish | (ended != 0))
-        second, read = self.peek("behind", 1), self.peek("read", 1)
+        second, reads_none = self.peek("behind"), _reads_none(dut.instruction.payload)
         self.claim("two instructions at most", inside == dut.active + second)
-        self.claim("the second one follows another", ~second | dut.active)
-        self.claim("read to the end", ~self.known | (read == ~unread))
+        self.claim("read to the end", ~self.known | (self.peek("read") == ~unread))
         self.claim("elements are of an instruction", unread == self.under_way)
         self.claim("of one that was taken", (inside == 0) | self.known)
-        self.claim("the second one of another", ~second | self.older_known)
         self.claim("the others are ended", inside == ended + on_the_way + unread)
         self.claim("taken when all before is read", ~self.load | ~unread)
-        self.claim(
-            "one that is early reads no vectors",
-            ~(self.load & dut.active) | _reads_none(dut.instruction.payload),
-        )
-        offered = self.peek("offered", 1)
-        stands = dut.instruction.valid & _reads_none(dut.instruction.payload)
-        self.claim("what is offered stands", ~offered | stands)
+        self.claim("one that is early reads no vectors", ~(self.load & dut.active) | reads_none)
+        self.claim("what is offered stands", ~self.peek("offered") | (dut.instruction.valid & reads_none))
         self.claim("its mask", (inside == 0) | (dut.signal == Mux(inside == 2, self.older.signal, op.signal)))
-        self.claim("the mask before", ~second | (self.peek("before", len(op.signal)) == self.older.signal))
+        with self.during(second):
+            self.claim("the second one follows another", dut.active)
+            self.claim("the second one of another", self.older_known)
+            self.claim("the mask before", self.peek("before") == self.older.signal)
         self.inside = inside
         self.cover("an instruction after another one", self.load & dut.active)
         self.cover("the end", end & (op.signal != 0) & (self.request.element.tag.index == 1))
@@ -229,16 +225,14 @@ class ReaderBench(Bench):
         with m.Elif(granted.parameter):
             m.d.sync += done.eq(done + 1)
         self.claim("one of its vectors", ~granted.parameter | (done < PARAMETER_VECTORS))
-        whole = done == PARAMETER_VECTORS
-        self.claim("all of them ahead of elements", whole | ~(granted.valid | granted.second))
-        self.left = self.peek("left", len(done))
+        self.left, place = self.peek("left"), self.peek("address")
+        following = (self.op.params + done)[: len(place)]
         self.claim("vectors that are left", self.left == PARAMETER_VECTORS - done)
-        place = self.peek("address", len(port.address))
-        self.claim("where the next one is", whole | (place == (self.op.params + done)[: len(place)]))
-        self.claim("they are of an instruction", whole | self.under_way)
-        self.claim(
-            "read where it is", ~granted.parameter | (port.address == (self.op.params + done)[: len(place)])
-        )
+        self.claim("read where it is", ~granted.parameter | (port.address == following))
+        with self.during(done != PARAMETER_VECTORS):
+            self.claim("all of them ahead of elements", ~(granted.valid | granted.second))
+            self.claim("where the next one is", place == following)
+            self.claim("they are of an instruction", self.under_way)
 
     def _claim_reads(self, m: Module) -> None:
         """Claim that each granted read was requested, and that nothing else is read."""
@@ -246,28 +240,22 @@ class ReaderBench(Bench):
         scratchpad, accumulator = self.dut.scratchpad, self.dut.accumulator
         from_scratchpad = op.source == Source.SCRATCHPAD
         element = granted.valid & request.ask_source
-        rows = accumulator.valid & accumulator.ready
+        rows, vectors = transfer(accumulator), transfer(scratchpad)
+        wanted = granted.parameter | granted.second | (element & from_scratchpad)
+        place = Mux(granted.second, request.second, request.source)[: len(scratchpad.address)]
         self.claim("a row for an element", rows == (element & ~from_scratchpad))
         self.claim("its row", ~rows | (accumulator.address == request.source[: len(accumulator.address)]))
-        vectors = scratchpad.valid & scratchpad.ready
-        self.claim(
-            "a vector for each", vectors == (granted.parameter | granted.second | (element & from_scratchpad))
-        )
-        place = Mux(granted.second, request.second, request.source)[: len(scratchpad.address)]
+        self.claim("a vector for each", vectors == wanted)
         self.claim("its vector", ~vectors | granted.parameter | (scratchpad.address == place))
         self.claim("of an element that waits", ~(granted.valid | granted.second) | request.valid)
-        self.claim("not both at once", ~granted.valid | ~(granted.second | granted.parameter))
-        self.claim(
-            "its description", ~granted.valid | (granted.element.as_value() == request.element.as_value())
-        )
+        with self.during(granted.valid):
+            self.claim("not both at once", ~(granted.second | granted.parameter))
+            self.claim("its description", granted.element.as_value() == request.element.as_value())
 
     def _claim_arrivals(self, m: Module) -> None:
         """Claim that the description of a granted read comes with its data."""
-        layout = self.granted.shape()
-        due = self.granted.as_value()
-        for stage in range(READ_LATENCY):
-            due = ago(m, due, 1, f"arrival{stage}", reset=True)
-            self.claim(f"on the way {stage}", self.peek(f"arrival_{stage}", layout.size) == due)
+        stages = (self.peek(f"arrival_{stage}") for stage in range(READ_LATENCY))
+        due = follow(m, self, self.granted.as_value(), stages, "an arrival")
         self.claim("it arrives", self.dut.arrival.as_value() == due)
 
     def _claim_sequence(self) -> None:
@@ -276,13 +264,14 @@ class ReaderBench(Bench):
         place, grant, tag = sequence.place, sequence.grant, self.request.element.tag
         self.claim("instruction of the sequence", sequence.load == self.load)
         self.claim("step of the sequence", sequence.step == walk.step)
-        held = sequence.may_step & ~sequence.hold
-        self.claim("it steps if it may and is not held", sequence.step == held)
+        steps = sequence.may_step & ~sequence.hold
+        self.claim("it steps if it may and is not held", sequence.step == steps)
         self.claim("no step after the end", ~sequence.may_step | walk.on)
-        for loop in ("ob", "ox", "g"):
-            self.claim(f"first of {loop}", ~walk.on | (place[f"first_{loop}"] == walk.first[loop]))
-        for loop in ("oy", "ox", "g"):
-            self.claim(f"last of {loop}", ~walk.on | (place[f"last_{loop}"] == walk.last[loop]))
+        with self.during(walk.on):
+            for loop in ("ob", "ox", "g"):
+                self.claim(f"first of {loop}", place[f"first_{loop}"] == walk.first[loop])
+            for loop in ("oy", "ox", "g"):
+                self.claim(f"last of {loop}", place[f"last_{loop}"] == walk.last[loop])
         grants = {
             "granted": self.pop,
             "dst": tag.dst,
@@ -299,12 +288,11 @@ class ReaderBench(Bench):
 
     def _claim_settings(self, m: Module) -> None:
         """Claim that later stages see the fields of the instruction whose elements they process."""
-        settling = self.peek("settling", 4)
-        kept = self._view(instruction_layout(self.config), "instruction")
+        settling = self.peek("settling")
         own, older = (
             self._define_fields(m, op, name) for op, name in ((self.op, "own"), (self.older, "old"))
         )
-        self.claim("what is taken", ~self.known | (kept.as_value() == own.as_value()))
+        self.claim("what is taken", ~self.known | (self.peek("instruction") == own.as_value()))
         current = self.dut.current.as_value()
         since = Signal(range(16), name="since", init=15)
         m.d.sync += since.eq(Mux(self.load, 0, since + (since != 15)))
@@ -312,11 +300,10 @@ class ReaderBench(Bench):
         self.claim("just taken", (since != 0) | self.under_way)
         early = ago(m, self.load & self.dut.active, 1, "early", reset=True)
         self.claim("settling", (settling == 0) | (self.older_known & (settling + since == SETTLING)))
-        changes = (settling != 0) | (before != 0)
-        self.claim(
-            "current while it settles", ~(changes | early) | ~self.older_known | (current == older.as_value())
-        )
-        settled = self.known & ~changes & ~early & (since != 0)
+        changes = (settling != 0) | (before != 0) | early
+        steady = ~changes | ~self.older_known
+        self.claim("current while it settles", steady | (current == older.as_value()))
+        settled = self.known & ~changes & (since != 0)
         self.claim("current", ~settled | (current == own.as_value()))
         ends = self.ends[0] & (settling <= 2) | self.ends[1] & (settling <= 1)
         self.claim("settled before its end", (settling == 0) | self.under_way | ends)
@@ -345,30 +332,3 @@ def _reads_none(op: Any) -> Value:
 def _without_ask(request: Any) -> Value:
     """Return a request without `ask_second`, which changes while the request waits."""
     return Cat(*(Value.cast(request[name]) for name, _ in request.shape() if name != "ask_second"))
-
-
-def properties() -> Iterator[Property]:
-    config = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=0)
-    yield ReaderBench.proves(
-        "vector/vec_reader",
-        "reads of VEC",
-        Induction(4),
-        config,
-        claim="For every VEC, of any length and with any fields, the parameter block is read, then elements "
-        "in the order of its loops, at their addresses and if they are in range, each after its second "
-        "operand. Later stages get the description of an element with its data, and the fields of its "
-        "instruction.",
-        cover=22,
-    )
-    config = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8)
-    yield ReaderBench.proves(
-        "vector/vec_reader",
-        "reads of SOFTMAX, NORMALISE and VEC",
-        Induction(2),
-        config,
-        claim="In any mix of these instructions, each reads its parameter block, if it has one, and then all "
-        "elements in the order of its loops. The note of a vector and the address of its alignment go with "
-        "it. Later stages get the description of an element with its data, the fields of its instruction, and "
-        "the position in the loops.",
-        cover=22,
-    )

@@ -7,7 +7,8 @@ from typing import Any
 from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data
 
-from weft.extras.proof.hardware.cuts import CutBench
+from weft.extras.proof.hardware.pipelines import latch, wire
+from weft.extras.proof.hardware.property import CutBench
 from weft.hdl.isa import Kernel, MicroOp
 from weft.hdl.isa.kernel import SERIAL, SOURCES, STRIP_ROWS, TARGETS, Op
 from weft.hdl.isa.operands import kernel_min_cycles, kernel_serial_cycles
@@ -18,7 +19,7 @@ OPERANDS = (*SOURCES, *TARGETS)
 LOOPS = ("ob", "oy", "ox")
 
 
-class CourseBench(CutBench):
+class CourseBench(CutBench, unit=KernelSequence):
     """The sequence in free inputs, with a memory of which each read returns any micro-operation.
 
     Assumed: an instruction comes only after the end of the one before it. Also assumed, as the checker guarantees:
@@ -47,21 +48,14 @@ class CourseBench(CutBench):
         Signal of the unit: the next micro-operation begins after this slot.
     """
 
-    UNIT = KernelSequence
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        self.free_inputs(m)
         self.kernel = view(Kernel, dut.payload)
-        self.starts = Signal(name="kernel_starts")
-        m.d.comb += self.starts.eq(dut.load & is_kind(Kernel, dut.payload))
-        self.fields: Any = Signal(Kernel.layout(), name="fields")
-        with m.If(self.starts):
-            m.d.sync += self.fields.eq(self.kernel)
-        for loop in LOOPS:
-            self.assume(~self.starts | (self.kernel[loop] != 0))
-        self.turn = self.peek("turn", 1)
-        self.coming: Any = data.View(MicroOp.layout(), self.peek("coming", MicroOp.layout().size))
+        self.starts = wire(m, dut.load & is_kind(Kernel, dut.payload))
+        self.fields: Any = latch(m, self.starts, self.kernel, Kernel.layout(), "fields")
+        self.assume(~self.starts | Cat(self.kernel[loop] != 0 for loop in LOOPS).all())
+        self.turn = self.peek("turn")
+        self.coming: Any = data.View(MicroOp.layout(), self.peek("coming"))
         self.on, self.begun = Signal(name="on"), Signal(name="begun")
         self.op: Any = Signal(MicroOp.layout(), name="current_op")
         self.entry = Signal(range(config.kernel), name="current_entry")
@@ -78,47 +72,29 @@ class CourseBench(CutBench):
         raise NotImplementedError
 
     def _define_moves(self, m: Module) -> None:
-        names = ("onward", "back", "next_strip", "next_block", "done")
-        self.onward, self.back, self.next_strip, self.next_block, self.done = (
-            Signal(name=name) for name in names
-        )
         self.column, self.strip, self.block = (Signal(12, name=name) for name in ("column", "strip", "block"))
         fields, op = self.fields, self.op
         strips = ((fields.oy + STRIP_ROWS - 1) // STRIP_ROWS)[:12]
-        self.last_column = Signal(name="in_last_column")
-        last_strip, last_block, ends = (
-            Signal(name=name) for name in ("in_last_strip", "in_last_block", "ends_strip")
-        )
-        self.last_strip, self.last_block = last_strip, last_block
-        self.rows = Signal(range(STRIP_ROWS), name="rows_less_one")
-        m.d.comb += [
-            self.last_column.eq(self.column == fields.ox - 1),
-            last_strip.eq(self.strip == strips - 1),
-            last_block.eq(self.block == fields.ob - 1),
-            self.onward.eq(self.begun & op.again & ~self.last_column),
-            self.back.eq(self.begun & op.again & self.last_column),
-            ends.eq(self.begun & op.end & ~self.onward),
-            self.next_strip.eq(ends & ~last_strip),
-            self.next_block.eq(ends & last_strip & ~last_block),
-            self.done.eq(ends & last_strip & last_block),
-            self.rows.eq(Mux(last_strip, fields.oy - 1 - self.strip * STRIP_ROWS, STRIP_ROWS - 1)),
-        ]
+        self.last_column = wire(m, self.column == fields.ox - 1)
+        self.last_strip = last_strip = wire(m, self.strip == strips - 1, name="in_last_strip")
+        self.last_block = last_block = wire(m, self.block == fields.ob - 1, name="in_last_block")
+        self.onward = wire(m, self.begun & op.again & ~self.last_column)
+        self.back = wire(m, self.begun & op.again & self.last_column)
+        ends = wire(m, self.begun & op.end & ~self.onward)
+        self.next_strip = wire(m, ends & ~last_strip)
+        self.next_block = wire(m, ends & last_strip & ~last_block)
+        self.done = wire(m, ends & last_strip & last_block)
+        rows = Mux(last_strip, fields.oy - 1 - self.strip * STRIP_ROWS, STRIP_ROWS - 1)
+        self.rows = wire(m, rows, range(STRIP_ROWS))
 
     def _count_loops(self, m: Module) -> None:
         fields, op = self.fields, self.op
-        self.following = Signal(range(self.config.kernel), name="following_entry")
-        bits = len(self.following)
         target = Mux(self.onward, fields.start + op.target, self.entry + 1)
         first = ~self.begun | (op.end & ~self.onward)
-        m.d.comb += self.following.eq(Mux(first, fields.start, target)[:bits])
+        self.following = wire(m, Mux(first, fields.start, target), range(self.config.kernel))
         with m.If(self.starts):
-            m.d.sync += [
-                self.on.eq(1),
-                self.begun.eq(0),
-                self.column.eq(0),
-                self.strip.eq(0),
-                self.block.eq(0),
-            ]
+            m.d.sync += self.on.eq(1)
+            m.d.sync += [signal.eq(0) for signal in (self.begun, self.column, self.strip, self.block)]
         with m.Elif(self.turn):
             m.d.sync += [self.on.eq(~self.done), self.begun.eq(1), self.op.eq(self.coming)]
             m.d.sync += self.entry.eq(self.following)
@@ -140,36 +116,28 @@ class CourseBench(CutBench):
         self.least = kernel_min_cycles(config.groups)
         self.row = Signal(range(STRIP_ROWS))
         self.group = Signal(range(max(config.groups, 2)))
-        self.todo, self.steps, self.real = (Signal(name=name) for name in ("todo", "steps", "issues"))
-        self.serial, self.uniform = Signal(name="serial"), Signal(name="uniform")
+        self.todo = Signal()
+        op = self.op
+        lanes, groups = config.lanes, config.groups
         waits = {
-            (uniform, root): kernel_serial_cycles(
-                1 if uniform else config.lanes, config.groups if uniform else 1, root=root
-            )
+            (uniform, root): kernel_serial_cycles(*((1, groups) if uniform else (lanes, 1)), root=root)
             for uniform in (False, True)
             for root in (False, True)
         }
-        self.slots = Signal(range(self.least), name="slots")
-        self.since = Signal(range(max(waits.values()) + 1), name="since_serial")
         self.most_wait = max(waits.values())
-        op = self.op
-        root = op.op == Op.RSQRT
-        self.wait = Signal(range(self.most_wait + 1), name="slots_to_wait")
-        self.last_group = self.uniform | (self.group == config.groups - 1)
+        self.slots = Signal(range(self.least))
+        self.since = Signal(range(self.most_wait + 1))
+        self.steps = wire(m, self.on & dut.ready)
+        self.serial = wire(m, self.begun & Cat(op.op == kind for kind in SERIAL).any())
+        self.uniform = wire(m, self.serial & op.unsigned)
+        each, one = (Mux(op.op == Op.RSQRT, waits[key, True], waits[key, False]) for key in (False, True))
+        self.wait = wire(m, Mux(self.uniform, one, each), range(self.most_wait + 1))
+        self.real = wire(m, self.on & self.todo & (self.since == 0))
+        self.last_group = self.uniform | (self.group == groups - 1)
         self.last = self.last_group & (self.row == self.rows)
-        one = {key: Mux(root, waits[key, True], waits[key, False]) for key in (False, True)}
-        m.d.comb += [
-            self.steps.eq(self.on & dut.ready),
-            self.serial.eq(self.begun & Cat(op.op == kind for kind in SERIAL).any()),
-            self.uniform.eq(self.serial & op.unsigned),
-            self.wait.eq(Mux(self.uniform, one[True], one[False])),
-            self.real.eq(self.on & self.todo & (self.since == 0)),
-        ]
         with m.If(self.steps):
-            m.d.sync += [
-                self.slots.eq(self.slots + (self.slots != self.least - 1)),
-                self.since.eq(Mux(self.since.any(), self.since - 1, 0)),
-            ]
+            m.d.sync += self.slots.eq(self.slots + (self.slots != self.least - 1))
+            m.d.sync += self.since.eq(Mux(self.since.any(), self.since - 1, 0))
             with m.If(self.real):
                 m.d.sync += self.since.eq(Mux(self.serial, self.wait - 1, 0))
                 m.d.sync += [self.group.eq(Mux(self.last_group, 0, self.group + 1)), self.todo.eq(~self.last)]
@@ -177,10 +145,5 @@ class CourseBench(CutBench):
         with m.If(self.starts):
             m.d.sync += [self.todo.eq(0), self.slots.eq(0), self.since.eq(0)]
         with m.Elif(self.turn):
-            m.d.sync += [
-                self.todo.eq(1),
-                self.slots.eq(0),
-                self.row.eq(0),
-                self.group.eq(0),
-                self.since.eq(0),
-            ]
+            m.d.sync += self.todo.eq(1)
+            m.d.sync += [signal.eq(0) for signal in (self.slots, self.row, self.group, self.since)]

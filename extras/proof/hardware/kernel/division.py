@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import kernel_sizes
 from weft.hdl.isa.kernel import MULTIPLIER_BITS, REGISTERS, STRIP_ROWS, Op
 from weft.hdl.isa.operands import KERNEL_DIVISION_CYCLES, KERNEL_ROOT_CYCLES
@@ -19,7 +17,13 @@ _READY_STEP = 3
 """Step in which the operand is normalised."""
 
 
-class DivideBench(Bench):
+@proves(
+    "vector/kernel_divide",
+    {f"results, {groups}": config for config, groups in kernel_sizes()},
+    Induction(3),
+    cover=2 * (KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES) + 8,
+)
+class DivideBench(Bench, unit=KernelDivide):
     """Factor and exponent of RECIPROCAL and RSQRT follow from each element by their definition, for all values, step by
     step. All lanes are written once, when they are complete, to the place that the micro-operation names.
 
@@ -34,11 +38,8 @@ class DivideBench(Bench):
     all digits are 1, which is its limit.
     """
 
-    UNIT = KernelDivide
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        self.free_inputs(m)
         op = dut.issue.op
         self.assume(~dut.valid | (op.op == Op.RECIPROCAL) | (op.op == Op.RSQRT))
         self.root, self.uniform = Signal(name="is_root"), Signal(name="is_uniform")
@@ -83,22 +84,21 @@ class DivideBench(Bench):
                 m.d.sync += [self.works.eq(0), writes.eq(Mux(self.uniform, config.groups, 1))]
         self.writes = writes
         self.claim("written when they are complete", dut.write == writes.any())
-        self.claim("step", implies(self.works, self.peek("step", len(self.step)) == self.step))
-        left = self.peek("left", (config.lanes).bit_length())
+        self.claim("step", implies(self.works, self.peek("step") == self.step))
+        left = self.peek("left")
         more = Mux(self.uniform, 1, config.lanes - self.index)
         self.claim("left", left == Mux(self.works, more, 0))
-        self.claim("writing", self.peek("writing", len(writes)) == writes)
+        self.claim("writing", self.peek("writing") == writes)
         self.claim("steps", self.step <= Mux(self.root, steps - 1, KERNEL_DIVISION_CYCLES - 1))
         self.claim("index", (self.index < config.lanes) & ~(self.uniform & self.index.any()))
         self.claim("one by one", ~(self.works & writes.any()))
-        self.claim("root", self.peek("root", 1) == self.root)
-        self.claim("uniform", self.peek("uniform", 1) == self.uniform)
+        self.claim("root", self.peek("root") == self.root)
+        self.claim("uniform", self.peek("uniform") == self.uniform)
 
     def _claim_normalisation(self, m: Module) -> None:
         """Claim the element's size and its bits from the top."""
-        config = self.config
-        kept = self.peek("remaining", 32 * config.lanes)
-        self.claim("element", implies(self.works, kept == self.numbers >> (self.index << 5)))
+        remaining = self.peek("remaining")
+        self.claim("element", implies(self.works, remaining == self.numbers >> (self.index << 5)))
         negative = self.number[-1]
         self.size = Signal(32, name="size_of_number")
         m.d.comb += self.size.eq(Mux(negative, -self.number.as_signed(), self.number)[:32])
@@ -111,23 +111,23 @@ class DivideBench(Bench):
         even = Signal(6, name="even_bits")
         m.d.comb += even.eq(bits + bits[0])
         counted = Mux(self.root, even, bits)
-        size, highest = self.peek("size", 32), self.peek("highest", 5)
+        size, highest = self.peek("size"), self.peek("highest")
         some = self.works & ~self.nothing
         sized, ready = self.works & (self.step > 0), some & (self.step >= _READY_STEP)
         self.claim("size", implies(sized, size == self.size))
-        self.claim("nothing", implies(sized, self.peek("nothing", 1) == self.nothing))
+        self.claim("nothing", implies(sized, self.peek("nothing") == self.nothing))
         self.claim("bits", implies(some & (self.step > 1), highest == counted - 1))
-        self.claim("exponent", implies(ready, self.peek("exponent", 6) == Mux(self.root, even >> 1, bits)))
+        self.claim("exponent", implies(ready, self.peek("exponent") == Mux(self.root, even >> 1, bits)))
         self.normal = Signal(32, name="normal")
         m.d.comb += self.normal.eq(self.size << (32 - counted)[:5])
-        self.top = self.peek("top", 32)
+        self.top = self.peek("top")
         rooted = Mux(self.step > _READY_STEP + _RESULT_BITS, _RESULT_BITS, self.step - _READY_STEP)
         moved = Mux(self.root, rooted, 0)[:5]
         self.ready = ready
         self.claim("top", implies(ready, self.top == (self.normal << (moved << 1))[:32]))
 
     def _claim_root(self, m: Module) -> None:
-        base, square = self.peek("base", _RESULT_BITS), self.peek("square", _RESULT_BITS + 2)
+        base, square = self.peek("base"), self.peek("square")
         first = self.ready & (self.step == _READY_STEP)
         taken = self.ready & self.root & (self.step > _READY_STEP) & (self.step <= _READY_STEP + _RESULT_BITS)
         self.rooted = self.ready & self.root & (self.step >= _READY_STEP + _RESULT_BITS)
@@ -153,7 +153,7 @@ class DivideBench(Bench):
     def _claim_division(self, m: Module) -> None:
         start = Mux(self.root, _READY_STEP + KERNEL_ROOT_CYCLES, _READY_STEP)
         divides = self.ready & (self.step >= start)
-        rest, quotient = (self.peek(name, width) for name, width in (
+        rest, quotient = (self.peek(name) for name, width in (
             ("rest", 17), ("quotient", _RESULT_BITS)))  # fmt: skip
         base = self.peeks["base"]
         t = Signal(17, name="t")
@@ -183,7 +183,7 @@ class DivideBench(Bench):
         factor = Signal(MULTIPLIER_BITS, name="factor")
         m.d.comb += factor.eq(Mux(self.number[-1], -self.quotient, self.quotient))
         nothing = Const((1 << _RESULT_BITS) - 1, MULTIPLIER_BITS + 6)
-        packed = Mux(self.nothing, nothing, Cat(factor, self.peek("exponent", 6)))
+        packed = Mux(self.nothing, nothing, Cat(factor, self.peek("exponent")))
         for lane in range(config.lanes):
             result = Signal(MULTIPLIER_BITS + 6, name=f"result{lane}", reset_less=True)
             known = Signal(name=f"known{lane}")
@@ -193,15 +193,14 @@ class DivideBench(Bench):
                 m.d.sync += [result.eq(packed), known.eq(1)]
             words = dut.results.word_select(lane, 32)
             self.claim(f"all lanes {lane}", implies(dut.write, known))
-            self.claim(
-                f"lane {lane} is known", implies(self.works & ~self.uniform, known == (self.index > lane))
-            )
+            right = known == (self.index > lane)
+            self.claim(f"lane {lane} is known", implies(self.works & ~self.uniform, right))
             self.claim(f"lanes of one {lane}", implies(self.works & self.uniform, ~known))
-            place = self.peek("packed", (MULTIPLIER_BITS + 6) * config.lanes)
+            place = self.peek("packed")
             for index in range(lane + 1, config.lanes):
-                kept = place.word_select(config.lanes - index + lane, MULTIPLIER_BITS + 6)
+                stored = place.word_select(config.lanes - index + lane, MULTIPLIER_BITS + 6)
                 here = self.works & ~self.uniform & (self.index == index)
-                self.claim(f"lane {lane} is kept at {index}", implies(here, kept == result))
+                self.claim(f"lane {lane} is kept at {index}", implies(here, stored == result))
             self.claim(f"result {lane}", implies(dut.write, words == result))
             self.cover(f"a root {lane}", dut.write & self.root & (words[:16] == 0xB504) & ~self.uniform)
         place = Signal(range(STRIP_ROWS * REGISTERS), name="place")
@@ -213,14 +212,3 @@ class DivideBench(Bench):
         bits = (config.groups - 1).bit_length()
         self.claim("where", implies(self.works | dut.write, dut.entry == Cat((group + turn)[:bits], place)))
         self.cover("all lane groups", dut.write & self.uniform & (turn == config.groups - 1))
-
-
-def properties() -> Iterator[Property]:
-    for config, groups in kernel_sizes():
-        yield DivideBench.proves(
-            "vector/kernel_divide",
-            f"results, {groups}",
-            Induction(3),
-            config,
-            cover=2 * (KERNEL_DIVISION_CYCLES + KERNEL_ROOT_CYCLES) + 8,
-        )

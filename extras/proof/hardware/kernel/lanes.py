@@ -8,9 +8,8 @@ from typing import Any
 from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data
 
-from weft.extras.proof.hardware.cuts import CutBench
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Induction, Property
+from weft.extras.proof.hardware.property import CutBench, Induction, Property
 from weft.extras.proof.hardware.requantise import half_even
 from weft.extras.proof.hardware.smallest import KERNEL_SMALLEST
 from weft.hdl.isa.config import Config
@@ -29,17 +28,8 @@ _PRODUCT = 32 + MULTIPLIER_BITS
 _PRODUCT_CYCLES = 2
 
 
-class LanesBench(CutBench):
+class LanesBench(CutBench, unit=KernelLanes):
     """The lanes in free inputs: each cycle has any micro-operation, for any place, or none. Registers are free, too."""
-
-    UNIT = KernelLanes
-
-    def watch(self, m: Module) -> None:
-        self.free_inputs(m)
-        self._watch(m)
-
-    def _watch(self, m: Module) -> None:
-        raise NotImplementedError
 
     def issued(self, m: Module, cycles: int) -> Any:
         """Return the issue of `cycles` cycles ago; there is none after a reset."""
@@ -49,7 +39,7 @@ class LanesBench(CutBench):
 
     def lane(self, path: str, lane: int, width: int = 32) -> Value:
         """Return a lane of a signal inside the unit."""
-        return self.peek(path, width * self.config.lanes).word_select(lane, width)
+        return self.peek(path).word_select(lane, width)
 
     def element(self, issue: Any, lane: int) -> Value:
         """Return the number of a lane's element in its vector."""
@@ -63,7 +53,7 @@ class PlainBench(LanesBench):
     Operands and predicate are the contents of the unit's registers.
     """
 
-    def _watch(self, m: Module) -> None:
+    def watch(self, m: Module) -> None:
         for lane in range(self.config.lanes):
             self._claim_lane(m, lane)
 
@@ -115,24 +105,24 @@ class ProductBench(LanesBench):
     their sum. Multiplication is distributive, so the sum is the product of the factors.
     """
 
-    def _watch(self, m: Module) -> None:
+    def watch(self, m: Module) -> None:
         for lane in range(self.config.lanes):
             self._claim_product(m, lane)
 
     def _claim_product(self, m: Module, lane: int) -> None:
         a, b = (self.lane(name, lane) for name in ("first", "second"))
         factor = b[:MULTIPLIER_BITS].as_signed()
-        low, high = (self.peek(f"{name}_{lane}", _PRODUCT).as_signed() for name in ("low", "high"))
+        low, high = (self.peek(f"{name}_{lane}") for name in ("low", "high"))
         self.claim(f"low bits {lane}", low == ago(m, a[:_LOW] * factor, 1, f"low{lane}"))
         self.claim(f"high bits {lane}", high == ago(m, a[_LOW:].as_signed() * factor, 1, f"high{lane}"))
-        product = self.peek(f"product_{lane}", _PRODUCT).as_signed()
+        product = self.peek(f"product_{lane}")
         whole = (low + (high << _LOW))[:_PRODUCT].as_signed()
         self.claim(f"sum of products {lane}", product == ago(m, whole, 1, f"sum{lane}"))
         op = self.issued(m, OPERAND_CYCLES).op
         exponent = Mux(op.scaled, b[MULTIPLIER_BITS : MULTIPLIER_BITS + 6], 0)
         total = op.shift + exponent
         due = ago(m, Mux(total > 63, 63, total), _PRODUCT_CYCLES, f"places{lane}")
-        self.claim(f"places {lane}", self.peek(f"shift_{lane}_1", 6) == due)
+        self.claim(f"places {lane}", self.peek(f"shift_{lane}_1") == due)
         self.cover(f"a product {lane}", product == -(3 << 40))
 
 
@@ -143,14 +133,14 @@ class RoundingBench(LanesBench):
     The proof begins at the register of the product, with any content.
     """
 
-    def _watch(self, m: Module) -> None:
+    def watch(self, m: Module) -> None:
         for lane in range(self.config.lanes):
             self._claim_rounding(m, lane)
 
     def _claim_rounding(self, m: Module, lane: int) -> None:
         cycles = RESULT_CYCLES - _PRODUCT_CYCLES
         op = self.issued(m, OPERAND_CYCLES + _PRODUCT_CYCLES).op
-        product, shift = self.peek(f"product_{lane}", _PRODUCT).as_signed(), self.peek(f"shift_{lane}_1", 6)
+        product, shift = self.peek(f"product_{lane}"), self.peek(f"shift_{lane}_1")
         nearest = half_even(m, product, shift, f"nearest{lane}")
         value = Signal(signed(_PRODUCT + 1), name=f"value{lane}")
         m.d.comb += value.eq(Mux(op.floor, product >> shift, nearest))
@@ -174,14 +164,14 @@ class ResultBench(LanesBench):
     pipeline apart; if they coincide, the divider's are written.
     """
 
-    def _watch(self, m: Module) -> None:
+    def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
         last = self.issued(m, KERNEL_LATENCY)
         op = last.op
         compares = Cat(op.op == kind for kind in COMPARISONS).any()
         serial = (op.op == Op.RECIPROCAL) | (op.op == Op.RSQRT)
-        self.assume(~(dut.issue.op.d_memory & Cat(dut.issue.op.op == kind for kind in (
-            *COMPARISONS, Op.RECIPROCAL, Op.RSQRT)).any()))  # fmt: skip
+        no_bytes = Cat(dut.issue.op.op == kind for kind in (*COMPARISONS, Op.RECIPROCAL, Op.RSQRT)).any()
+        self.assume(~(dut.issue.op.d_memory & no_bytes))
         to_memory = last.valid & op.d_memory
         self.claim("a vector", dut.results.write == (to_memory & (last.entry.group == config.groups - 1)))
         self.claim("end", dut.results.end == (last.valid & last.end))
@@ -191,37 +181,33 @@ class ResultBench(LanesBench):
             value = self.lane("result", lane).as_signed()
             limited = Mux(value > 127, 127, Mux(value < -128, -128, value))[:8]
             self.claim(f"byte {lane}", dut.results.bytes[lane] == limited)
-        divided, word = self.peek("divide.write", 1), self.peek("divide.packed", 24 * config.lanes)
-        entry = self.peek("divide.entry", len(register_place(config, last, op.d)))
+        divided, word = self.peek("divide.write"), self.peek("divide.packed")
+        entry = self.peek("divide.entry")
         whole = Cat(
             Cat(word.word_select(lane, 24), Value.cast(0).replicate(8)) for lane in range(config.lanes)
         )
         plain = last.valid & ~op.d_memory & ~compares & ~serial
-        for memory in ("register_a", "register_b", "predicates"):
-            name, is_flag = memory.replace("_", " "), memory == "predicates"
-            enable = self.peek(f"{memory}.store__en", 1)
-            width = config.lanes if is_flag else 32 * config.lanes
-            stored = self.peek(f"{memory}.store__data", width)
-            where = register_place(config, last, None if is_flag else op.d)
-            address = self.peek(f"{memory}.store__addr", len(where))
-            if is_flag:
-                self.claim(f"{name} written", enable == (last.valid & compares))
-                self.claim(f"{name} where", implies(enable, address == where))
-                self.claim(f"{name} what", stored == self.peeks_of_flags())
-                self.cover(f"{name} written", enable & (address == 5))
-                continue
-            self.claim(f"{name} written", enable == (plain | divided))
-            self.claim(f"{name} where", implies(enable, address == Mux(divided, entry, where)))
-            result = self.peeks["result"]
-            self.claim(f"{name} what", implies(enable, stored == Mux(divided, whole, result)))
-            self.cover(f"{name} written", enable & ~divided & (address == 19))
+        written = {name: self.peek(f"predicates.store__{name}") for name in ("en", "addr", "data")}
+        self.claim("predicates written", written["en"] == (last.valid & compares))
+        self.claim(
+            "predicates where", implies(written["en"], written["addr"] == register_place(config, last))
+        )
+        self.claim("predicates what", written["data"] == self.peek("flags"))
+        self.cover("predicates written", written["en"] & (written["addr"] == 5))
+        where = Mux(divided, entry, register_place(config, last, op.d))
+        for name in "ab":
+            enable, address, word = (
+                self.peek(f"register_{name}_copy.store__{end}") for end in ("en", "addr", "data")
+            )
+            self.claim(f"register {name} written", enable == (plain | divided))
+            self.claim(f"register {name} where", implies(enable, address == where))
+            content = Mux(divided, whole, self.peek("result"))
+            self.claim(f"register {name} what", implies(enable, word == content))
+            self.cover(f"register {name} written", enable & ~divided & (address == 19))
         self.cover("a vector", dut.results.write & dut.results.end & (dut.results.dst == 3))
 
-    def peeks_of_flags(self) -> Signal:
-        return self.peek("flags", self.config.lanes)
 
-
-def register_place(config: Config, issue: Any, register: Value | None) -> Value:
+def register_place(config: Config, issue: Any, register: Value | None = None) -> Value:
     """Return the place of a register, or of the predicate, of a row's lane group."""
     bits = (config.groups - 1).bit_length()
     where = Cat(issue.entry.group[:bits], issue.entry.row)
@@ -237,7 +223,7 @@ class OperandsBench(LanesBench):
     prove that the registers of a micro-operation are written before its issue.
     """
 
-    def _watch(self, m: Module) -> None:
+    def watch(self, m: Module) -> None:
         config = self.config
         asked, issue = self.issued(m, READ_LATENCY), self.issued(m, READ_LATENCY + 1)
         op = self.dut.issue.op
@@ -245,9 +231,9 @@ class OperandsBench(LanesBench):
         self._claim_addresses(m, asked)
         group = self.issued(m, READ_LATENCY - 1).entry.group
         self.claim("lane group of what is read", self.dut.group == group)
-        registers = [self.peek(f"register_{name}", 32 * config.lanes) for name in "ab"]
-        flags = self.peek("predicates.fetch__data", config.lanes)
-        self.claim("predicate", self.peek("predicate", config.lanes) == ago(m, flags, 1, "flags"))
+        registers = [self.peek(f"register_{name}") for name in "ab"]
+        flags = self.peek("predicates.fetch__data")
+        self.claim("predicate", self.peek("predicate") == ago(m, flags, 1, "flags"))
         for lane in range(config.lanes):
             self._claim_first(m, lane, issue, registers[0].word_select(lane, 32))
             self._claim_second(m, lane, issue, registers[1])
@@ -258,13 +244,10 @@ class OperandsBench(LanesBench):
         group.
         """
         lanes = self.config.lanes
-        size = len(register_place(self.config, asked, asked.op.a))
-        first, second, flags = (
-            self.peek(f"{memory}.fetch__addr", bits)
-            for memory, bits in (("register_a", size), ("register_b", size), ("predicates", size - 3))
-        )
+        memories = ("register_a_copy", "register_b_copy", "predicates")
+        first, second, flags = (self.peek(f"{memory}.fetch__addr") for memory in memories)
         self.claim("register a", first == register_place(self.config, asked, asked.op.a))
-        self.claim("place of the predicate", flags == register_place(self.config, asked, None))
+        self.claim("place of the predicate", flags == register_place(self.config, asked))
         other = (asked.entry.group * lanes ^ self._distance(asked.op)) // lanes
         group = Mux(asked.op.b_immediate, asked.entry.group, other)
         bits = (self.config.groups - 1).bit_length()
@@ -288,17 +271,16 @@ class OperandsBench(LanesBench):
         due = Mux(op.a_memory, read, register.as_signed())[:32]
         first = self.lane("first", lane)
         self.claim(f"first of lane {lane}", first == ago(m, due, 1, f"first{lane}"))
-        was = ago(m, op.a_memory & issue.valid, 1, f"read{lane}", reset=True)
-        filled = was & ago(m, after_end & op.fill, 1, f"filled{lane}", reset=True)
+        read = ago(m, op.a_memory & issue.valid, 1, f"read{lane}", reset=True)
+        filled = read & ago(m, after_end & op.fill, 1, f"filled{lane}", reset=True)
         if lane or self.config.groups > 1:  # a row has one element at least
             self.cover(f"filled in lane {lane}", filled & (first.as_signed() == INT32_MIN))
-        unsigned = was & ago(m, op.unsigned & ~after_end & ~of_accumulator, 1, f"unsigned{lane}", reset=True)
+        unsigned = read & ago(m, op.unsigned & ~after_end & ~of_accumulator, 1, f"unsigned{lane}", reset=True)
         self.cover(f"an unsigned byte in lane {lane}", unsigned & (first == 200))
 
     def _claim_second(self, m: Module, lane: int, issue: Any, register: Value) -> None:
         op, lanes = issue.op, self.config.lanes
-        exchanged = Signal(32, name=f"other{lane}")
-        m.d.comb += exchanged.eq(register.word_select((lane ^ self._distance(op)) % lanes, 32))
+        exchanged = register.word_select((lane ^ self._distance(op)) % lanes, 32)
         due = Mux(op.b_immediate, op.immediate, exchanged.as_signed())[:32]
         second = self.lane("second", lane)
         there = ago(m, issue.valid, 1, f"there{lane}", reset=True)
@@ -308,15 +290,13 @@ class OperandsBench(LanesBench):
 
     def _claim_divider(self, m: Module) -> None:
         """Claim that the divider gets its micro-operations with their first operands."""
-        issue, divide = self.issued(m, OPERAND_CYCLES), "divide"
+        issue, valid = self.issued(m, OPERAND_CYCLES), self.peek("divide.valid")
         serial = Cat(issue.op.op == kind for kind in SERIAL).any()
-        valid = self.peek(f"{divide}.valid", 1)
         self.claim("to the divider", valid == (issue.valid & serial))
         for lane in range(self.config.lanes):
             same = self.lane("divide.elements", lane) == self.lane("first", lane)
             self.claim(f"lane {lane} to the divider", same)
-        layout = issue.shape()
-        self.claim("with its place", self.peek("divide.issue", layout.size) == Value.cast(issue))
+        self.claim("with its place", self.peek("divide.issue") == Value.cast(issue))
         self.cover("to the divider", valid)
 
 
@@ -336,9 +316,9 @@ class WholeBench(OperandsBench, PlainBench, ProductBench, RoundingBench, ResultB
     All parts in one bench: one part detects faults that another does not.
     """
 
-    def _watch(self, m: Module) -> None:
+    def watch(self, m: Module) -> None:
         for part in _PARTS:
-            part._watch(self, m)
+            part.watch(self, m)
 
 
 def properties() -> Iterator[Property]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import data
 
-from weft.extras.proof.hardware.kernel.course import OPERANDS, CourseBench
-from weft.extras.proof.hardware.pipelines import ago, implies
+from weft.extras.proof.hardware.kernel.course import LOOPS, OPERANDS, CourseBench
+from weft.extras.proof.hardware.pipelines import ago, implies, wire
 from weft.extras.proof.hardware.property import Induction, Property
 from weft.extras.proof.hardware.smallest import kernel_sizes
 from weft.hdl.isa import Source
-from weft.hdl.isa.kernel import MAX_COLUMN_VECTORS, MICRO_BITS, SOURCES, STRIP_ROWS, TARGETS
+from weft.hdl.isa.kernel import MAX_COLUMN_VECTORS, SOURCES, STRIP_ROWS, TARGETS
 from weft.hdl.isa.operands import KERNEL_SPACING
 from weft.hdl.vector.kernel_sequence import entry_layout
 
@@ -37,85 +37,66 @@ class OrderBench(CourseBench):
         self._claim_issues(m)
 
     def _claim_counters(self) -> None:
-        place = data.View(_PLACE, self.peek("place", _PLACE.size))
-        self._while_on("micro-operation", self.peek("op", MICRO_BITS) == Value.cast(self.op), self.begun)
-        self._while_on("none yet", self.peek("op", MICRO_BITS) == 0, ~self.begun)
-        self._while_on("column", place.column == self.column)
-        self._while_on("last column", place.last_column == self.last_column)
-        self._while_on("rows", place.rows == self.rows)
-        for name, value in {
-            "onward": self.onward,
-            "back": self.back,
-            "strip": self.next_strip,
-            "block": self.next_block,
-            "done": self.done,
-        }.items():
-            self._while_on(name, place[name] == value)
-        fields = self.fields
-        before = (fields.oy - 1)[:12]
-        strips = before >> _ROW_BITS
-        self._while_on("last strip", self.peek("last_strip", 1) == self.last_strip)
-        self._while_on("last block", self.peek("last_block", 1) == self.last_block)
-        self._while_on("columns", self.peek("ox", 12) == fields.ox)
-        self._while_on("strips", self.peek("strips", 12 - _ROW_BITS) == strips)
-        self._while_on("strips left", self.peek("strips_left", 12 - _ROW_BITS) == strips - self.strip)
-        self._while_on("blocks left", self.peek("blocks_left", 12) == (fields.ob - self.block)[:12])
-        self._while_on("rows of the last strip", self.peek("last_rows", _ROW_BITS) == before[:_ROW_BITS])
-        self._while_on("a column of the row", self.column < fields.ox)
-        self._while_on("a strip of the block", self.strip <= strips)
-        self._while_on("a block of all", self.block < fields.ob)
-        for loop in ("ob", "oy", "ox"):
-            self._while_on(f"some {loop}", fields[loop] != 0)
+        fields, before = self.fields, (self.fields.oy - 1)[:12]
+        place, strips = data.View(_PLACE, self.peek("place")), before >> _ROW_BITS
+        placed = {"column": self.column, "last_column": self.last_column, "rows": self.rows}
+        placed |= {"onward": self.onward, "back": self.back, "strip": self.next_strip}
+        placed |= {"block": self.next_block, "done": self.done}
+        registers = {"last_strip": self.last_strip, "last_block": self.last_block, "ox": fields.ox}
+        registers |= {"strips": strips, "strips_left": strips - self.strip, "last_rows": before}
+        registers |= {"blocks_left": fields.ob - self.block}
+        self._while_on("micro-operation", self.peek("op") == Value.cast(self.op), self.begun)
+        self._while_on("none yet", self.peek("op") == 0, ~self.begun)
+        with self.during(self.on):
+            for name, value in placed.items():
+                self.claim(name, place[name] == value)
+            self.claim_registers(registers, "register {}")
+            self.claim("a column of the row", self.column < fields.ox)
+            self.claim("a strip of the block", self.strip <= strips)
+            self.claim("a block of all", self.block < fields.ob)
+            self.claim("some of each loop", Cat(fields[loop] != 0 for loop in LOOPS).all())
 
     def _claim_fetch(self, m: Module) -> None:
         """Claim that the next micro-operation is the word at its entry, which is addressed two cycles before."""
-        bits = len(self.following)
-        following, phase = self.peek("following", bits), self.peek("phase", 3)
-        address = self.peek("fetch__addr", bits)
-        word = self.peek("fetch__data", MICRO_BITS)
+        following, phase, address = (self.peek(name) for name in ("following", "phase", "fetch__addr"))
+        first = self.fields.start[: len(self.following)]
+        before = ago(m, address, 2, "address")
         self.claim("addressed", address == following)
-        self._while_on("what comes", Value.cast(self.coming) == ago(m, word, 1, "word"))
-        self.claim(
-            "addressed two cycles before", implies(self.turn, ago(m, address, 2, "address") == self.following)
-        )
+        self.claim("addressed two cycles before", implies(self.turn, before == self.following))
         for cycles in range(3):
-            was = ago(m, following, cycles, f"entry{cycles}")
-            self._while_on(f"entry of the next {cycles}", was == self.following, phase > cycles)
-        first = self.peek("first", bits)
-        self._while_on("first entry", first == self.fields.start[:bits])
-        self._while_on("entry", self.peek("current", bits) == self.entry, self.begun)
-        self._while_on("entry at first", following == self.fields.start[:bits], ~self.begun)
+            entry = ago(m, following, cycles, f"entry{cycles}")
+            self._while_on(f"entry of the next {cycles}", entry == self.following, phase > cycles)
+        self._while_on("entry", self.peek("current") == self.entry, self.begun)
+        self._while_on("entry at first", following == first, ~self.begun)
         self._while_on("entry of the current one", following == self.entry, self.begun & (phase == 0))
-        self._while_on("runs", self.peek("runs", 1) == self.begun)
-        age = self.peek("age", (self.least - 1).bit_length())
-        self._while_on("time to fetch", (phase >= age) | (phase == 7))
+        with self.during(self.on):
+            self.claim("what comes", Value.cast(self.coming) == ago(m, self.peek("fetch__data"), 1, "word"))
+            self.claim("first entry", self.peek("first") == first)
+            self.claim("runs", self.peek("runs") == self.begun)
+            self.claim("time to fetch", (phase >= self.peek("age")) | (phase == 7))
 
     def _claim_issues(self, m: Module) -> None:
-        dut = self.dut
-        issue = dut.slot.issue
-        layout = entry_layout(self.config)
-        entry = data.View(layout, self.peek("issue_entry", layout.size))
+        dut, issue = self.dut, self.dut.slot.issue
+        entry = data.View(entry_layout(self.config), self.peek("issue_entry"))
         self.claim("an issue", implies(dut.valid, issue.valid == self.real))
-        self._while_on("its row", issue.entry.row == self.row, self.real)
-        self._while_on("its lane group", issue.entry.group == self.group, self.real)
-        self._while_on("its micro-operation", Value.cast(issue.op) == Value.cast(self.op), self.real)
-        self._while_on("its column", issue.column == self.column, self.real)
-        self._while_on("its tail", issue.tail == self.last_column, self.real)
-        self._while_on("the end", issue.end == (self.last & self.done), self.real)
-        # Registers of slots.
-        self._while_on("todo", self.peek("todo", 1) == self.todo)
-        self._while_on("serial", self.peek("serial", 1) == self.serial, self.begun)
-        self._while_on("one for a row", self.peek("skips", 1) == self.uniform, self.begun)
-        self._while_on("row and group", (entry.row == self.row) & (entry.group == self.group), self.todo)
-        self._while_on("some rows", (self.row <= self.rows) & (self.group < self.config.groups), self.todo)
-        self._while_on("nothing at first", ~self.todo, ~self.begun)
-        pause = self.peek("pause", (self.most_wait - 1).bit_length())
-        self._while_on("pause", pause == self.since)
-        enough = self.slots == self.least - 1
-        self._while_on("age", self.peek("age", len(self.slots)) == self.slots)
-        self._while_on("as many slots as it takes", self.slots < self.least)
+        with self.during(self.on & self.real):
+            self.claim("its row", issue.entry.row == self.row)
+            self.claim("its lane group", issue.entry.group == self.group)
+            self.claim("its micro-operation", Value.cast(issue.op) == Value.cast(self.op))
+            self.claim("its column", issue.column == self.column)
+            self.claim("its tail", issue.tail == self.last_column)
+            self.claim("the end", issue.end == (self.last & self.done))
+        with self.during(self.on):
+            self.claim_registers({"todo": self.todo, "pause": self.since, "age": self.slots})
+            self.claim("as many slots as it takes", self.slots < self.least)
+            self.claim("nothing at first", self.begun | ~self.todo)
+        with self.during(self.on & self.begun):
+            self.claim_registers({"serial": self.serial, "skips": self.uniform})
+        with self.during(self.on & self.todo):
+            self.claim("row and group", (entry.row == self.row) & (entry.group == self.group))
+            self.claim("some rows", (self.row <= self.rows) & (self.group < self.config.groups))
         over = (self.real & self.last & ~self.serial) | (~self.todo & (self.since <= 1))
-        self.claim("the next one begins", self.turn == (self.steps & enough & over))
+        self.claim("the next one begins", self.turn == (self.steps & (self.slots == self.least - 1) & over))
         self.cover("a loop goes on", self.turn & self.onward & (self.column == 1))
         self.cover("a strip with rows", self.real & self.next_strip & (self.row == STRIP_ROWS - 1))
         self.cover("another block", self.turn & self.next_block)
@@ -184,8 +165,8 @@ class AddressesBench(OrderBench):
     def _watch(self, m: Module) -> None:
         super()._watch(m)
         self.width = len(self.dut.slot.address)
-        self.rings = {name: self.peek(name, self.width * _ADDED) for name in _RINGS}
-        phase = self.peek("phase", 3)
+        self.rings = {name: self.peek(name) for name in _RINGS}
+        phase = self.peek("phase")
         moves = self.onward | self.back | self.next_strip | self.next_block
         self.rotation = Signal(range(_ADDED + 1), name="turned")
         m.d.comb += self.rotation.eq(Mux(moves & (phase > 1), phase - 1, 0))
@@ -198,34 +179,26 @@ class AddressesBench(OrderBench):
         """
         fields, width = self.fields, self.width
         base = fields[name][:width]
-        strides = {loop: fields[f"{name}_{loop}"] for loop in ("ob", "oy", "ox")}
-        of_block, next_of_block = self._sum_strides(
-            m, f"{name}_block", strides["ob"], self.next_block, Const(0)
+        strides = {loop: fields[f"{name}_{loop}"] for loop in LOOPS}
+        # The sums that blocks, strips and columns have added: now, and after the current micro-operation.
+        moves = (
+            ("block", strides["ob"], self.next_block, Const(0)),
+            ("strip", strides["oy"] * STRIP_ROWS, self.next_strip, self.next_block),
+            ("column", strides["ox"], self.onward, self.back),
         )
-        of_strip, next_of_strip = self._sum_strides(
-            m, f"{name}_strip", strides["oy"] * STRIP_ROWS, self.next_strip, self.next_block
-        )
-        of_column, next_of_column = self._sum_strides(
-            m, f"{name}_column", strides["ox"], self.onward, self.back
-        )
-        self._while_on(f"nothing for column 0 of {name}", of_column == 0, self.column == 0)
-        rings = {
-            "block_base": (base + of_block, base + next_of_block),
-            "strip_base": (base + of_block + of_strip, base + next_of_block + next_of_strip),
-            "position": (
-                base + of_block + of_strip + of_column,
-                base + next_of_block + next_of_strip + next_of_column,
-            ),
-        }
+        sums = [self._sum_strides(m, f"{name}_{part}", *move) for part, *move in moves]
+        self._while_on(f"nothing for column 0 of {name}", sums[2][0] == 0, self.column == 0)
+        now, later, rings = base, base, {}
+        for ring, (added, following) in zip(("block_base", "strip_base", "position"), sums, strict=True):
+            now, later = now + added, later + following
+            rings[ring] = (now, later)
         rings |= {f"step_{loop}": (stride, stride) for loop, stride in strides.items()}
         for ring, (current, following) in rings.items():
             due = Mux(self.rotation > number, following, current)[:width]
             here = (number + _ADDED - self.rotation) % _ADDED
             word = self.rings[ring].word_select(here[:3], width)
             self._while_on(f"{ring} of {name}", word == due)
-        first = Signal(width, name=f"{name}_first_row")
-        m.d.comb += first.eq(rings["position"][0])
-        return first, strides["oy"]
+        return wire(m, rings["position"][0], width, f"{name}_first_row"), strides["oy"]
 
     def _sum_strides(
         self, m: Module, name: str, stride: Value, on: Value, back: Value
@@ -244,7 +217,7 @@ class AddressesBench(OrderBench):
         self.assume(~op.d_memory | (op.d < MAX_COLUMN_VECTORS * len(TARGETS)))
         asks = self.real & op.a_memory
         in_scratchpad = (self.fields.source == Source.SCRATCHPAD) | (op.a % len(SOURCES) != 0)
-        self._while_on("source", self.peek("source", 1) == self.fields.source)
+        self._while_on("source", self.peek("source") == self.fields.source)
         self._while_on("reads the scratchpad", slot.ask_scratchpad == (asks & in_scratchpad))
         self._while_on("reads the accumulator", slot.ask_accumulator == (asks & ~in_scratchpad))
         read = self._address(m, "read", op.a, 0, len(SOURCES), rows)
@@ -269,10 +242,8 @@ class AddressesBench(OrderBench):
             m.d.sync += moved.eq(0)
         with m.Elif(self.steps & self.real & self.last_group):
             m.d.sync += moved.eq(moved + stride)
-        address = Signal(width, name=f"{name}_due")
-        m.d.comb += address.eq(start + field // count + moved)
-        step = self.peek(f"{name}_step", width)
-        self._while_on(f"stride of {name}s", step == stride.as_unsigned(), self.todo)
+        address = wire(m, start + field // count + moved, width, f"{name}_due")
+        self._while_on(f"stride of {name}s", self.peek(f"{name}_step") == stride, self.todo)
         return address
 
 
@@ -285,8 +256,6 @@ def properties() -> Iterator[Property]:
     for config, groups in kernel_sizes():
         for bench, name, depth, cover in kinds:
             # The property of MICROCODE has one lane group.
-            part = config.groups > 1 or bench is SpacingBench
-            title = f"{name}, {groups}"
-            yield bench.proves(
-                "vector/kernel_sequence", title, Induction(depth), config, cover=cover, part=part
-            )
+            options: Any = {"cover": cover, "part": config.groups > 1 or bench is SpacingBench}
+            unit, title = "vector/kernel_sequence", f"{name}, {groups}"
+            yield bench.proves(unit, title, Induction(depth), config, **options)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 
 from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Bench, Bounded, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Bounded, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.sequential.multiplier import Multiplier, Rows, digits
 
@@ -20,7 +18,8 @@ _MAGNITUDE_BITS = 30
 _DEPTH = 9
 
 
-class MultiplierBench(Bench):
+@proves("sequential/multiplier", f"products of {_MULTIPLICAND_BITS} and {_BITS} bits", Bounded(_DEPTH), _BITS)
+class MultiplierBench(Bench, unit=Multiplier):
     """The product, plus the one that is kept, is shifted right by any number, rounded down, and saturated or taken
     modulo 2**32. With it comes its rounding bit, to nearest even or up, in the documented number of cycles.
 
@@ -28,11 +27,8 @@ class MultiplierBench(Bench):
     one command a cycle, and only while the unit is ready; a product that is kept was shifted by 0 and has 34 bits.
     """
 
-    UNIT = Multiplier
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         strobes = Cat(dut.set_multiplicand, dut.set_shift, dut.start)
         self.assume(~strobes.any() | dut.ready & ((strobes & (strobes - 1)[:3]) == 0))
         exact, begun = Signal(signed(_PRODUCT_BITS), name="exact"), Signal(name="begun")
@@ -81,7 +77,15 @@ _WRITE_CYCLES = 4
 """Cycles from a row's read to its write."""
 
 
-class RowsBench(Bench):
+@proves(
+    "sequential/rows",
+    {
+        "products of bytes": SMALLEST,
+        "products of bytes less a zero point": SMALLEST.replace(probability_bits=8),
+    },
+    Induction(8),
+)
+class RowsBench(Bench, unit=Rows):
     """For any number of rows, places and strides, each row's vector is read at its address, or replaced by the padding
     if its coordinate is out of range. Its products with all columns of weights, as they were set last, are added
     exactly to its row of the accumulator, or to zero, and written there, once.
@@ -92,11 +96,8 @@ class RowsBench(Bench):
     memories come a cycle after their addresses. The proof is cut at the registers of products.
     """
 
-    UNIT = Rows
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         self.left = Signal(12, name="rows_left")
         self.on = Signal(name="on")
         under_way = Cat(
@@ -113,7 +114,7 @@ class RowsBench(Bench):
         m.d.comb += self.on.eq(number != total)
         self.claim("a row a cycle", dut.active == self.on)
         self.claim("done when no row enters", dut.done == ~self.on)
-        self.claim("rows that are left", self.peek("count", 12) == (total - number)[:12])
+        self.claim("rows that are left", self.peek("count") == (total - number)[:12])
         self._claim_reads(m)
         self._claim_sums(m)
 
@@ -132,7 +133,7 @@ class RowsBench(Bench):
             m.d.sync += value.eq(self.dut.value)
         with m.Elif(moves):
             m.d.sync += value.eq(value + step.as_signed())
-        self.claim(f"the stride of {name}", self.peek(f"{name}_step", len(step)) == step)
+        self.claim(f"the stride of {name}", self.peek(f"{name}_step").as_unsigned() == step)
         return value
 
     def _claim_reads(self, m: Module) -> None:
@@ -143,27 +144,27 @@ class RowsBench(Bench):
         a = self._walk_value(m, "a", widths.scratchpad_address, reads)
         self.claim("a vector is read", dut.vector_read == reads)
         self.claim("where it is", implies(reads, dut.vector_address == a))
-        self.claim("the next vector", self.peek("a", len(a)) == a)
+        self.claim("the next vector", self.peek("a") == a)
 
         x, bound = self._walk_value(m, "x", 16, self.on), self._latch(m, "bound", 16)
-        self.claim("the coordinate", self.peek("x", 16) == x)
-        self.claim("its limit", self.peek("bound", 16) == bound)
+        self.claim("the coordinate", self.peek("x") == x)
+        self.claim("its limit", self.peek("bound") == bound)
         inside = (x.as_signed() >= 0) & (x < bound)
         self.claim("whether it is in range", dut.in_range == inside)
         line = latch(m, dut.set_row_valid, inside, 1, "line_in_range")
-        self.claim("whether the line is", self.peek("row_valid", 1) == line)
+        self.claim("whether the line is", self.peek("row_valid") == line)
         self.inside = inside & line
         self._claim_rows(m)
 
     def _claim_rows(self, m: Module) -> None:
-        dut, stages = self.dut, self.peek("stages", 4)
+        dut, stages = self.dut, self.peek("stages")
         c = self._walk_value(m, "c", self.config.widths.accumulator_address, self.on)
         for k in range(4):
             self.claim(f"rows in stage {k}", stages[k] == ago(m, self.on, k + 1, f"stage{k}", reset=True))
         # The unit steps when it reads the row, so it lags by a stride for each row that is not read yet.
         # A reset in between leaves it so, until it is set.
         known = latch(m, dut.set_c, 1, 1, "c_known")
-        late, step = self.peek("c", len(c)), self.peeks["c_step"]
+        late, step = self.peek("c"), self.peeks["c_step"]
         place = c
         for k in range(_WRITE_CYCLES - 1):
             moved = ago(m, place, 1, f"place{k}")
@@ -196,18 +197,18 @@ class RowsBench(Bench):
         self.quiet, self.overwrite, self.zeros = mode
         self.pad, self.zero = fill[:8].as_signed(), fill[8:].as_signed()
         for name in ("quiet", "overwrite", "zeros"):
-            self.claim(f"mode {name}", self.peek(name, 1) == getattr(self, name))
-        self.claim("the padding", self.peek("pad", 8).as_signed() == self.pad)
-        self.claim("the zero point", self.peek("zero", 8).as_signed() == self.zero)
+            self.claim(f"mode {name}", self.peek(name) == getattr(self, name))
+        self.claim("the padding", self.peek("pad") == self.pad)
+        self.claim("the zero point", self.peek("zero") == self.zero)
 
     def _claim_sums(self, m: Module) -> None:
         """Claim that a row of the accumulator gets the products of the vector and each column of weights."""
         dut, config, n = self.dut, self.config, self.config.n
         width = config.widths.activation
-        valid = self.peek("valid", 3)
+        valid = self.peek("valid")
         here = ago(m, self.inside, 1, "inside", reset=True)
         self.claim("in range on the way", valid[0] == here)
-        held, columns = self.peek("held", width * n), []
+        held, columns = self.peek("held"), []
         for k in range(n):
             byte = Mux(here, dut.vector.word_select(k, 8).as_signed(), self.pad)
             operand = byte - self.zero if config.wide_activations else byte
@@ -217,11 +218,11 @@ class RowsBench(Bench):
             weights = latch(
                 m, dut.weight & (dut.weight_column == j), dut.vector, 8 * n, f"column{j}", reset=False
             )
-            there = self.peek(f"weights{j}", 8 * n)
+            there = self.peek(f"weights{j}")
             self.claim(f"weights {j}", there == weights)
             total: Value = Const(0)
             for k in range(n):
-                product = self.peek(f"product{j}_{k}", 17).as_signed()
+                product = self.peek(f"product{j}_{k}")
                 made = held.word_select(k, width).as_signed() * there.word_select(k, 8).as_signed()
                 self.claim(f"product {j} {k}", product == ago(m, made, 1, f"made{j}_{k}").as_signed())
                 total = total + product
@@ -232,13 +233,3 @@ class RowsBench(Bench):
             result = dut.row.word_select(j, 32).as_signed() + dut.sums[j]
             self.claim(f"column {j} of the row", dut.row_data.word_select(j, 32) == result[:32])
             self.cover(f"a sum {j}", self.writes & (dut.sums[j] < -20000))
-
-
-def properties() -> Iterator[Property]:
-    yield MultiplierBench.proves(
-        "sequential/multiplier", f"products of {_MULTIPLICAND_BITS} and {_BITS} bits", Bounded(_DEPTH), _BITS
-    )
-    for bits, what in ((0, "bytes"), (8, "bytes less a zero point")):
-        yield RowsBench.proves(
-            "sequential/rows", f"products of {what}", Induction(8), SMALLEST.replace(probability_bits=bits)
-        )

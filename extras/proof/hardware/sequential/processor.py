@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.pipelines import ago, implies, latch, was
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.hdl.sequential.assembler import CONDITIONS, PORTS, WIDTHS, Condition, Function, Port, Source
 from weft.hdl.sequential.assembler import Out as Target
 from weft.hdl.sequential.processor import JUMP_LAYOUT, Processor, word_layout
@@ -29,9 +28,9 @@ class _AnyWords(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        fresh = Signal()
         register = Signal(len(self.word), reset_less=True)
-        m.d.sync += [fresh.eq(self.en), register.eq(self.data)]
+        fresh = was(m, self.en)
+        m.d.sync += [register.eq(self.data)]
         m.d.comb += self.data.eq(Mux(fresh, self.word, register))
         return m
 
@@ -47,7 +46,8 @@ class _OpenProcessor(Processor):
         return self.words
 
 
-class WordsBench(Bench):
+@proves("sequential/processor", "words of the microprogram", Induction(6), cover=16, proven=("program",))
+class WordsBench(Bench, unit=_OpenProcessor):
     """Words that calculate are executed once and in order, with the accumulator, the index register, data memory and
     the units as all earlier words leave them, by their definition. Results go to the accumulator, to data memory and to
     one unit. Jumps use the state after all earlier words. Other users access data memory in between.
@@ -60,20 +60,15 @@ class WordsBench(Bench):
     which may be any, is watched, with the value that was written to it since the reset.
     """
 
-    UNIT = _OpenProcessor
-
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.layout = word_layout(_OPERAND_BITS)
-        self.free_inputs(m)
         m.d.comb += dut.words.word.eq(self.free(self.layout.size, "word"))
         self.word = self.layout(dut.words.data)
         self._assume()
-        self.started, self.free_, self.stays = (
-            self.peek(*x) for x in (("started", 1), ("free", 1), ("stays", 1))
-        )
+        self.started, self.free_, self.stays = (self.peek(name) for name in ("started", "free", "stays"))
         self.goes = self.started & self.free_ & ~self.stays
-        self.accumulator, self.index = self.peek("accumulator", 32).as_signed(), self.peek("index", 4)
+        self.accumulator, self.index = self.peek("accumulator"), self.peek("index")
         self.place = self.constant(m, range(_DEPTH), "place")
         # The address that a word reads; the index register is what all words ahead leave, as is claimed.
         self.at = Mux(self.indexed, self.index | self.word.operand[0], self.word.operand[:4])
@@ -119,7 +114,7 @@ class WordsBench(Bench):
             ("chosen", "chosen", self.chosen, there),
             ("executed", "executed", self.executed, runs),
         ):
-            register = layout(self.peek(path, layout.size))
+            register = layout(self.peek(path))
             for field in ("function", "source", "write", "out"):
                 self.claim(f"{field} of the word that is {name}", register[field] == own[field])
             self.claim(f"operand of the word that is {name}", implies(valid, register.operand == own.operand))
@@ -169,7 +164,7 @@ class WordsBench(Bench):
         ports = [dut.port[number] for number in range(PORTS)]
         ports[Port.ACCUMULATOR] = self.accumulator.as_unsigned()
         ports[Port.APPEND] = Cat(dut.port[Port.BYTE][:8], self.accumulator)[:32]
-        read = self.peek("read__data", 32)
+        read = self.peek("read__data")
         b, field = Signal(32, name="b"), self._model_field(m)
         m.d.comb += b.eq(read)
         with m.If(is_field):
@@ -184,7 +179,7 @@ class WordsBench(Bench):
         subtracts = Cat(
             *(self.executed.function == of for of in (Function.SUB, Function.MIN, Function.MAX))
         ).any()
-        operand, carry = self.peek("second", 32), self.peek("carry", 1)
+        operand, carry = self.peek("second").as_unsigned(), self.peek("carry")
         self.claim("operand", implies(self.runs, operand == Mux(subtracts, ~self.b, self.b)))
         rounds = self.executed.function == Function.ROUND
         self.claim("carry", implies(self.runs, carry == Mux(rounds, self.round, subtracts)))
@@ -223,8 +218,8 @@ class WordsBench(Bench):
         self.result = Signal(32, name="result_by_definition")
         with m.If(has_bits):
             m.d.sync += [current.eq(self.result), position.eq(0)]
-        self.claim("where the next field begins", self.peek("position", 5) == position)
-        self.claim("the bits of it", self.peek("current", 32) == current)
+        self.claim("where the next field begins", self.peek("position") == position)
+        self.claim("the bits of it", self.peek("current") == current)
         self.cover("a field of two words", is_field & self.crosses & (position == 30) & self.free_)
         return field
 
@@ -272,7 +267,7 @@ class WordsBench(Bench):
                 with m.If(dut.write_strobe[byte]):
                     m.d.sync += content.word_select(byte, 8).eq(dut.write_data.word_select(byte, 8))
         self.claim("others write when words do not", dut.write_ready == ~word.write)
-        self.claim("data memory", implies(known, self.peek_word("memory", self.place, _DEPTH, 32) == content))
+        self.claim("data memory", implies(known, self.peek_word("memory", self.place, _DEPTH) == content))
         was, due = Signal(name="reads_it"), Signal(32, name="read_of_it", reset_less=True)
         with m.If(self.free_):
             m.d.sync += [was.eq(self.goes & self.reads & known & (self.at == self.place)), due.eq(content)]
@@ -304,8 +299,7 @@ class WordsBench(Bench):
         target = Mux(taken, Mux(jump.back, back, self.word.operand[:3]), pc + 1)
         following = Mux(self.started, target[:3], 0)
         moves = ~self.started | self.goes
-        started = Signal(name="started_by_definition")
-        m.d.sync += started.eq(1)
+        started = was(m, 1, "started_by_definition")
         with m.If(moves):
             m.d.sync += pc.eq(following)
             with m.If(self.started & jump.jump & jump.call):
@@ -314,16 +308,10 @@ class WordsBench(Bench):
         self.claim("a word is fetched when one moves on", fetch.en == moves)
         self.assume(~(self.started & jump.jump & jump.back) | called)
         self.claim("the next word", implies(moves, fetch.addr == following))
-        self.claim("where words are", implies(self.started, self.peek("pc", 3) == pc))
-        self.claim("where calls return to", implies(called, self.peek("back", 3) == back))
+        self.claim("where words are", implies(self.started, self.peek("pc") == pc))
+        self.claim("where calls return to", implies(called, self.peek("back") == back))
         again = taken & ((jump.condition == Condition.MEMORY_IDLE) | (jump.condition == Condition.MOVED))
         waits = self.takes & ~dut.word_valid | again & self.goes
         self.claim("waiting for memory", dut.waits == waits)
         self.cover("a call returns", self.goes & taken & jump.back & called & (back == 3))
         self.cover("a jump after a subtraction", self.goes & taken & (jump.condition == Condition.NEGATIVE))
-
-
-def properties() -> Iterator[Property]:
-    yield WordsBench.proves(
-        "sequential/processor", "words of the microprogram", Induction(6), cover=16, proven=("program",)
-    )

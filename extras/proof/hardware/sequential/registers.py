@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Invariant, Property
+from weft.extras.proof.hardware.property import Invariant, proves
 from weft.extras.proof.hardware.registers import Answers, RunsBench
 from weft.extras.proof.hardware.smallest import SMALLEST
-from weft.extras.proof.hardware.streams import assume_stable, axi_channel
+from weft.extras.proof.hardware.streams import assume_stable, axi_channel, transfer
 from weft.hdl.control.counters import SETTLING_CYCLES
 from weft.hdl.isa import BASES
 from weft.hdl.isa.memmap import WATCHDOG_BITS, Counter, Reg, counter_register
@@ -20,10 +18,8 @@ _COUNTED = (Counter.CYCLES, Counter.READ_BEATS)
 _CONTROL, _WATCHDOG = Reg.CONTROL >> 2, Reg.WATCHDOG >> 2
 
 
-class _RegistersBench(RunsBench):
+class _RegistersBench(RunsBench, unit=Control):
     """The registers, with progress in every cycle: the watchdog has properties of its own."""
-
-    UNIT = Control
 
     @staticmethod
     def is_stored(word: Value) -> Value:
@@ -32,6 +28,15 @@ class _RegistersBench(RunsBench):
         return (word == Reg.PROGRAM >> 2) | (word >= base) & (word < base + BASES)
 
 
+@proves(
+    "sequential/control",
+    "writes",
+    Invariant(),
+    SMALLEST,
+    _COUNTED,
+    cover=2 * SETTLING_CYCLES,
+    proven=("state",),
+)
 class WritesBench(_RegistersBench):
     """Address and data of a write are taken together, in the cycle after data memory takes its own registers, and
     answered once, in the next cycle. A start is a pulse, comes with a write of 1 to CONTROL, and never during a run.
@@ -41,7 +46,6 @@ class WritesBench(_RegistersBench):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         _busy, was_busy = self.runs(m)
         word, is_stored = dut.s_axi_awaddr[2:], self.is_stored(dut.s_axi_awaddr[2:])
         both = dut.s_axi_awvalid & dut.s_axi_wvalid
@@ -50,11 +54,9 @@ class WritesBench(_RegistersBench):
         taken = dut.s_axi_awvalid & dut.s_axi_awready
         may = both & ~taken & ~dut.s_axi_bvalid & (~is_stored | dut.write_ready)
         could = ago(m, may, 1, "could", reset=True)
-        answers = Answers(m, self, "b", dut.s_axi_bvalid, dut.s_axi_bready, dut.s_axi_bresp)
-        self.claim("b okay", dut.s_axi_bresp == 0)
+        answers = Answers(m, self, "b")
         for name in ("aw", "w"):
-            valid, ready = (getattr(dut, f"s_axi_{name}{end}") for end in ("valid", "ready"))
-            waits = answers.to(name, valid, ready, most=1, beside=could)
+            waits = answers.to(name, most=1, beside=could)
             self.claim(f"an answer in the cycle after {name}", waits == answers.new)
         self.claim("both are taken at once", taken == (dut.s_axi_wvalid & dut.s_axi_wready))
         written_now = dut.write_valid & dut.write_ready
@@ -64,20 +66,17 @@ class WritesBench(_RegistersBench):
         self.claim("as it came", implies(written_now, same & (dut.write_strobe == dut.s_axi_wstrb)))
         low = taken & dut.s_axi_wstrb[0]
         stops = low & (word == _CONTROL) & dut.s_axi_wdata[1]
-        self.claim("stop as written", self.peek("state.asked", 1) == stops)
+        self.claim("stop as written", self.peek("state.asked") == stops)
         started = ago(m, low & (word == _CONTROL) & dut.s_axi_wdata[0], 1, "started", reset=True)
         self.claim("start as written", dut.start == (started & ~was_busy))
-        limit, here = self.peek("state.limit", WATCHDOG_BITS), low & (word == _WATCHDOG)
-        now = Signal(WATCHDOG_BITS, name="expected_limit")
-        m.d.sync += now.eq(Mux(here, dut.s_axi_wdata, now))
-        self.claim("the limit of the watchdog", limit == now)
-        self.cover(
-            "data memory lets it wait",
-            ago(m, both & is_stored & ~dut.write_ready, 1, "let", reset=True) & written_now,
-        )
+        limit = latch(m, low & (word == _WATCHDOG), dut.s_axi_wdata, WATCHDOG_BITS, "expected_limit")
+        self.claim("the limit of the watchdog", self.peek("state.limit") == limit)
+        waited = ago(m, both & is_stored & ~dut.write_ready, 1, "waited", reset=True)
+        self.cover("data memory lets it wait", waited & written_now)
         self.cover("started again", dut.start & dut.irq)
 
 
+@proves("sequential/control", "reads", Invariant(), SMALLEST, _COUNTED, proven=("state",))
 class ReadsBench(_RegistersBench):
     """Every read has one answer, OKAY, that stays until it is taken: the register in the cycle before, from data memory
     or not, or the whole counter that passed. It comes as soon as its data is available.
@@ -85,16 +84,10 @@ class ReadsBench(_RegistersBench):
 
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         self.runs(m)
-        answers = Answers(
-            m, self, "r", dut.s_axi_rvalid, dut.s_axi_rready, Cat(dut.s_axi_rdata, dut.s_axi_rresp)
-        )
-        self.claim("r okay", dut.s_axi_rresp == 0)
-        waits = answers.to("ar", dut.s_axi_arvalid, dut.s_axi_arready, most=1)
-        place = latch(
-            m, dut.s_axi_arvalid & dut.s_axi_arready, dut.s_axi_araddr[2:], len(dut.s_axi_araddr) - 2, "place"
-        )
+        answers = Answers(m, self, "r")
+        waits = answers.to("ar", most=1)
+        place = latch(m, transfer(axi_channel(dut, "s_axi_ar")), dut.s_axi_araddr[2:], name="place")
         is_stored = self.is_stored(place)
         counters = Cat(place >> 1 == counter_register(counter) >> 3 for counter in _COUNTED).any()
         passes = dut.counter_complete & (place == dut.counter + (Reg.COUNTER >> 2))
@@ -102,13 +95,10 @@ class ReadsBench(_RegistersBench):
         asked, counted = Signal(name="asked"), waits & counters & passes
         m.d.sync += asked.eq(written_now | asked & waits & ~answers.new)
         # It is requested once, in the cycle before the answer.
-        self.claim(
-            "data memory is asked for what it keeps",
-            dut.read_valid == (waits & ~answers.new & is_stored & ~asked),
-        )
-        self.claim(
-            "at its place", implies(dut.read_valid, dut.read_address == place[: len(dut.read_address)])
-        )
+        asks = waits & ~answers.new & is_stored & ~asked
+        self.claim("data memory is asked for what it keeps", dut.read_valid == asks)
+        right = dut.read_address == place[: len(dut.read_address)]
+        self.claim("at its place", implies(dut.read_valid, right))
         expected = Signal(32, name="expected")
         with m.If(is_stored):
             m.d.comb += expected.eq(dut.read_data)
@@ -122,16 +112,3 @@ class ReadsBench(_RegistersBench):
         self.claim("an answer as soon as it is there", answers.new == ago(m, ready, 1, "ready", reset=True))
         self.cover("a counter", answers.new & counters & (before != 0))
         self.cover("a register in data memory", answers.new & is_stored & (before != 0))
-
-
-def properties() -> Iterator[Property]:
-    yield WritesBench.proves(
-        "sequential/control",
-        "writes",
-        Invariant(),
-        SMALLEST,
-        _COUNTED,
-        cover=2 * SETTLING_CYCLES,
-        proven=("state",),
-    )
-    yield ReadsBench.proves("sequential/control", "reads", Invariant(), SMALLEST, _COUNTED, proven=("state",))

@@ -59,7 +59,7 @@ class Kinds(wiring.Component):
         return m
 
 
-class KindsBench(Bench):
+class KindsBench(Bench, unit=Kinds):
     """SOFTMAX and NORMALISE become the VEC with their loops, source and destination, and one element for each output.
     Alignments replace the second operand, which is not added. Row states are at the strides of their definition. The
     unit reports which kinds have parameters.
@@ -67,11 +67,8 @@ class KindsBench(Bench):
     The word and its opcode are unconstrained.
     """
 
-    UNIT = Kinds
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         plain = dut.payload.opcode == Opcode.VEC
         self.claim("VEC is as it is", implies(plain, dut.vec.as_value() == dut.payload.as_value()))
         self.claim("VEC reads in range", implies(plain, ~dut.unbounded & ~dut.without_parameters))
@@ -88,14 +85,14 @@ class KindsBench(Bench):
             "Normalise has none", implies(dut.payload.opcode == Opcode.NORMALISE, dut.without_parameters)
         )
 
-    def _claim_accesses(self, m: Module, kind: type[Instruction], given: dict[str, Any]) -> None:
+    def _claim_accesses(self, m: Module, kind: type[Instruction], expected: dict[str, Any]) -> None:
         """Claim the fields of the VEC: accesses are the instruction's, and alignments replace the second operand."""
         dut = self.dut
         fields, is_kind, name = view(kind, dut.payload), dut.payload.opcode == int(kind.OPCODE), kind.__name__
-        given = given | {"ry": 1, "rx": 1, "reduce": int(Reduce.NONE), "add": 0, "multiply": 0}
-        given |= {field: fields[field] for field in _ACCESSES}
-        given |= {"b": fields.alignment} | {f"b_{loop}": fields[f"alignment_{loop}"] for loop in _LOOPS}
-        for field, value in given.items():
+        expected = expected | {"ry": 1, "rx": 1, "reduce": int(Reduce.NONE), "add": 0, "multiply": 0}
+        expected |= {field: fields[field] for field in _ACCESSES}
+        expected |= {"b": fields.alignment} | {f"b_{loop}": fields[f"alignment_{loop}"] for loop in _LOOPS}
+        for field, value in expected.items():
             self.claim(f"{field} of {name}", implies(is_kind, Value.cast(dut.vec[field] == value)))
         self.claim(f"{name} reads all elements", implies(is_kind, dut.unbounded))
         far = Cat(fields.alignment == 7, fields.alignment_ob == -3, fields.src_ox == 5).all()

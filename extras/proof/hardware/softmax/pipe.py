@@ -10,7 +10,7 @@ from weft.extras.proof.hardware.pipelines import ago, connect_all, implies, latc
 from weft.extras.proof.hardware.property import Bench, Induction, Property
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa.config import Config
-from weft.hdl.vector.probabilities import PEAK_BITS, PROBABILITY, sum_latency, sum_width, tree_stages
+from weft.hdl.vector.probabilities import PROBABILITY, sum_latency, tree_stages
 from weft.hdl.vector.requantise import LATENCY
 from weft.hdl.vector.softmax import ALIGNED, TOTAL, WRITTEN, SoftmaxPipe, vector_layout
 from weft.hdl.vector.vec_softmax import CHOSEN
@@ -21,27 +21,24 @@ _UNIT_ENTRY = CHOSEN - 1 + LATENCY
 """Cycles from a grant to its scores in the vector unit."""
 
 
-class PipeBench(Bench):
+class PipeBench(Bench, unit=SoftmaxPipe, drives=("begin", "push", "valid", "last", "index")):
     """The pipeline with free inputs, and one or two lane groups.
 
     Assumed: lane groups are granted in order, at any pace, and the scores of each come `entry` cycles later; a vector
     begins with its first group, and is pushed with its last. Cycles of claims count from the push.
     """
 
-    UNIT = SoftmaxPipe
-
     def __init__(self, config: Config, entry: int = _SHORT_ENTRY) -> None:
         super().__init__(config, entry)
         self.entry = entry
         groups, stages = config.groups, tree_stages(config)
         assert groups <= 2
-        self.found = entry + 3 + stages
-        self.ends = self.found + groups - 1
+        self.peak_cycle = entry + 3 + stages
+        self.ends = self.peak_cycle + groups - 1
         self.event = self.ends + sum_latency(config) - TOTAL
 
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        self.free_inputs(m, "begin", "push", "valid", "last", "index")
         granted, place, last = self.free(1, "granted"), Signal(1, name="place"), config.groups - 1
         if last:
             m.d.sync += place.eq(place + granted)
@@ -73,7 +70,7 @@ class PipeBench(Bench):
         inside: Value = Const(0) if more is None else more
         for cycle in range(first, last + 1):
             inside = inside + self.since[cycle]
-        to, of = (self.peek(f"{name}.{place}__addr", bits) for place in ("store", "fetch"))
+        to, of = (self.peek(f"{name}.{place}__addr") for place in ("store", "fetch"))
         self.claim(f"words in {name}", (to - of)[:bits] == inside[:bits])
 
 
@@ -137,18 +134,18 @@ class WayBench(PipeBench):
     ) -> None:
         """Claim the place of the watched vector in a tap, for `cycles` cycles: induction needs it."""
         bits = max(words - 1, 1).bit_length()
-        to = self.peek(f"{tap}.store__addr", bits)
+        to = self.peek(f"{tap}.store__addr")
         at = latch(m, (age == 0) & pushed, to, bits, f"{tap}_at")
         later: Value = Const(1)
         for cycle in range(1, cycles):
             later = later + (self.since[cycle] & (cycle < age))
         there = (age != 0) & (age <= cycles)
-        word = Array(self.peek(f"{tap}.ram[{place}]", len(content)) for place in range(1 << bits))[at]
+        word = Array(self.peek(f"{tap}.ram[{place}]") for place in range(1 << bits))[at]
         self.claim(f"place in {tap}", implies(there, (to - at)[:bits] == later[:bits]))
         self.claim(f"word in {tap}", implies(there, word == content))
 
     def _state(self, name: str, width: int) -> Signal:
-        return self.peek(f"states.{name}", width)
+        return self.peek(f"states.{name}")
 
 
 class MeetBench(PipeBench):
@@ -165,20 +162,19 @@ class MeetBench(PipeBench):
         content = latch(m, self.begins, dut.limit, dut.limit.shape(), "kept")
         m.d.comb += limit.eq(Mux(self.begins, dut.limit, content))
         alone = pending & ~Cat(*since[1 : self.entry + 2]).any()
-        self.claim("a limit that waits", implies(alone, self.peek("limits.o", len(limit)) == content))
+        self.claim("a limit that waits", implies(alone, self.peek("limits.o") == content))
         there = ago(m, self.arrives, 1, "there", reset=True)
-        used = self.peek("probabilities.limit", len(limit))
+        used = self.peek("probabilities.limit")
         due = ago(m, limit, self.entry + 1, "due")
         self.claim("the limit of each group's vector", implies(there, used == due))
         self.cover("the limit of a second vector", there & (due == 1) & ago(m, used == 2, 1, "two"))
 
-        wait = self.event + TOTAL - 1 - self.found
+        wait = self.event + TOTAL - 1 - self.peak_cycle
         peak_words = (groups + sum_latency(config)) // groups + 2
-        self._claim_level("peaks", peak_words, self.found + 1, self.event + TOTAL - 1)
-        found = self.peek("probabilities.peak", PEAK_BITS)
-        peak = ago(m, found, wait, "peak")
+        self._claim_level("peaks", peak_words, self.peak_cycle + 1, self.event + TOTAL - 1)
+        peak = ago(m, self.peek("probabilities.peak"), wait, "peak")
         here = since[self.event + TOTAL - 1]
-        self.claim("the exponent of each", implies(here, self.peek("states.peak", PEAK_BITS) == peak))
+        self.claim("the exponent of each", implies(here, self.peek("states.peak") == peak))
         self.cover("the exponent of a vector", here & (peak == 5) & since[self.event + TOTAL - 1 - groups])
 
 
@@ -187,26 +183,22 @@ class ConnectedBench(PipeBench):
 
     def _watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        width = sum_width(config)
-        total = self.peek("probabilities.total", width)
-        self.claim("the sum of a vector", self.peek("states.total", width) == total)
-        self.claim("whether states are kept", self.peek("states.final", 1) == dut.final)
-        self.claim("sums to divide by", dut.sum == self.peek("states.sum", 32))
-        self.claim(
-            "the state of the row",
-            implies(dut.dividing, self.peek("states.address", len(dut.row)) == dut.row),
-        )
+        total = self.peek("probabilities.total")
+        self.claim("the sum of a vector", self.peek("states.total") == total)
+        self.claim("whether states are kept", self.peek("states.final") == dut.final)
+        self.claim("sums to divide by", dut.sum == self.peek("states.sum"))
+        self.claim("the state of the row", implies(dut.dividing, self.peek("states.address") == dut.row))
         for name in ("valid", "last", "index", "scores", "table_start", "table_fill", "table_byte"):
             value = Value.cast(getattr(dut, name))
-            port = self.peek(f"probabilities.{name}", len(value))
+            port = self.peek(f"probabilities.{name}")
             self.claim(f"{name} goes in", port == value)
         for name in ("p_valid", "p_index") if config.groups > 1 else ("p_valid",):
             value = Value.cast(getattr(dut, name))
-            self.claim(f"{name} comes out", self.peek(f"probabilities.{name}", len(value)) == value)
+            self.claim(f"{name} comes out", self.peek(f"probabilities.{name}") == value)
         for lane, p in enumerate(dut.p):
-            self.claim(f"p comes out {lane}", self.peek(f"probabilities.p_{lane}", 8) == p)
+            self.claim(f"p comes out {lane}", self.peek(f"probabilities.p_{lane}") == p)
         alignment = Value.cast(dut.alignment_write.data)
-        self.claim("its alignment", self.peek("states.alignment", len(alignment)) == alignment.as_unsigned())
+        self.claim("its alignment", self.peek("states.alignment").as_unsigned() == alignment.as_unsigned())
         self.cover("scores", dut.valid & (dut.scores[0] == -7))
 
 

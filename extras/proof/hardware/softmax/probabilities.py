@@ -34,7 +34,7 @@ _LOOKED_UP = 2
 _COLUMN = data.StructLayout({"y": signed(SCORE_BITS), "valid": 1})
 
 
-class ProbabilitiesBench(Bench):
+class ProbabilitiesBench(Bench, unit=Probabilities, drives=("index", "last")):
     """From any scores, at any pace and with any limits, follow the exponent of each vector, whether a column has an
     entry of the table, and the entry's index, by their definition and in the documented cycle. A column has no entry if
     it is masked or too far below the exponent.
@@ -45,14 +45,11 @@ class ProbabilitiesBench(Bench):
     from there.
     """
 
-    UNIT = Probabilities
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
         assert config.groups <= 2
-        self.free_inputs(m, "index", "last")
         self.stages = tree_stages(config)
-        self._near = [self.peek(f"near_{lane}", 1) for lane in range(config.lanes)]
+        self._near = [self.peek(f"near_{lane}") for lane in range(config.lanes)]
         groups, last = config.groups, config.groups - 1
         # A cycle after a group: its scores, and its columns within the limit.
         came = ago(m, dut.valid, 1, "came", reset=True)
@@ -87,7 +84,7 @@ class ProbabilitiesBench(Bench):
             self.claim(f"score of lane {lane}", implies(there, self._score(f"score_{lane}") == split))
 
     def _score(self, name: str) -> Signal:
-        return self.peek(name, PEAK_BITS + _FRACTION + 1)
+        return self.peek(name)
 
     def _gather(self, m: Module, columns: list[Any], early: Value, complete: Value) -> list[Any]:
         """Return the columns of the vector in the cycle in which it is complete.
@@ -125,16 +122,16 @@ class ProbabilitiesBench(Bench):
         """
         dut, groups, stages = self.dut, self.config.groups, self.stages
         self.since = since = self._delay(m, complete)
-        self.found = 2 + stages  # cycles after a complete vector
+        self.peak_cycle = 2 + stages  # cycles after a complete vector
         self.exponent = Signal(signed(PEAK_BITS), name="exponent")
         m.d.comb += self.exponent.eq(_largest([_exponent(column) for column in whole]))
-        self.claim("found in its cycle", dut.found == since[self.found])
+        self.claim("found in its cycle", dut.found == since[self.peak_cycle])
         for group in range(groups):
-            due = ago(m, self.exponent, self.found + group, f"exponent{group}").as_signed()
-            self.claim(f"exponent, group {group}", implies(since[self.found + group], dut.peak == due))
+            due = ago(m, self.exponent, self.peak_cycle + group, f"exponent{group}").as_signed()
+            self.claim(f"exponent, group {group}", implies(since[self.peak_cycle + group], dut.peak == due))
         self.cover("an exponent", dut.found & (dut.peak == -3))
         self.cover("a vector without valid columns", dut.found & (dut.peak == PEAK))
-        self.claim("it ends with the last group", dut.ends == since[self.found + groups - 1])
+        self.claim("it ends with the last group", dut.ends == since[self.peak_cycle + groups - 1])
         self._claim_waiting(m)
         if groups == 1:
             return
@@ -146,7 +143,7 @@ class ProbabilitiesBench(Bench):
             later = Signal(signed(PEAK_BITS), name=f"so_far{cycle}", init=PEAK)
             m.d.sync += later.eq(so_far)
             so_far = later
-        self.claim("largest one so far", self.peek("peak_so_far", PEAK_BITS).as_signed() == so_far)
+        self.claim("largest one so far", self.peek("peak_so_far") == so_far)
 
     def _claim_waiting(self, m: Module) -> None:
         """Claim the number of groups that wait in memory, and the oldest one if others may come much later."""
@@ -157,12 +154,12 @@ class ProbabilitiesBench(Bench):
             inside = inside + Mux(since[cycle], groups, 0)
         if groups > 1:
             inside = inside + since[3 + stages]
-        to, of = (self.peek(name, bits) for name in ("store__addr", "read_at"))
+        to, of = (self.peek(name) for name in ("store__addr", "read_at"))
         self.claim("groups that wait", (to - of)[:bits] == inside)
         if groups > 1:
             alone = pending & ago(m, pending, 1, "still", reset=True)
             alone &= ~Cat(*since[: 5 + stages]).any()
-            word = self.peek("fetch__data", self.config.lanes * (PEAK_BITS + _FRACTION + 1))
+            word = self.peek("fetch__data")
             stored = Cat(*(_split_score(column) for column in self.stored))
             self.claim("a group that waits", implies(alone, word == stored))
 
@@ -170,9 +167,9 @@ class ProbabilitiesBench(Bench):
         """Claim the indices that are looked up, three cycles after the exponent, and the cycles of probabilities."""
         dut, config, lanes = self.dut, self.config, self.config.lanes
         bits = (config.table_depth - 1).bit_length()
-        index = self.peek("table.index", bits * lanes)
+        index = self.peek("table.index")
         shift = (_REACH // config.table_depth).bit_length() - 1
-        looks, comes = self.found + _LOOKS, self.found + PROBABILITY
+        looks, comes = self.peak_cycle + _LOOKS, self.peak_cycle + PROBABILITY
         for group in range(config.groups):
             for lane in range(lanes):
                 column, name = whole[group * lanes + lane], f"{group * lanes + lane}"
@@ -191,30 +188,23 @@ class ProbabilitiesBench(Bench):
         self.claim("which group", dut.p_index == (came[-1] if config.groups > 1 else 0))
 
 
-class SumBench(Bench):
+class SumBench(Bench, unit=Probabilities):
     """Probabilities are the entries that were looked up, or 0 where a column has none. The sum of a vector comes in its
     cycle. Bytes that fill the table reach it.
 
     The outputs of the table are free. `ProbabilitiesBench` claims the cycles, and the order of groups.
     """
 
-    UNIT = Probabilities
-
     def watch(self, m: Module) -> None:
         dut, config, stages = self.dut, self.config, tree_stages(self.config)
-        self.free_inputs(m)
-        entries = self.peek("table.p", 8 * config.lanes)
+        entries = self.peek("table.p")
         for lane in range(config.lanes):
-            near = ago(m, self.peek(f"near_{lane}", 1), PROBABILITY - _LOOKS, f"near{lane}", reset=True)
+            near = ago(m, self.peek(f"near_{lane}"), PROBABILITY - _LOOKS, f"near{lane}", reset=True)
             entry = ago(m, entries.word_select(lane, 8), PROBABILITY - _LOOKS - _LOOKED_UP, f"entry{lane}")
             there = settled(m, PROBABILITY - _LOOKS, f"settled{lane}")
             self.claim(f"probability of lane {lane}", implies(there, dut.p[lane] == Mux(near, entry, 0)))
-        for name, value, width in (
-            ("start", dut.table_start, 1),
-            ("fill", dut.table_fill, 1),
-            ("byte", dut.table_byte, 8),
-        ):
-            self.claim(f"the table's {name}", self.peek(f"table.{name}", width) == value)
+        for name in ("start", "fill", "byte"):
+            self.claim(f"the table's {name}", self.peek(f"table.{name}") == getattr(dut, f"table_{name}"))
         width = sum_width(config)
         group = Signal(width, name="sum_of_group")
         m.d.comb += group.eq(sum(dut.p[lane] for lane in range(config.lanes)))
@@ -229,7 +219,7 @@ class SumBench(Bench):
             came = ago(m, first, stages + 1, "first_came", reset=True)
             due = Mux(came, ago(m, group, stages + 1, "first_sum"), 0)
             # The second group follows the first one at once.
-            so_far = self.peek("so_far", width)
+            so_far = self.peek("so_far")
             self.claim("the sum so far", so_far == due)
             self.assume(~ago(m, first, 1, "begun", reset=True) | last)
         here = ago(m, whole, stages + 1, "whole", reset=True)
@@ -237,18 +227,15 @@ class SumBench(Bench):
         self.cover("the sum of a vector", here & (dut.total == 255 + 9))
 
 
-class TableBench(Bench):
+class TableBench(Bench, unit=Exp2Table):
     """Bytes fill the entries from 0 on, and every lane reads the byte that was written last to the entry of its index.
 
     One entry, which may be any, is watched: two cycles after its index, lanes get the byte that was written to it last,
     unless a byte was written during the read.
     """
 
-    UNIT = Exp2Table
-
     def watch(self, m: Module) -> None:
         dut, config = self.dut, self.dut.config
-        self.free_inputs(m)
         bits = (config.table_depth - 1).bit_length()
         watched = self.constant(m, bits, "watched")
         # Entries are filled in their order, from 0 on after `start`.
@@ -259,9 +246,9 @@ class TableBench(Bench):
         with m.If(dut.fill & (following == watched)):
             m.d.sync += [stored.eq(dut.byte), known.eq(1)]
         # Contents of entries: without them, induction starts from unreachable states.
-        self.claim("the entry that is next", self.peek("entry", bits) == following)
+        self.claim("the entry that is next", self.peek("entry") == following)
         for pair in range(0, config.lanes, 2):
-            words = Array(self.peek(f"copy_{pair}[{entry}]", 8) for entry in range(config.table_depth))
+            words = Array(self.peek(f"copy_{pair}[{entry}]") for entry in range(config.table_depth))
             self.claim(f"the entry in copy {pair}", implies(known, words[watched] == stored))
         for lane in range(config.lanes):
             reads = known & ~dut.fill & (dut.index[lane] == watched)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from amaranth.hdl import Module, Mux, Signal, Value, signed
 
 from weft.extras.proof.hardware.pipelines import ago, implies, latch
-from weft.extras.proof.hardware.property import Bench, Induction, Invariant, Property
+from weft.extras.proof.hardware.property import Bench, Induction, Invariant, proves
 from weft.hdl.isa.config import Config
 from weft.hdl.vector.probabilities import PEAK, PEAK_BITS
 from weft.hdl.vector.softmax import ALIGNED, TOTAL, WRITTEN, Mask, RowStates
@@ -18,7 +16,12 @@ _SETTLING_CYCLES = 4
 """Cycles from the first cycle of an instruction to valid masks."""
 
 
-class MaskBench(Bench):
+_FIELDS = ("causal", "relative", "length", "diagonal")
+
+
+@proves("vector/mask", "columns of 2", Induction(8), Config(n=2, lanes=2, bus_bytes=4))
+@proves("vector/mask", "columns of 16, loops", Induction(8), Config(n=16, lanes=2, bus_bytes=16, loops=1))
+class MaskBench(Bench, unit=Mask, drives=(*_FIELDS, "register", "bases")):
     """In every step of the loops, the mask counts the columns that the length and the diagonal leave by their
     definition, for any fields and register. It is ready 4 cycles after it starts.
 
@@ -26,8 +29,6 @@ class MaskBench(Bench):
     4096 rows or groups. Fields, and the register that the instruction names, change with `start` only. The model counts
     rows and groups from `start` on, in the loops of `weft.hdl.isa.Softmax`.
     """
-
-    UNIT = Mask
 
     def watch(self, m: Module) -> None:
         dut, n = self.dut, self.dut.n
@@ -46,8 +47,8 @@ class MaskBench(Bench):
         self.assume(implies(dut.step & dut.last_ox & dut.last_oy, group != (1 << _COUNT_BITS) - 1))
 
         age = self._claim_ready(m)
-        self.total = self.peek("total", 32).as_signed()
-        self.claim("base", implies(started & (age > 0), self.peek("base", 32) == self.base))
+        self.total = self.peek("total")
+        self.claim("base", implies(started & (age > 0), self.peek("base") == self.base))
         length, diagonal = (self._limit(m, name, age, at) for name, at in (("length", 2), ("diagonal", 3)))
         before = group * n
         within, first = length - before, diagonal + 1 - before
@@ -56,9 +57,9 @@ class MaskBench(Bench):
         self.claim("columns within the length", implies(holds, dut.by_length == _between(within, n)))
         by_diagonal = Mux(dut.causal, _between(upto, n), n)
         self.claim("columns before the diagonal", implies(holds, dut.by_diagonal == by_diagonal))
-        self.claim("left register", implies(started & (age > 2), self.peek("left", 21).as_signed() == within))
+        self.claim("left register", implies(started & (age > 2), self.peek("left") == within))
         for name, value in (("inner", upto), ("outer", first)):
-            self.claim(f"{name} register", implies(holds, self.peek(name, 21).as_signed() == value))
+            self.claim(f"{name} register", implies(holds, self.peek(name) == value))
         # Nothing was stepped before it is ready.
         self.claim("first vector", implies(started & (age < _SETTLING_CYCLES), ~row.any() & ~group.any()))
         self.cover("in the middle of a later group", holds & (group == 2) & (dut.by_length == 1))
@@ -67,10 +68,9 @@ class MaskBench(Bench):
         )
 
     def _connect(self, m: Module) -> None:
-        """Give every input any value in every cycle; fields change only with `start`."""
+        """Connect the fields, which change only with `start`."""
         dut = self.dut
-        self.free_inputs(m, "causal", "relative", "register", "length", "diagonal", "bases")
-        for name in ("causal", "relative", "length", "diagonal"):
+        for name in _FIELDS:
             m.d.comb += getattr(dut, name).eq(self._field(m, len(getattr(dut, name)), name))
         content = self._field(m, 32, "held")
         if dut.loops:
@@ -112,7 +112,7 @@ class MaskBench(Bench):
         with m.Elif(age < _SETTLING_CYCLES):
             m.d.sync += age.eq(age + 1)
         self.claim("ready", dut.ready == (age == _SETTLING_CYCLES))
-        self.claim("phase", self.peek("phase", 3) == age)
+        self.claim("phase", self.peek("phase") == age)
         return age
 
 
@@ -127,20 +127,18 @@ _LIMIT = 31
 """Limit of differences of exponents."""
 
 
-class UpdateBench(Bench):
+@proves("vector/row_states", "update", Induction(9), _CONFIG)
+class UpdateBench(Bench, unit=RowStates, drives=("final",)):
     """Maximum, sum and alignment follow from the old state, the vector's exponent and its sum by their definition, each
     in the documented cycle and for all values.
 
     The inputs are free, as are the states that are read. `final` is constant, as users guarantee.
     """
 
-    UNIT = RowStates
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m, "final")
         m.d.comb += dut.final.eq(self.constant(m, 1, "final"))
-        old = self.peek("old", PEAK_BITS + 32)
+        old = self.peek("old")
         self.claim("sum of the state", dut.sum == old[PEAK_BITS:])
         # Values of the cycle in which the sum of the vector comes.
         late = TOTAL - _READ_CYCLES
@@ -163,33 +161,31 @@ class UpdateBench(Bench):
         self.claim("alignment", implies(update, dut.alignment == due))
         written = ago(m, update, WRITTEN - ALIGNED, "written", reset=True)
         self.claim("it is written in its cycle", dut.written == written)
-        word = self.peek("store__data", PEAK_BITS + 32)
+        word = self.peek("store__data")
         exponent, rest = (ago(m, v, WRITTEN - TOTAL, n) for v, n in ((following, "m"), (whole, "l")))
         self.claim("maximum", implies(written, word[:PEAK_BITS].as_signed() == exponent.as_signed()))
         self.claim("sum", implies(written, word[PEAK_BITS:] == rest))
-        self.claim("final keeps states", self.peek("store__en", 1) == (written & ~dut.final))
-        address = self.peek("store__addr", len(dut.address))
+        self.claim("final keeps states", self.peek("store__en") == (written & ~dut.final))
+        address = self.peek("store__addr")
         self.claim("where it is written", address == dut.write_address)
         self.cover("a state that rises", written & (word[PEAK_BITS:] > 1 << 16) & (exponent.as_signed() == 5))
 
 
-class MemoryBench(Bench):
+@proves("vector/row_states", "memory of 4", Invariant(), _CONFIG)
+class MemoryBench(Bench, unit=RowStates):
     """A read returns the state that was written last to its address.
 
     One address, which may be any, is watched: two cycles after a read of it comes the state that was written to it last
     since the reset.
     """
 
-    UNIT = RowStates
-
     def watch(self, m: Module) -> None:
         dut = self.dut
-        self.free_inputs(m)
         watched = self.constant(m, len(dut.address), "watched")
-        word, old = (self.peek(name, PEAK_BITS + 32) for name in ("store__data", "old"))
+        word, old = (self.peek(name) for name in ("store__data", "old"))
         content = Signal(PEAK_BITS + 32, reset_less=True)
         known = Signal()
-        writes = self.peek("store__en", 1) & (self.peek("store__addr", len(dut.address)) == watched)
+        writes = self.peek("store__en") & (self.peek("store__addr") == watched)
         with m.If(writes):
             m.d.sync += [content.eq(word), known.eq(1)]
         read = ago(m, (dut.address == watched) & known, _READ_CYCLES, "read", reset=True)
@@ -208,13 +204,3 @@ def rsh(m: Module, value: Value, shift: Value, name: str) -> Value:
 def _limited(value: Value) -> Value:
     """Return a non-negative difference, limited to 31."""
     return Mux(value > _LIMIT, _LIMIT, value[:5].as_unsigned())
-
-
-def properties() -> Iterator[Property]:
-    for n, loops in ((2, 0), (16, 1)):
-        config = Config(n=n, lanes=2, bus_bytes=max(n, 4), loops=loops)
-        yield MaskBench.proves(
-            "vector/mask", f"columns of {n}{', loops' if loops else ''}", Induction(8), config
-        )
-    yield UpdateBench.proves("vector/row_states", "update", Induction(9), _CONFIG)
-    yield MemoryBench.proves("vector/row_states", "memory of 4", Invariant(), _CONFIG)

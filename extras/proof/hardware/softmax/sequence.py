@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.extras.proof.hardware.pipelines import ago, implies
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.extras.proof.hardware.walks import WalkModel
 from weft.hdl.isa import BASES, Normalise, Opcode, Softmax
@@ -21,7 +20,16 @@ _COUNTED_CYCLES = CHOSEN
 _LOOPS = dict.fromkeys(("ob", "oy", "ox"), 12)
 
 
-class SequenceBench(Bench):
+@proves(
+    "vector/vec",
+    "rows of softmax's states",
+    Induction(2),
+    _PLAIN,
+    cover=30,
+    part=True,
+    proven=("pipe", "rows", "divider", "mask"),
+)
+class SequenceBench(Bench, unit=VecSoftmax, drives=("sequence",)):
     """Each vector of SOFTMAX continues with the address of its row's state, the columns that masks leave, and whether
     the state starts anew. It waits while the last vector of its row counts as under way. The divider gets the sums of
     NORMALISE's rows in order, and no row begins before its division is ready.
@@ -32,18 +40,16 @@ class SequenceBench(Bench):
     their grant, and none when the next instruction comes.
     """
 
-    UNIT = VecSoftmax
-
     def watch(self, m: Module) -> None:
         dut = self.dut
         self.sequence = sequence = dut.sequence
         self.payload = payload = sequence.payload
         self._connect_inputs(m)
-        self.softmax, self.normalise = self.peek("softmax", 1), dut.normalise
+        self.softmax, self.normalise = self.peek("softmax"), dut.normalise
         opcode = payload.opcode
         kinds = (Opcode.VEC, Opcode.SOFTMAX, Opcode.NORMALISE)
         self.assume(implies(sequence.load, Cat(*(opcode == kind for kind in kinds)).any()))
-        self.step = self.peek("rows.step", 1)
+        self.step = self.peek("rows.step")
         self.rows = self._model_rows(m)
         place = sequence.place
         self.assume(implies(self.softmax & sequence.may_step, self.rows.on))
@@ -51,7 +57,7 @@ class SequenceBench(Bench):
             self.assume(implies(self.softmax, place[f"first_{loop}"] == self.rows.first[loop]))
         for loop in ("oy", "ox"):
             self.assume(implies(self.softmax, place[f"last_{loop}"] == self.rows.last[loop]))
-        self.settings = settings_layout(self.config)(self.peek("settings", settings_layout(self.config).size))
+        self.settings = settings_layout(self.config)(self.peek("settings"))
         self._claim_vectors(m)
         self._claim_divisions(m)
         self._claim_states(m)
@@ -60,7 +66,6 @@ class SequenceBench(Bench):
     def _connect_inputs(self, m: Module) -> None:
         """Connect free inputs; the sequence steps when it may and is not held."""
         sequence = self.sequence
-        self.free_inputs(m, "sequence")
         for name in ("load", "may_step", "payload", "place", "grant"):
             value = Value.cast(getattr(sequence, name))
             m.d.comb += value.eq(self.free(len(value), f"sequence_{name}"))
@@ -80,17 +85,9 @@ class SequenceBench(Bench):
         }
         width = (self.config.row_states - 1).bit_length()
         return WalkModel(
-            m,
-            self,
-            "rows",
-            _LOOPS,
-            {"state": (width, dict.fromkeys(_LOOPS, width))},
-            load=load,
-            step=self.step,
-            counts=counts,
-            bases={"state": Mux(is_softmax, softmax.state, normalise.state)},
-            strides={"state": strides},
-        )
+            m, self, "rows", _LOOPS, {"state": (width, dict.fromkeys(_LOOPS, width))}, load=load, counts=counts,
+            bases={"state": Mux(is_softmax, softmax.state, normalise.state)}, strides={"state": strides},
+        )  # fmt: skip
 
     def _claim_vectors(self, m: Module) -> None:
         """Claim that each vector of SOFTMAX continues with its row's state, and with its masks when they are ready."""
@@ -103,21 +100,21 @@ class SequenceBench(Bench):
         fresh = self.settings.first & rows.first["ob"]
         self.claim("whether that starts anew", implies(softmax & step, note.fresh == fresh))
         for name in ("by_length", "by_diagonal"):
-            limit = self.peek(f"mask.{name}", len(note[name]))
+            limit = self.peek(f"mask.{name}")
             self.claim(f"columns {name}", note[name] == limit)
-        self.masked = self.peek("mask.ready", 1)
+        self.masked = self.peek("mask.ready")
         self.claim("masks are ready", implies(softmax & step, self.masked))
-        self.claim("masks follow", self.peek("mask.step", 1) == (softmax & moves))
-        self.claim("masks start", self.peek("mask.start", 1) == sequence.load)
+        self.claim("masks follow", self.peek("mask.step") == (softmax & moves))
+        self.claim("masks start", self.peek("mask.start") == sequence.load)
         for loop in ("oy", "ox"):
-            at_end = self.peek(f"mask.last_{loop}", 1)
+            at_end = self.peek(f"mask.last_{loop}")
             self.claim(f"masks follow {loop}", implies(softmax, at_end == rows.last[loop]))
         for name in ("causal", "relative", "register", "length", "diagonal"):
             width = min(
                 len(Value.cast(self.settings[name])), (BASES - 1).bit_length() if name == "register" else 16
             )
             field = Value.cast(self.settings[name]).as_unsigned()[:width]
-            self.claim(f"mask's {name}", self.peek(f"mask.{name}", width) == field)
+            self.claim(f"mask's {name}", self.peek(f"mask.{name}").as_unsigned() == field)
         self.cover(
             "a vector of another row", softmax & step & (state == 3) & rows.last["ox"] & (note.by_length == 1)
         )
@@ -127,26 +124,26 @@ class SequenceBench(Bench):
         sequence, normalise, rows = self.sequence, self.normalise, self.rows
         place = sequence.place
         begins = normalise & place.first_ox & place.first_g
-        ready, issue = self.peek("divider.ready", 1), self.peek("divider.issue", 1)
+        ready, issue = self.peek("divider.ready"), self.peek("divider.issue")
         self.claim("a row is issued with its first element", issue == (begins & sequence.step))
         self.claim("not before it is ready", implies(issue, ready))
-        row, step = self.peek("divider.row", 1), self.peek("divider.step", 1)
+        row, step = self.peek("divider.row"), self.peek("divider.step")
         self.claim("there is a row to divide for", row == (normalise & rows.on))
         self.claim("on to the next row", implies(normalise, self.step == step))
         self.claim("for rows alone", implies(~self.softmax & ~normalise, ~self.step))
-        at = self.peek("pipe.row", len(rows.values["state"]))
+        at = self.peek("pipe.row")
         self.claim("the row that is divided for", implies(rows.on, at == rows.values["state"]))
-        self.claim("whether it is divided", self.peek("pipe.dividing", 1) == normalise)
+        self.claim("whether it is divided", self.peek("pipe.dividing") == normalise)
         self.claim("one kind at a time", ~(self.softmax & normalise))
-        start = self.peek("divider.start", 1)
+        start = self.peek("divider.start")
         self.claim("a new instruction", start == sequence.load)
         for name in ("scale", "exponent", "v_zero"):
             field = Value.cast(self.settings[name])
-            self.claim(f"field {name}", self.peek(f"divider.{name}", len(field)) == field.as_unsigned())
-        sums = self.peek("divider.sum", 32) == self.peek("pipe.sum", 32)
+            self.claim(f"field {name}", self.peek(f"divider.{name}").as_unsigned() == field.as_unsigned())
+        sums = self.peek("divider.sum") == self.peek("pipe.sum")
         self.claim("the sum of the row", sums)
         # As a helper: nothing is fetched for no row.
-        fetched, normal = self.peek("divider.fetched", 1), self.peek("divider.normal", 1)
+        fetched, normal = self.peek("divider.fetched"), self.peek("divider.normal")
         self.claim("a sum of a row", implies(fetched, row))
         self.claim("a sum that is shifted", implies(normal, fetched))
         self.cover("a second row", normalise & self.step & (rows.index["oy"] == 1))
@@ -175,14 +172,14 @@ class SequenceBench(Bench):
             inside = inside + granted
             first = granted if cycle == 0 else first
             if cycle:
-                self.claim(f"granted {cycle} cycles ago", self.peek(f"ends_{cycle - 1}", 1) == granted)
+                self.claim(f"granted {cycle} cycles ago", self.peek(f"ends_{cycle - 1}") == granted)
         layout = self.sequence.grant.shape()
-        grant = layout(self.peek("grant", layout.size))
+        grant = layout(self.peek("grant"))
         noted = softmax & grant.granted & grant.last
         self.claim("the grant before", noted == first)
-        self.claim("vectors in flight", self.peek("in_flight", 4) == inside)
-        self.claim("rows of a group", self.peek("row_count", 4) == count)
-        excess = self.peek("excess", 5)
+        self.claim("vectors in flight", self.peek("in_flight") == inside)
+        self.claim("rows of a group", self.peek("row_count") == count)
+        excess = self.peek("excess").as_unsigned()
         self.claim("more of them than rows", excess == (inside - count)[:5])
         again = begins & ~rows.first["ob"]
         self.claim("the last update of the row is not under way", implies(again, inside < count))
@@ -191,21 +188,9 @@ class SequenceBench(Bench):
 
     def _claim_table(self, m: Module) -> None:
         dut = self.dut
-        table = self.peek("table", 1)
+        table = self.peek("table")
         filled = ago(m, table & dut.byte_valid, 1, "filled", reset=True)
-        self.claim("a byte for each element", self.peek("pipe.table_fill", 1) == filled)
+        self.claim("a byte for each element", self.peek("pipe.table_fill") == filled)
         byte = ago(m, dut.byte, 1, "byte")
-        self.claim("which it is", implies(filled, self.peek("pipe.table_byte", 8) == byte))
-        self.claim("the table starts", self.peek("pipe.table_start", 1) == self.sequence.load)
-
-
-def properties() -> Iterator[Property]:
-    yield SequenceBench.proves(
-        "vector/vec",
-        "rows of softmax's states",
-        Induction(2),
-        _PLAIN,
-        cover=30,
-        part=True,
-        proven=("pipe", "rows", "divider", "mask"),
-    )
+        self.claim("which it is", implies(filled, self.peek("pipe.table_byte") == byte))
+        self.claim("the table starts", self.peek("pipe.table_start") == self.sequence.load)

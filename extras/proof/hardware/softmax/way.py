@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from amaranth.hdl import Module, Mux, Signal, Value, signed
 
 from weft.extras.proof.hardware.pipelines import ago, connect_all, implies, latch, watch_cycle
-from weft.extras.proof.hardware.property import Bench, Induction, Property
+from weft.extras.proof.hardware.property import Bench, Induction, proves
 from weft.extras.proof.hardware.smallest import SMALLEST
 from weft.hdl.isa import Normalise, Opcode, Softmax
 from weft.hdl.isa.operands import READ_LATENCY
 from weft.hdl.lib.arithmetic import RESULT
-from weft.hdl.vector.requantise import LATENCY, SCORE_BITS, column_layout
+from weft.hdl.vector.requantise import LATENCY, column_layout
 from weft.hdl.vector.softmax import vector_layout
 from weft.hdl.vector.vec import VecUnit
 from weft.hdl.vector.vec_reader import _request_layout
@@ -23,7 +22,7 @@ from weft.hdl.vector.vec_streams import arrival_layout, instruction_layout, resu
 _PLAIN = SMALLEST.replace(lanes=1, lookup_tables=0, probability_bits=8, table_depth=256, mantissa_bits=16)
 _OPERANDS = "vec_operands"
 _PROVEN = (
-    *("reader", "operands", "requantise", "writer"),
+    *("reader", "vec_operands", "requantise", "writer"),
     *(f"softmax.{name}" for name in ("pipe", "rows", "divider", "mask")),
 )
 _RESULT_CYCLES = CHOSEN + LATENCY
@@ -34,21 +33,18 @@ _SETTINGS = {
 }
 
 
-class UnitBench(Bench):
+class UnitBench(Bench, unit=VecUnit):
     """The whole vector unit with free inputs; nothing is assumed.
 
     One cycle, which may be any, is watched, with its grant: `age` counts from there.
     """
 
-    UNIT = VecUnit
-
     def watch(self, m: Module) -> None:
         config = self.config
-        self.free_inputs(m)
         connect_all(m, self.dut)
         self.granted = self._view(arrival_layout(config), "reader.granted")
         self.request = self._view(_request_layout(config), "reader.request")
-        self.softmax, self.normalise = self.peek("softmax.softmax", 1), self.peek("softmax.normalise", 1)
+        self.softmax, self.normalise = self.peek("softmax.softmax"), self.peek("softmax.normalise")
         granted = (self.granted, self.granted.shape(), "seen")
         request = (self.request, self.request.shape(), "asked")
         self.age, (self.seen, self.asked) = watch_cycle(m, self, _RESULT_CYCLES + 1, granted, request)
@@ -59,32 +55,33 @@ class UnitBench(Bench):
         """Claim the place of the granted element on its way: induction needs it."""
         age, seen, tag = self.age, self.seen, self.seen.element.tag
         for stage in range(READ_LATENCY):
-            there = self.peek(f"reader.arrival_{stage}", seen.shape().size)
+            there = self.peek(f"reader.arrival_{stage}")
             self.claim(f"arrival {stage}", implies(age == 1 + stage, there == seen.as_value()))
-        near, nearer = self.peek("operands.near", 1), self._element("nearer")
+        near, nearer = self.peek("vec_operands.near"), self._element("nearer")
         nearby = (near == seen.valid) & (nearer == seen.element.as_value())
         self.claim("near", implies(age == READ_LATENCY + 1, nearby))
-        valid, last = self.peek("requantise.valid", 1), self.peek("requantise.last", 1)
+        valid, last = self.peek("requantise.valid"), self.peek("requantise.last")
         entering = (valid == seen.valid) & (self._element("chosen") == seen.element.as_value())
         self.claim("chosen", implies(age == CHOSEN, entering & (last == seen.element.last)))
         for stage in range(LATENCY):
-            there = self.peek(f"requantise.valid_{stage}", 1) == (seen.valid & seen.element.last)
-            there &= self.peek(f"requantise.tag_{stage}", len(tag.as_value())) == tag.as_value()
+            there = self.peek(f"requantise.valid_{stage}") == (seen.valid & seen.element.last)
+            there &= self.peek(f"requantise.tag_{stage}") == tag.as_value()
             self.claim(f"requantised {stage}", implies(age == CHOSEN + 1 + stage, there))
 
     def _element(self, name: str) -> Signal:
-        return self.peek(f"operands.{name}", self.seen.element.shape().size)
+        return self.peek(f"vec_operands.{name}")
 
     def _watch(self, m: Module) -> None:
         raise NotImplementedError
 
     def _view(self, layout: Any, path: str) -> Any:
-        return layout(self.peek(path, layout.size))
+        return layout(self.peek(path))
 
     def _pipe(self, name: str, width: int = 1) -> Signal:
-        return self.peek(f"softmax.pipe.{name}", width)
+        return self.peek(f"softmax.pipe.{name}")
 
 
+@proves("vector/vec", "the way of scores", Induction(2), _PLAIN, cover=56, part=True, proven=_PROVEN)
 class ScoresBench(UnitBench):
     """For each element of SOFTMAX that was read, its score comes to the pipeline after a fixed number of cycles, with
     the data of its vector. The writer gets the pipeline's probabilities, and for other instructions a result for each
@@ -152,6 +149,7 @@ class ScoresBench(UnitBench):
         return self._view(instruction_layout(self.config), "reader.current").bytewise
 
 
+@proves("vector/vec", "the way of divisions", Induction(2), _PLAIN, cover=40, part=True, proven=_PROVEN)
 class DivisionBench(UnitBench):
     """Each row of NORMALISE takes a result of the divider with its first element. All its elements are multiplied and
     shifted by that result, with their alignments, until the next row.
@@ -161,29 +159,29 @@ class DivisionBench(UnitBench):
         dut, config, age = self.dut, self.config, self.age
         element, normal = self.seen.element, self.normalise
         there = self.seen.valid & normal
-        load = self.peek("reader.nest.load", 1)
+        load = self.peek("reader.nest.load")
         settings = self._claim_settings(m, load)
         reads = dut.alignment_read
         self.claim("an alignment is read for each", implies(age == 1, reads.valid == there))
         wanted = self.asked.second[: len(reads.address)]
         self.claim("where it is", implies((age == 1) & there, reads.address == wanted))
-        take = self.peek("softmax.divider.take", 1)
+        take = self.peek("softmax.divider.take")
         begins = age == CHOSEN - 1
         self.claim("a division is taken for each row", implies(begins, take == (there & element.row)))
-        result = self.peek("softmax.divider.result", RESULT.size)
+        result = self.peek("softmax.divider.result")
         row = Signal(RESULT, name="row_of")
         with m.If(load):
             m.d.sync += row.eq(0)
         with m.Elif(take):
             m.d.sync += row.eq(RESULT(result))
-        self.claim("the result of the row", self.peek("softmax.row_result", RESULT.size) == row.as_value())
+        self.claim("the result of the row", self.peek("softmax.row_result") == row.as_value())
         # Parameters are 0 from the start of an instruction without any, until some are read.
         parameters = self._view(arrival_layout(config), "reader.arrival").parameter
         none = Signal(name="no_parameters")
         opcode = dut.instruction.payload.opcode
         without = (opcode == Opcode.NORMALISE) | (opcode == Opcode.TABLE)
         m.d.sync += none.eq(Mux(load & without, 1, none & ~parameters))
-        planes = self.peek("operands.planes", 8 * config.widths.vector)
+        planes = self.peek("vec_operands.planes")
         self.claim("no parameters", implies(none, planes == 0))
         shift = ago(m, dut.alignment_read.data, CHOSEN - 1 - READ_LATENCY, "shift").as_signed()
         self._claim_columns(m, none, settings, row, shift)
@@ -213,7 +211,7 @@ class DivisionBench(UnitBench):
         m.d.comb += total.eq(row.shift + Mux(scaled, alignment, 0))
         shift = Mux(total < 0, 0, Mux(total > 63, 63, total))
         layout = column_layout(config)
-        columns = self.peek("requantise.columns", layout.size * config.lanes)
+        columns = self.peek("requantise.columns")
         here = (self.age == CHOSEN) & none & self.normalise
         for lane in range(config.lanes):
             column = layout(columns.word_select(lane, layout.size))
@@ -225,6 +223,7 @@ class DivisionBench(UnitBench):
             )
 
 
+@proves("vector/vec", "softmax's connections", Induction(1), _PLAIN, cover=56, part=True, proven=_PROVEN)
 class ConnectedBench(UnitBench):
     """The pipeline of softmax gets the scores of requantisation. Its alignments are written unchanged, and its
     probabilities less 128.
@@ -232,7 +231,7 @@ class ConnectedBench(UnitBench):
 
     def _watch(self, m: Module) -> None:
         dut, config = self.dut, self.config
-        scores = self.peek("requantise.scores", SCORE_BITS * config.lanes)
+        scores = self.peek("requantise.scores")
         self.claim("scores", self._pipe("scores", len(scores)) == scores)
         for name in ("valid", "address", "data"):
             value = Value.cast(getattr(dut.alignment_write, name)).as_unsigned()
@@ -242,15 +241,3 @@ class ConnectedBench(UnitBench):
             p = self._pipe(f"probabilities.p_{lane}", 8)
             self.claim(f"probability {lane}", implies(self.softmax, written.bytes[lane] == (p - 128)[:8]))
         self.cover("a write", self.softmax & (written.index == 1))
-
-
-def properties() -> Iterator[Property]:
-    yield ScoresBench.proves(
-        "vector/vec", "the way of scores", Induction(2), _PLAIN, cover=56, part=True, proven=_PROVEN
-    )
-    yield DivisionBench.proves(
-        "vector/vec", "the way of divisions", Induction(2), _PLAIN, cover=40, part=True, proven=_PROVEN
-    )
-    yield ConnectedBench.proves(
-        "vector/vec", "softmax's connections", Induction(1), _PLAIN, cover=56, part=True, proven=_PROVEN
-    )
