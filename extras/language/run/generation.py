@@ -5,18 +5,14 @@ Tokens are chosen from logits on the host, in float64.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weft.arguments import SEED, integer, number
 from weft.extras.language.compiler.tokenizer import Tokenizer
-from weft.extras.language.run.batch import End, Request
-
-if TYPE_CHECKING:
-    from weft.extras.language.run.lm import Model
+from weft.extras.language.run.batch import Batch, End, Request
 
 
 class TextStream:
@@ -104,14 +100,14 @@ class Generation(Iterator[str]):
         Whether the iterator has returned all pieces.
     """
 
-    def __init__(self, model: Model, request: Request, text: TextStream) -> None:
-        self._model, self._request, self._text = model, request, text
+    def __init__(self, batch: Batch, step: Callable[[], object], request: Request, text: TextStream) -> None:
+        self._batch, self._step, self._request, self._text = batch, step, request, text
         self._consumed, self._text_so_far = 0, ""
         self.ended = False
 
     def __next__(self) -> str:
         while (piece := self.poll()) is None and not self.ended:
-            self._model.step()
+            self._step()
         if piece is None:
             raise StopIteration
         return piece
@@ -139,12 +135,12 @@ class Generation(Iterator[str]):
         piece = self._text.feed(token)
         if self._text.stopped:
             self.ended = True
-            self._model._batch.cancel(self._request, End.STOP)
+            self._batch.cancel(self._request, End.STOP)
         return piece
 
     def close(self) -> None:
         """End the text now, unless it has ended."""
-        self._model._batch.cancel(self._request)
+        self._batch.cancel(self._request)
 
     @property
     def result(self) -> Completion:

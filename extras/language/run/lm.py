@@ -277,7 +277,7 @@ class Model:
             self.tokenizer.vocabulary.ends,
         )  # fmt: skip
         self._batch.add(request)
-        return Generation(self, request, TextStream(self.tokenizer, stops))
+        return Generation(self._batch, self.step, request, TextStream(self.tokenizer, stops))
 
     def step(self) -> bool:
         """Advance the running texts by one step; return False if there are none."""
