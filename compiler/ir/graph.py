@@ -110,17 +110,17 @@ def _plain(value: Any, numbers: dict[str, int]) -> Hashable:
 
 
 _digests: dict[int, tuple[weakref.ref[np.ndarray], bytes]] = {}
-"""Hash of each array, by identity, while the array exists."""
+"""Hash of each array, by identity. Entries of deleted arrays stay until another array has their identity."""
 
 
 def _digest(array: np.ndarray) -> bytes:
     """Return a hash of an immutable array's contents, computed once."""
-    key = id(array)
-    if key not in _digests:
+    # No callback removes entries of deleted arrays: an interrupt within a callback would be lost.
+    reference, content = _digests.get(id(array), (None, b""))
+    if reference is None or reference() is not array:
         content = hashlib.blake2b(array.tobytes(), digest_size=16).digest()
-        # The callback drops the entry before the identity can be reused.
-        _digests[key] = weakref.ref(array, lambda _: _digests.pop(key, None)), content
-    return _digests[key][1]
+        _digests[id(array)] = weakref.ref(array), content
+    return content
 
 
 class Weighted(DeviceOp):

@@ -1,3 +1,5 @@
+# amaranth: UnusedElaboratable=no
+# A path that names no signal raises while its bench is elaborated, which leaves modules unused.
 """Properties: a unit with free inputs, assumptions about them, and claims."""
 
 from __future__ import annotations

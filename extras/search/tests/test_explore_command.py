@@ -74,7 +74,7 @@ def test_a_search(tmp_path: Path, space: Path, capsys: pytest.CaptureFixture[str
         (["--objectives", "ms,speed"], "'objectives' are names of cycles"),
         (["--limit", "lut"], "--limit is NAME=MOST"),
         (["--limit", "lut=few"], "--limit is NAME=MOST"),
-        (["--limit", "lut=10"], "no point of the space is a solution; of "),
+        (["--limit", "lut=10"], "no point of the space is a solution; reasons among "),
         (["--sampler", "grid"], "'sampler' is one of nsga2, tpe, not 'grid'"),
         (["--trials", "0"], "--trials"),
         (["--bandwidth", "0"], "--bandwidth"),
