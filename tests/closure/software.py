@@ -12,6 +12,7 @@ as well, so that an interrupted run resumes.
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import importlib
 import importlib.machinery
@@ -190,6 +191,7 @@ def _fork(change: Change | None, tests: list[Test], scratch: Path) -> tuple[int,
 
 def _be_alone(scratch: Path, seconds: float) -> None:
     """Make this process a silent group of its own, within limits, with a cache of its own."""
+    gc.freeze()  # finalizers of the parent's objects may wait for threads, which this process has not
     os.setpgrp()
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.alarm(int(10 * seconds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import resource
@@ -51,6 +52,7 @@ def run(action: Callable[[], Outcome], folder: Path, seconds: float = SECONDS) -
 
 
 def _limit(folder: Path, seconds: float) -> None:
+    gc.freeze()  # finalizers of the parent's objects may wait for threads, which this process has not
     for number, name in ((0, os.devnull), (1, folder / "stdout"), (2, folder / "stderr")):
         handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(handle, number)
