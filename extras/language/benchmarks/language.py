@@ -90,7 +90,16 @@ def ranges() -> Ranges:
     """Return arbitrary ranges, on which cycles do not depend."""
     each = [4.0] * SIZES.blocks
     return Ranges(
-        residual=8.0, query=each, key=each, value=each, mixed=each, gate=4.0, up=4.0, inner=8.0, logits=16.0
+        residual=8.0,
+        query=each,
+        key=each,
+        value=each,
+        scores=each,
+        mixed=each,
+        gate=4.0,
+        up=4.0,
+        inner=8.0,
+        logits=16.0,
     )
 
 
