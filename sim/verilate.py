@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import ctypes
 import hashlib
 import os
 import re
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from weft.hdl.cache import entry
 from weft.hdl.errors import WeftError
@@ -149,6 +150,15 @@ class Tools:
         self.run([*cxx, *command, "-o", output])
         if not (self.folder / output).is_file():
             raise BuildError(f"{shlex.join(cxx)} made no {output}: set CXX to a C++ compiler, or unset it")
+
+
+def load_library(path: Path, signatures: Mapping[str, tuple[Any, Any]]) -> ctypes.CDLL:
+    """Load a shared library, and declare its functions: result type and argument types by name."""
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

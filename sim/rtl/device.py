@@ -39,7 +39,8 @@ from weft.sim.device import (
     check_program,
     check_range,
 )
-from weft.sim.rtl.library import Observed, build_model, core_verilog, load_model
+from weft.sim.rtl.library import SIGNATURES, Observed, build_model, core_verilog
+from weft.sim.verilate import load_library
 from weft.sim.waves import CYCLE_TIME, Waves
 
 PAGE = 4096
@@ -133,7 +134,7 @@ class RtlDevice(Closable, Device):
         library = build_model(
             config, trace=form, observed=observed, verilog=verilog, driver=self.DRIVER, coverage=self.COVERAGE
         )
-        self._library = load_model(library)
+        self._library = load_library(library, SIGNATURES)
         path = None if self._waves is None else str(self._waves.path).encode()
         exhausted = ctypes.c_int()
         model = self._library.weft_open(

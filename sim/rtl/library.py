@@ -1,4 +1,4 @@
-"""Build and load the C++ library that simulates the Verilog of a core with a memory model."""
+"""Build the C++ library that simulates the Verilog of a core with a memory model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOP = "weft"
 Observed = Mapping[str, Sequence[str]]
 """Signals by Verilog module that rtl_observe.h reads."""
 
-_SIGNATURES = {
+SIGNATURES = {
     "weft_open": (
         ctypes.c_void_p,
         [*[ctypes.c_uint64] * 2, *[ctypes.c_double] * 2, ctypes.c_uint64, ctypes.c_char_p,
@@ -48,6 +48,7 @@ _SIGNATURES = {
     "weft_marks": (ctypes.c_uint64, [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)]),
     "weft_run": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64]),
 }  # fmt: skip
+"""Functions of the library: result type and argument types by name."""
 
 
 @lru_cache(maxsize=8)
@@ -88,12 +89,3 @@ def build_model(
         optimise="-O0" if trace else "-O1" if coverage else "-O2",
         coverage=coverage,
     ).build()
-
-
-def load_model(path: Path) -> ctypes.CDLL:
-    """Load a library that `build_model` built."""
-    library = ctypes.CDLL(str(path))
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library

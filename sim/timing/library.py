@@ -21,7 +21,7 @@ from weft.hdl.sequential import processor as lanes
 from weft.hdl.sequential.microprogram import Microprogram
 from weft.sim.timing import hardware
 from weft.sim.timing.hardware import struct
-from weft.sim.verilate import Tools, compiler
+from weft.sim.verilate import Tools, compiler, load_library
 
 # Enumerations of fields in words of the microprogram, by the prefix of their names in C++
 _ENUMERATIONS: dict[str, type[enum.IntEnum]] = {
@@ -211,11 +211,7 @@ def library() -> ctypes.CDLL:
     parts = [_header(), shlex.join(compiler()), *_FLAGS, *(source.read_text() for source in sources)]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     built = entry(f"timing-{key}", lambda folder: _build(folder, sources))
-    loaded = ctypes.CDLL(str(built / "timing.so"))
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(loaded, name)
-        function.restype, function.argtypes = result, arguments
-    return loaded
+    return load_library(built / "timing.so", _SIGNATURES)
 
 
 def _header() -> str:

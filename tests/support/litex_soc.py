@@ -19,7 +19,7 @@ from migen import ClockDomain
 
 from weft.boards.litex.litex import add_weft
 from weft.hdl.isa.config import Config
-from weft.sim.verilate import Model
+from weft.sim.verilate import Model, load_library
 
 CLOCK = 100e6
 RUN = 200
@@ -141,10 +141,7 @@ class SimulatedSoc:
             verilog=text, top="soc", driver=Path(__file__).with_name("litex_soc.cpp"), output="soc.so",
             link=["-Wl,-Bsymbolic"], optimise="-O0" if config.n <= 4 else "-O1",
         ).build()  # fmt: skip
-        self._library = ctypes.CDLL(str(self.model_path))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(self._library, name)
-            function.restype, function.argtypes = result, arguments
+        self._library = load_library(self.model_path, _SIGNATURES)
         self._soc = self._library.soc_open()
 
     @property

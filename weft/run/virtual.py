@@ -31,7 +31,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.verilog import generate, generate_cached
 from weft.sim import memories
 from weft.sim.device import Closable, DeviceError
-from weft.sim.verilate import Model
+from weft.sim.verilate import Model, load_library
 
 DIVISOR = 4
 """Clock cycles per bit on the serial line: the fewest that the link supports, which saves simulated cycles."""
@@ -216,10 +216,7 @@ class VirtualBoard(Closable):
     ) -> None:
         if flash is not None:
             _check_flash(board, flash)
-        self._library = ctypes.CDLL(str(build_board(board, config)))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(self._library, name)
-            function.restype, function.argtypes = result, arguments
+        self._library = load_library(build_board(board, config), _SIGNATURES)
         arguments = [] if flash is None else [f"+{FLASH_ARGUMENT}={flash.resolve()}"]
         arguments += [] if eye is None else [f"+{EYE_ARGUMENT}={encode(eye):x}"]
         arguments += [] if faults is None else faults.arguments()
