@@ -12,12 +12,10 @@ from weft.extras.proof.hardware.property import Bench, Property
 
 
 def of_module(module: ModuleType) -> Iterator[Property]:
-    """Yield the properties of a module: those of its function ``properties`` if it has one, or else those that its
+    """Yield the properties of a module: those of its function ``properties``, if it has one, and those that its
     benches register with `weft.extras.proof.hardware.property.proves`, in the order of their definition.
     """
-    if hasattr(module, "properties"):
-        yield from module.properties()
-        return
+    yield from getattr(module, "properties", tuple)()
     for value in vars(module).values():
         if isinstance(value, type) and issubclass(value, Bench) and value.__module__ == module.__name__:
             yield from value.__dict__.get("registered", ())

@@ -223,6 +223,13 @@ def test_benches_register_their_properties() -> None:
     assert [item.bench.args for item in items] == [(0,), (0,), (1,)]  # type: ignore[attr-defined]
 
 
+def test_a_module_may_list_properties_and_register_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[__name__]
+    listed = TwinsBench.proves("twins", "listed", Induction(1), 0, claim="A claim.")
+    monkeypatch.setattr(module, "properties", lambda: [listed], raising=False)
+    assert [item.name for item in of_module(module)] == ["listed", "one", "two", "three"]
+
+
 def test_signals_of_one_name() -> None:
     outcomes = [
         prove(Property("twins", "test", "What a test says.", partial(TwinsBench, number))).outcome
