@@ -12,7 +12,6 @@ as well, so that an interrupted run resumes.
 from __future__ import annotations
 
 import argparse
-import gc
 import hashlib
 import importlib
 import importlib.machinery
@@ -39,6 +38,7 @@ from closure import python_tests, sections
 from closure.kept import Kept
 from closure.python_sites import OPERATORS, Change, apply_change, draw_changes
 from closure.python_tests import SECONDS, Recorded, Test, record
+from support.forks import fork
 
 from weft.hdl.cache import cache_root, entry
 from weft.hdl.errors import WeftError
@@ -166,7 +166,7 @@ def _fork(change: Change | None, tests: list[Test], scratch: Path) -> tuple[int,
     """Fork a process that tries a change, or none; return it with the pipe for the failed test's name."""
     reader, writer = os.pipe()
     sys.stdout.flush()
-    child = os.fork()
+    child = fork()
     if child:
         os.close(writer)
         return child, reader
@@ -191,7 +191,6 @@ def _fork(change: Change | None, tests: list[Test], scratch: Path) -> tuple[int,
 
 def _be_alone(scratch: Path, seconds: float) -> None:
     """Make this process a silent group of its own, within limits, with a cache of its own."""
-    gc.freeze()  # finalizers of the parent's objects may wait for threads, which this process has not
     os.setpgrp()
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.alarm(int(10 * seconds))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import gc
 import json
 import os
 import resource
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fuzz.outcome import Outcome, of_exception
+from support.forks import fork
 
 SECONDS = 10.0
 """Processor seconds of an input, or of each program that weft compiles and runs for it; other load does not count."""
@@ -29,7 +29,7 @@ def run(action: Callable[[], Outcome], folder: Path, seconds: float = SECONDS) -
     """Return the outcome of `action`; its stdout and stderr go to files in `folder`."""
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             _limit(folder, seconds)
@@ -52,7 +52,6 @@ def run(action: Callable[[], Outcome], folder: Path, seconds: float = SECONDS) -
 
 
 def _limit(folder: Path, seconds: float) -> None:
-    gc.freeze()  # finalizers of the parent's objects may wait for threads, which this process has not
     for number, name in ((0, os.devnull), (1, folder / "stdout"), (2, folder / "stderr")):
         handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(handle, number)

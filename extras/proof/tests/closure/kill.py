@@ -14,6 +14,7 @@ from support.core_directed import directed_scenarios, wild
 from support.core_long import long
 from support.core_observed import observed_scenarios
 from support.core_special import special
+from support.forks import fork
 
 from weft.extras.proof.mutants.mutated import MutatedCore, select_mutant
 from weft.hdl.errors import WeftError
@@ -107,7 +108,7 @@ def verdicts(kills: KillSet, numbers: list[int], jobs: int) -> Iterator[tuple[in
             number = waiting.pop()
             reader, writer = os.pipe()
             sys.stdout.flush()
-            child = os.fork()
+            child = fork()
             if child == 0:
                 os.close(reader)
                 _child(kills, number, writer)
