@@ -17,19 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 
-from weft.extras.language.gguf.writer import write
-from weft.extras.language.tests.support.language_models import SIZES, random_model
 from weft.extras.language.tests.support.load import CHATS, COMPLETIONS, KINDS, Case, Load
+from weft.extras.language.tests.support.served import write_served
 
 READING, IDLE = 2.0, 1.0
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}"
-    "{% if messages[0].content == 'time' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
-    "{% endfor %}{% elif messages[0].content == 'memory' %}{% set n = 10 ** 10 %}{{ 'a' * n }}{% endif %}"
-)
 LINE = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
     r"([\d.:]* - \"[^\"]*\" (\d{3}|client disconnected)|Invalid HTTP request received\.)"
@@ -66,10 +59,7 @@ class ServerProcess:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    path = tmp_path / "served.gguf"
-    sizes = dataclasses.replace(SIZES, context=500, blocks=1)
-    model = random_model(np.random.default_rng(3), sizes=sizes, biases=False)
-    write(dataclasses.replace(model, chat_template=TEMPLATE), path, "F32")
+    path = write_served(tmp_path)
     options = ["--config", "small", "--port", "0", "--rows", "8", "--connections", "400"]
     limits = ["--read-timeout", str(READING), "--idle-timeout", str(IDLE)]
     log = tmp_path / "log.txt"

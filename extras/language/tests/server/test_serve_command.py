@@ -13,22 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 
 from weft.extras.language.tests.support.load import COMPLETIONS, Case, request
 from weft.extras.language.tests.support.served import (
     connect,
     receive_all,
     wait_until,
-    write_served,
 )
 
 TIME, CLIENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", r"127\.0\.0\.1:\d+"
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_served(tmp_path_factory.mktemp("served"))
 
 
 @contextlib.contextmanager

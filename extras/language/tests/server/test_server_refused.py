@@ -7,9 +7,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,34 +22,9 @@ from weft.extras.language.tests.support.served import (
     PROMPT,
     ask,
     connect,
-    load_served,
     run_server,
     wait_until,
-    write_served,
 )
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_served(tmp_path_factory.mktemp("served"))
-
-
-@pytest.fixture(scope="module")
-def engine(path: Path) -> Iterator[Engine]:
-    with load_served(path, 3) as model, Engine(model) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def port(engine: Engine) -> Iterator[int]:
-    with Server(engine, "served") as server, run_server(server.application()) as (port, _):
-        yield port
-
-
-@pytest.fixture(scope="module")
-def client(port: int) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
-        yield client
 
 
 def chat(content: str) -> dict[str, Any]:

@@ -16,45 +16,19 @@ from weft.errors import InputError
 from weft.extras.language.run import engine as engines
 from weft.extras.language.run.engine import BusyError, Engine
 from weft.extras.language.run.lm import Model
-from weft.extras.language.server.server import Server
 from weft.extras.language.tests.support.served import (
     PROMPT,
     ask,
     load_served,
-    run_server,
     wait_until,
-    write_served,
 )
 from weft.sim.device import DeviceError
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_served(tmp_path_factory.mktemp("served"))
-
-
-@pytest.fixture(scope="module")
-def engine(path: Path) -> Iterator[Engine]:
-    with load_served(path, 3) as model, Engine(model) as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")
 def generate_alone(path: Path) -> Iterator[Model]:
     with load_served(path, 1) as model:
         yield model
-
-
-@pytest.fixture(scope="module")
-def port(engine: Engine) -> Iterator[int]:
-    with Server(engine, "served") as server, run_server(server.application()) as (port, _):
-        yield port
-
-
-@pytest.fixture(scope="module")
-def client(port: int) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
-        yield client
 
 
 def events(client: httpx.Client, address: str, **fields: Any) -> list[Any]:
