@@ -307,7 +307,13 @@ def compare_shapes(seeds: range) -> int:
             known = resolve(network_of(produced))
         except CompileError:
             continue
-        (result,) = plain_session(produced).run(None, {"x": x})
+        try:
+            (result,) = plain_session(produced).run(None, {"x": x})
+        except onnxruntime.capi.onnxruntime_pybind11_state.RuntimeException as error:
+            # ONNX Runtime refuses SAME_* where the windows do not reach the end; weft pads by 0 there.
+            if "padding values must be non-negative" in str(error):
+                continue
+            raise
         assert known.shapes["made"] == known.shapes["y"] == result.shape, (seed, op, arguments, sizes)
         other = inferred_shape(produced)
         wrong += other != result.shape

@@ -114,7 +114,7 @@ def _adjust_scores(
     least, most = np.iinfo(kind).min, np.iinfo(kind).max
     if builder.rng.integers(2):  # nothing can leave it
         low, high = 30 * min(low, -high), 30 * max(high, -low)
-    scale = np.float32((high - low) / (most - least))
+    scale = np.float32(((high - low) or 1.0) / (most - least))  # all scores may be 0
     zero = np.array(np.clip(round(least - low / scale), least, most), kind)
     arguments = [builder.constant(scale), builder.constant(zero)]
     return builder.node(
