@@ -43,14 +43,17 @@ class _Pace:
             self.progress(message)
 
 
-def synthesis(command: str) -> list[str]:
+def synthesis(command: str, script: str = "") -> list[str]:
     """Return Yosys commands for `command`, for example ``synth_ecp5`` with its options, that avoid a bug in ABC9.
+
+    `script` is as in `weft.boards.families.family.Family`.
 
     When ABC9 writes its netlist back, it invents names for the bits of wide wires. If a wire already has such a name,
     an assertion fails (``count_id(wire->name) == 0``, Yosys issues 4349 and 4451). Splitting all wires first prevents
     such names.
     """
-    return [f"{command} -run begin:map_luts", "splitnets", f"{command} -run map_luts:"]
+    chosen = [f"scratchpad -copy abc9.script.{script} abc9.script"] if script else []
+    return [f"{command} -run begin:map_luts", "splitnets", *chosen, f"{command} -run map_luts:"]
 
 
 def synthesis_commands(board: Board, *options: str) -> list[str]:
@@ -58,7 +61,7 @@ def synthesis_commands(board: Board, *options: str) -> list[str]:
     ``synth_*``."""
     return [
         "read_rtlil top.il",
-        *synthesis(" ".join((board.synthesis, "-top top", *options))),
+        *synthesis(" ".join((board.synthesis, "-top top", *options)), board.family.script),
         "tee -q -o stat.json stat -json -top top",
         "write_json top.json",
     ]

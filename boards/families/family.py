@@ -156,6 +156,8 @@ class Family:
         Seconds to add to each path's delay in nextpnr's report.
     clock_constraint : str
         Template of the constraint line for the clock in MHz, if nextpnr needs one.
+    script : str
+        ABC9's mapping script, one of those that Yosys names; empty for the default.
     falls_back : bool
         Yosys may map with ABC where ABC9 fails.
     """
@@ -177,6 +179,7 @@ class Family:
     derating: float = 1.0
     extra_delay: float = 0.0
     clock_constraint: str = ""
+    script: str = ""
     falls_back: bool = True
 
     def safe_clock(self, reported: float) -> float:

@@ -204,6 +204,8 @@ ICE40 = Family(
     extra_delay=2.4e-9,
     # Without a constraint nextpnr targets the PLL's clock, which does not include `extra_delay`.
     clock_constraint="set_frequency clk {:.3f}",
+    # It needs 4 % fewer LUTs than the default, with which the iCEBreaker's own configuration cannot be routed.
+    script="flow3",
     falls_back=False,
 )
 """A DSP block is an SB_MAC16; a block RAM has 4 kbit."""

@@ -23,7 +23,9 @@ BOARDS = [
         name="icebreaker",
         title="iCEBreaker",
         family=ICE40,
-        synthesis="synth_ice40 -dsp -abc9 -device u",
+        # Flip-flops of a tile share a clock enable. With all 139 enables, placement leaves them far apart, and routing
+        # does not end. Enables of fewer than 8 become multiplexers in LUTs that would be empty.
+        synthesis="synth_ice40 -dsp -dffe_min_ce_use 8 -device u",
         place=("--up5k", "--package", "sg48"),
         pack=(),
         available=Resources(lut=5280, ff=5280, dsp=8, ram=30),
