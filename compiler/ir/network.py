@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from weft.compiler.errors import CompileError
+from weft.compiler.ir.quantisation import Quantisation
 from weft.hdl.errors import SchemaError
 from weft.hdl.schema import printable, short_repr
 
@@ -79,6 +80,8 @@ class Node:
         of these.
     index : int
         Position in the whole model.
+    raw : bool
+        The operator computes on stored integers; otherwise on the real numbers of quantised values.
     """
 
     operator: str
@@ -88,6 +91,7 @@ class Node:
     domain: str = ""
     name: str = ""
     index: int = 0
+    raw: bool = False
 
     @cached_property
     def op(self) -> str:
@@ -157,12 +161,18 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """Operators in topological order.
+    """Operators in topological order, on values of real numbers and of integers.
+
+    A value in `quantisation` stores integers, which represent real numbers. An operator that is not `Node.raw` reads
+    the real numbers of its quantised inputs; its results are rounded to the quantisation of its outputs. Identity
+    therefore quantises, dequantises and requantises.
 
     Attributes
     ----------
     types : mapping of str to Type
-        Known types of values, without constants.
+        Known types of values, without constants. A quantised value has the type of its integers.
+    quantisation : mapping of str to Quantisation
+        Real numbers that stored integers represent, by value or constant.
     opsets : mapping of str to int
         Version of each operator set. Bodies of control flow have none, and use the enclosing network's.
     states : tuple of State
@@ -179,6 +189,7 @@ class Network:
     opsets: Mapping[str, int] = field(default_factory=dict)
     states: tuple[State, ...] = ()
     largest: Mapping[str, float] = field(default_factory=dict)
+    quantisation: Mapping[str, Quantisation] = field(default_factory=dict)
 
     @property
     def opset(self) -> int:
@@ -212,6 +223,9 @@ class Network:
             {name: self.types[name] for name in (*outer, *produced) if name in self.types},
             {name: self.constants[name] for name in outer if name in self.constants},
             self.opsets,
+            quantisation={
+                name: self.quantisation[name] for name in (*outer, *produced) if name in self.quantisation
+            },
         )
 
 

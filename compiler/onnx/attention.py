@@ -23,7 +23,7 @@ from weft.hdl.isa import COORDINATE_MAX
 
 MASKED = -9999.0
 """Scores that a float mask lowers by this much have no weight: many models add -10000, which a quantiser rounds."""
-PASSING = ("QuantizeLinear", "DequantizeLinear", "Identity", "Mul", "Div", "Relu", "Clip")
+PASSING = ("Identity", "Mul", "Div", "Relu", "Clip")
 """Operators that keep the order of elements."""
 
 Find = Callable[[Tensor, Layout], Tensor | None]

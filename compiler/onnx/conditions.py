@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from weft.compiler.ir.layout import spatial
-from weft.compiler.ir.network import producer
 from weft.compiler.onnx.convolutions import RANKS, depth_tap
 from weft.compiler.onnx.operator import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Tensor
@@ -52,8 +51,8 @@ def weights_constant(context: NodeContext) -> str | None:
     symbol, name = context.symbol(1), context.node.inputs[1]
     if isinstance(symbol, Constant) and not symbol.exact and np.abs(symbol.values).max(initial=0) <= 255:
         return None
-    dequantise = producer(context.model.nodes, name)
-    block = 0 if dequantise is None else dequantise.attributes.get("block_size", 0)
+    quantisation = context.model.quantisation(context.node, name)
+    block = 0 if quantisation is None else quantisation.block
     return f"input {name!r} has a scale for every {block} values" if block else f"input {name!r} is not"
 
 

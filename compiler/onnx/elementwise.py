@@ -22,12 +22,8 @@ ARITHMETIC = ("Add", "Clip", "Div", "Mul", "Relu")
 """Elementwise operators for which the device has other operators too."""
 MOVES = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 """Operators that move elements without a change."""
-_RESULTS = {
-    "QuantizeLinear": ("int8", "uint8", "int16", "uint16"),
-    "DequantizeLinear": ("float16", "float32", "float64"),
-}
 _FLOATS = ("float16", "float32", "float64", "bool")
-"""Result types of all other operators."""
+"""Result types of functions."""
 ROOTS = 16
 """Most roots per value: branches that meet may have a Q/DQ pair after every operator."""
 LENGTH = 128
@@ -53,8 +49,7 @@ def result_functions(context: NodeContext) -> Functions:
     if node.op in MOVES:
         moved = (_move(context, function) for function in context.arguments[0])
         return tuple(function for function in moved if function is not None)
-    results = _RESULTS.get(node.op, _FLOATS if node.op in (*PLAIN, *ARITHMETIC) else ())
-    if any(node.outputs[1:]) or context.model.dtypes.get(node.outputs[0]) not in results:
+    if node.op not in (*PLAIN, *ARITHMETIC) or any(node.outputs[1:]) or context.result_dtype() not in _FLOATS:
         return ()
     functions = []
     for key in dict.fromkeys(function.key for inputs in context.arguments for function in inputs):
@@ -89,9 +84,9 @@ def _argument(context: NodeContext, index: int, key: tuple[object, ...]) -> Func
         if function.key == key and context.shape(index) == context.output:
             return function
     constant, symbol = context.model.constants.get(name), context.symbol(index)
-    if constant is None and isinstance(symbol, Constant) and name in context.model.dtypes:
-        dtype = context.model.dtypes[name]
-        constant = symbol.floats.astype(dtype) if dtype in _FLOATS else None
+    quantisation = context.model.quantisation(context.node, name)
+    if constant is None and isinstance(symbol, Constant) and quantisation is not None:
+        constant = symbol.floats.astype(quantisation.scales.dtype)
     return constant.reshape(()) if constant is not None and constant.size == 1 else None
 
 

@@ -18,6 +18,7 @@ from weft.compiler.errors import EvaluationError
 from weft.compiler.host.evaluate import Evaluator
 from weft.compiler.ir.layout import to_signed
 from weft.compiler.ir.network import Network, Node, type_of
+from weft.compiler.ir.quantisation import Quantisation
 from weft.compiler.onnx.qdq import Quant, Tensor
 from weft.hdl.isa.config import LOOKUP_ENTRIES
 
@@ -65,6 +66,9 @@ class Function:
         Inputs of `node`: functions of this root, scalar constants, and None for omitted inputs.
     quant : Quant or None
         Without `node`: the value is the real numbers that the root represents with these parameters.
+    conversion : Quantisation or None
+        Without `node`: the value is the argument, rounded to these parameters if the argument is real, else the real
+        numbers that the argument's integers represent.
     """
 
     root: Tensor
@@ -74,6 +78,7 @@ class Function:
     arguments: tuple[Function | np.ndarray | None, ...] = ()
     opsets: Mapping[str, int] = field(default_factory=dict)
     quant: Quant | None = None
+    conversion: Quantisation | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -84,10 +89,25 @@ class Function:
         """Return the function after a node that moves elements, and moved the root's to `root`."""
         return dataclasses.replace(self, root=root, nodes=(*self.nodes, node.index))
 
+    def convert(self, quantisation: Quantisation, value: str) -> Function:
+        """Return the function in the other form: the integers `value`, or the real numbers that they represent."""
+        return dataclasses.replace(
+            self,
+            sources=self.sources | {value},
+            node=None,
+            arguments=(self,),
+            quant=None,
+            conversion=quantisation,
+        )
+
     @functools.cached_property
     def entries(self) -> Entries:
         """Results of the model's nodes for all values of the root."""
         size = 1 << 16 if self.root.wide else LOOKUP_ENTRIES
+        if self.conversion is not None:
+            (argument,) = self.arguments
+            assert isinstance(argument, Function)
+            return _converted_entries(argument.entries, self.conversion)
         if self.node is None:
             return _root_entries(size, self.root.unsigned, self.root.dtype, self.quant)
         arguments = tuple(item.entries if isinstance(item, Function) else item for item in self.arguments)
@@ -105,6 +125,14 @@ def _root_entries(size: int, unsigned: bool, dtype: str, quant: Quant | None) ->
     if quant is not None:
         return Entries((stored - quant.zero).astype(np.float32) * np.float32(quant.scale), defined)
     return Entries((stored + size // 2 * unsigned).astype(dtype), defined)
+
+
+@functools.lru_cache(_CACHED)
+def _converted_entries(entries: Entries, quantisation: Quantisation) -> Entries:
+    """Return real numbers as integers, or integers as real numbers."""
+    real = entries.values.dtype.kind == "f"
+    values = quantisation.quantise(entries.values) if real else quantisation.dequantise(entries.values)
+    return Entries(values, entries.undefined, entries.cause)
 
 
 Arguments = tuple[Entries | np.ndarray | None, ...]

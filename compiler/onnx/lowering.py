@@ -12,6 +12,7 @@ from weft.compiler.ir.layout import Layout
 from weft.compiler.ir.model import COMPUTED_ON_HOST, READ_ON_HOST, Graph, HostSegment, Transfer
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.views import Buffer, View
+from weft.compiler.onnx.links import expand
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.patterns import Match
 from weft.compiler.onnx.qdq import Recipe, Tensor
@@ -99,7 +100,7 @@ def _schedule(match: Match, parts: Partition, recipes: list[Recipe]) -> None:
     model = match.model
     nodes = [node for node in model.nodes if node.index in parts.host]
     waiting = sorted(recipes, key=lambda recipe: max(recipe.nodes, default=-1))
-    known = {*model.inputs, *model.constants, ""}
+    known = {*model.inputs, *model.network.constants, ""}
     filled: set[str] = set()
     while nodes or waiting:
         host = _ready_nodes(nodes, known)
@@ -180,15 +181,17 @@ def assignment(match: Match, parts: Partition) -> tuple[tuple[str, str, str, str
 def reason(match: Match, node: Node) -> str:
     """Return the reason why a node runs on the host."""
     model = match.model
-    if node.op == "QuantizeLinear" and node.inputs[0] in model.inputs:
+    if node.op == "Identity" and model.quantisation(node, node.outputs[0]) and node.inputs[0] in model.inputs:
         return BOUNDARY.format("quantised")
-    if node.op == "DequantizeLinear" and node.outputs[0] in model.outputs:
+    if (
+        node.op == "Identity"
+        and model.quantisation(node, node.inputs[0])
+        and node.outputs[0] in model.outputs
+    ):
         return BOUNDARY.format("dequantised")
-    if node.index in match.unsupported and node.op != "QuantizeLinear":
-        return match.unsupported[node.index]
-    if node.op == "QuantizeLinear" and node.index in match.unsupported:
-        source = node.inputs[0]
-        known = match.symbol(source) is not None or bool(match.functions.get(source))
+    if node.index in match.unsupported:
+        source = node.inputs[0] if node.op == "Identity" else ""
+        known = not source or match.read(node, source) is not None or bool(match.functions.get(source))
         return match.unsupported[node.index] if known else COMPUTED_ON_HOST
     if match.alone.get(node.index):
         return match.alone[node.index]
@@ -213,8 +216,8 @@ def lower(match: Match, partition: Partition) -> Graph:
             segments.append(_host(match, partition, index, nodes))
         else:
             segments.append(_device(match, partition, index, recipes, entering, leaving))
-    constants = [name for name in model.outputs if name in model.constants]
-    constants += [item.value for item in entering if item.value in model.constants]
+    constants = [name for name in model.outputs if name in model.network.constants]
+    constants += [item.value for item in entering if item.value in model.network.constants]
     if constants:
         names = dict.fromkeys(constants)
         segments.insert(0, HostSegment("constants", model.network.part((), names), ()))
@@ -316,4 +319,4 @@ def _host(match: Match, partition: Partition, index: int, nodes: list[Node]) -> 
                 needed.update(item.reads)
     outputs = [name for node in nodes for name in node.outputs if name in needed]
     rows = tuple((node.name, node.op, reason(match, node)) for node in nodes)
-    return HostSegment(f"host{index}", match.model.network.part(nodes, outputs), rows)
+    return HostSegment(f"host{index}", expand(match.model.network.part(nodes, outputs)), rows)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.network import Network, Node, Type, check_windows
+from weft.compiler.ir.network import Network, Node, Type, check_windows, type_of
+from weft.compiler.ir.quantisation import Quantisation
 from weft.compiler.onnx.folding import Known, resolve
+from weft.compiler.onnx.links import absorb
 from weft.compiler.onnx.qlinear import expand_qlinear
 from weft.compiler.onnx.reader import Source, read
 from weft.compiler.onnx.states import check_states, with_states
@@ -55,8 +58,10 @@ class Model:
         Configuration whose units the device has.
     notes : mapping of str to str
         Remarks on device nodes for the report, by node name.
+    refused : mapping of str to str
+        Reasons why recurrent operators were not unrolled, by node name.
     dequantised : dict
-        Constants that several nodes dequantise.
+        Real numbers of quantised constants.
     """
 
     network: Network
@@ -66,7 +71,8 @@ class Model:
     config: Config = COMPLETE
     consumers: dict[str, list[Node]] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
-    dequantised: dict[Hashable, Any] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    dequantised: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in self.nodes:
@@ -79,9 +85,15 @@ class Model:
         """Nodes in topological order."""
         return self.network.nodes
 
-    @property
+    @cached_property
     def constants(self) -> Mapping[str, np.ndarray]:
-        return self.network.constants
+        """Constants that are what operators read. Quantised constants are in `network` only."""
+        quantised = self.network.quantisation
+        return {name: value for name, value in self.network.constants.items() if name not in quantised}
+
+    def quantisation(self, node: Node, name: str) -> Quantisation | None:
+        """Return the quantisation of a value where a node reads or writes real numbers, else None."""
+        return None if node.raw else self.network.quantisation.get(name)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -132,6 +144,24 @@ def prepare(network: Network, sure: Mapping[str, Type] | None = None) -> Model:
     """
     check_windows(network)
     return _simplify(resolve(network, sure))
+
+
+def with_quantised_values(model: Model) -> Model:
+    """Return a model whose values are quantised, instead of QuantizeLinear and DequantizeLinear nodes.
+
+    Raises
+    ------
+    CompileError
+        For invalid scales.
+    """
+    network = absorb(model.network)
+    kinds = {name: kind for name, kind in network.types.items() if name not in model.shapes}
+    kinds |= {name: type_of(value) for name, value in network.constants.items()}
+    shapes = {name: kind.sizes for name, kind in kinds.items() if kind.sizes is not None}
+    dtypes = {name: kind.dtype for name, kind in kinds.items()}
+    return dataclasses.replace(
+        model, network=network, shapes=model.shapes | shapes, dtypes=model.dtypes | dtypes, consumers={}
+    )
 
 
 def without_ranges(operators: Collection[str]) -> str | None:

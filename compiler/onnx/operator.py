@@ -8,9 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.ir.network import Node
+from weft.compiler.ir.quantisation import Quantisation
 from weft.compiler.onnx.functions import Function
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.qdq import Constant, Recipe, Results, Symbol
+from weft.compiler.onnx.qdq import Constant, Quant, Recipe, Results, Symbol, quant_of
+
+QUANTISE, DEQUANTISE = "quantise", "dequantise"
+"""Steps after and before an operator: its result is rounded to the quantisation of its output, and it reads real
+numbers of quantised inputs. Their records have these names.
+"""
+STEP = -1
+"""Index of the step before an operator, which belongs to no node."""
 
 
 @dataclass(eq=False)
@@ -25,6 +33,8 @@ class NodeContext:
         Functions that the result equals, the nearest root first.
     alone : str or None
         For a product of activations: the reason why it does not start an attention; None if not yet tried.
+    quantisation : Quantisation or None
+        For the steps `QUANTISE` and `DEQUANTISE`: parameters of the value.
     """
 
     model: Model
@@ -33,6 +43,20 @@ class NodeContext:
     arguments: tuple[tuple[Function, ...], ...] = ()
     functions: tuple[Function, ...] = ()
     alone: str | None = None
+    quantisation: Quantisation | None = None
+
+    @property
+    def quant(self) -> Quant:
+        """Parameters of a step, once its constraints hold."""
+        quant = quant_of(self.quantisation)
+        assert quant is not None
+        return quant
+
+    def result_dtype(self) -> str | None:
+        """Return the type of the numbers that the operator computes; the result may round them to integers."""
+        name = self.node.outputs[0]
+        quantisation = self.model.quantisation(self.node, name)
+        return self.model.dtypes.get(name) if quantisation is None else quantisation.scales.dtype.name
 
     def symbol(self, index: int) -> Symbol:
         return self.symbols[index] if index < len(self.symbols) else None

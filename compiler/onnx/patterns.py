@@ -1,6 +1,4 @@
-"""Pattern matching: one walk over the model that turns DequantizeLinear -> operator -> QuantizeLinear into device
-operators.
-"""
+"""Pattern matching: one walk over the model that turns operators between quantised values into device operators."""
 
 from __future__ import annotations
 
@@ -14,11 +12,12 @@ from weft.compiler.errors import NarrowError
 from weft.compiler.ir.graph import DeviceOp, Weighted
 from weft.compiler.ir.layout import BITS, natural, row_major_layout
 from weft.compiler.ir.network import Node
+from weft.compiler.ir.quantisation import Quantisation
 from weft.compiler.machine.target import Target
 from weft.compiler.onnx import elementwise, registry, wide
 from weft.compiler.onnx.functions import Function
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.operator import NodeContext, sentence
+from weft.compiler.onnx.operator import DEQUANTISE, QUANTISE, STEP, NodeContext, sentence
 from weft.compiler.onnx.operators.lookup import wide_forms
 from weft.compiler.onnx.operators.move import transposable
 from weft.compiler.onnx.qdq import (
@@ -31,6 +30,7 @@ from weft.compiler.onnx.qdq import (
     Scores,
     Symbol,
     Tensor,
+    constant,
     finish,
     host_tensor,
     integers,
@@ -90,6 +90,12 @@ class Match:
         For each value, the functions of int8 tensors that it equals.
     alone : dict
         Products of two activations that start no attention, by node index, with the reason.
+    real : dict
+        Symbols of the real numbers of quantised values.
+    unread : dict
+        Reasons why the device cannot read the real numbers of a value.
+    unfinished : dict
+        Results, by value, that the device cannot round to their quantisation.
     """
 
     model: Model
@@ -98,13 +104,15 @@ class Match:
     unsupported: dict[int, str]
     functions: dict[str, tuple[Function, ...]]
     alone: dict[int, str]
+    real: dict[str, Symbol] = dataclasses.field(default_factory=dict)
+    unread: dict[str, str] = dataclasses.field(default_factory=dict)
+    unfinished: dict[str, tuple[Node, Symbol]] = dataclasses.field(default_factory=dict)
 
     def context(self, node: Node) -> NodeContext:
-        raw = [self.symbol(name) for name in node.inputs]
-        symbols = tuple(_as_input(node, symbol) for symbol in raw)
+        read = [self.read(node, name) for name in node.inputs]
+        symbols = tuple(_as_input(node, symbol) for symbol in read)
         arguments = tuple(
-            elementwise.value_functions(name, symbol, self.functions.get(name, ()))
-            for name, symbol in zip(node.inputs, raw, strict=True)
+            self.functions_of(node, name, symbol) for name, symbol in zip(node.inputs, read, strict=True)
         )
         context = NodeContext(self.model, node, symbols, arguments, alone=self.alone.get(node.index))
         context.functions = elementwise.result_functions(context)
@@ -120,6 +128,39 @@ class Match:
         for tensor in recipe.inputs:
             if tensor.recipe is not None:
                 self.add(tensor.recipe)
+
+    def functions_of(self, node: Node, name: str, symbol: Symbol) -> tuple[Function, ...]:
+        """Return all functions that an input of a node equals."""
+        known = self.functions.get(name, ())
+        quantisation = self.model.quantisation(node, name)
+        if quantisation is None:
+            return elementwise.value_functions(name, symbol, known)
+        if name in self.model.network.constants:
+            return ()
+        stored = elementwise.value_functions(name, self.symbol(name), known)
+        return _convert(stored, name, quantisation) or elementwise.value_functions(name, symbol, ())
+
+    def read(self, node: Node, name: str) -> Symbol:
+        """Return the symbol of an input as the node reads it: integers, or the real numbers of a quantised value."""
+        quantisation = self.model.quantisation(node, name)
+        if quantisation is None:
+            return self.symbol(name)
+        if name not in self.real:
+            self.real[name] = self._dequantise(name, quantisation)
+        return self.real[name]
+
+    def _dequantise(self, name: str, quantisation: Quantisation) -> Symbol:
+        if name in self.model.network.constants:
+            return constant(self.model, name)
+        step = Node(DEQUANTISE, (name,), (name,), name=name, index=STEP)
+        context = NodeContext(self.model, step, (self.symbol(name),), quantisation=quantisation)
+        operator = registry.choose(context)
+        if isinstance(operator, str):
+            self.unread[name] = operator
+            return None
+        produced = operator.handler(context)
+        assert not isinstance(produced, Recipe | Results)
+        return produced
 
     def symbol(self, name: str) -> Symbol:
         if name in self.symbols:
@@ -185,41 +226,93 @@ def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match
     for node in model.nodes:
         registry.check(model, node)
         context = result.context(node)
-        operator = refused.get(node.index) or registry.choose(context)
-        if node.index not in refused:
-            result.functions[node.outputs[0]] = context.functions
-        if isinstance(operator, str):
-            result.unsupported[node.index] = operator
-            continue
-        try:
-            produced = operator.handler(context)
-        except NarrowError as error:
-            result.unsupported[node.index] = f"{sentence(wide_forms)} ({error})"
-            continue
-        large = explain_missing_plan(produced, model.config)
-        if large is not None:
-            result.unsupported[node.index] = large
-            continue
-        if (
-            node.op in _OF_INTEGERS
-            and isinstance(produced, Pending)
-            and isinstance(result.symbol(node.inputs[0]), Tensor)
-        ):
-            # Integers have no QuantizeLinear, so their operator is complete here.
-            produced = finish(produced, node.outputs[0], integers(produced.inputs[0]), node)
+        produced = _compute(result, context, refused.get(node.index))
+        functions = context.functions if node.index not in refused else ()
+        symbols: tuple[Symbol | Recipe, ...] = (produced,)
         if isinstance(produced, Results):
+            symbols = produced.symbols
             for recipe in produced.recipes:
                 result.add(recipe)
-            result.symbols |= zip(node.outputs, produced.symbols, strict=True)
-            continue
-        if isinstance(produced, Recipe):
-            result.add(produced)
-            produced = produced.output
-        tensor = produced.tensor if isinstance(produced, Activation) else produced
-        if isinstance(tensor, Tensor) and tensor.recipe is not None:
-            result.add(tensor.recipe)  # needed even if only the host reads the tensor
-        result.symbols[node.outputs[0]] = produced
+        for name, symbol in zip(node.outputs, symbols, strict=False):
+            quantisation = model.quantisation(node, name)
+            if quantisation is None:
+                result.functions[name] = functions
+                _note(result, name, symbol)
+            else:
+                _round(result, node, name, symbol, functions, quantisation)
     return result
+
+
+def _note(result: Match, name: str, produced: Symbol | Recipe) -> None:
+    """Note the symbol of a value, and the recipes that compute it."""
+    if isinstance(produced, Recipe):
+        result.add(produced)
+        produced = produced.output
+    tensor = produced.tensor if isinstance(produced, Activation) else produced
+    if isinstance(tensor, Tensor) and tensor.recipe is not None:
+        result.add(tensor.recipe)  # needed even if only the host reads the tensor
+    if produced is not None:
+        result.symbols[name] = produced
+
+
+def _compute(result: Match, context: NodeContext, refusal: str | None) -> Symbol | Recipe | Results:
+    """Return what the device computes for an operator; None, with the reason noted, if it cannot."""
+    node = context.node
+    produced = refusal or _produce(result, context)
+    if isinstance(produced, str):
+        unread = next((result.unread[name] for name in node.inputs if name in result.unread), None)
+        result.unsupported[node.index] = unread if unread is not None and not node.raw else produced
+        return None
+    of_integers = node.op in _OF_INTEGERS and isinstance(result.read(node, node.inputs[0]), Tensor)
+    if of_integers and isinstance(produced, Pending):
+        # Integers have no quantisation, so their operator is complete here.
+        return finish(produced, node.outputs[0], integers(produced.inputs[0]), node)
+    return produced
+
+
+def _produce(result: Match, context: NodeContext) -> Symbol | Recipe | Results | str:
+    """Return what the first fitting record makes of an operator or a step, or the reason why none fits."""
+    operator = registry.choose(context)
+    if isinstance(operator, str):
+        return operator
+    try:
+        produced = operator.handler(context)
+    except NarrowError as error:
+        return f"{sentence(wide_forms)} ({error})"
+    return explain_missing_plan(produced, context.model.config) or produced
+
+
+def _convert(functions: Iterable[Function], name: str, quantisation: Quantisation) -> tuple[Function, ...]:
+    """Return functions of the real numbers of a value as functions of its integers, or the reverse."""
+    # Functions apply to elements alike, which have one scale.
+    return tuple(item.convert(quantisation, name) for item in functions) if quantisation.per_tensor else ()
+
+
+def _round(
+    result: Match,
+    node: Node,
+    name: str,
+    symbol: Symbol | Recipe,
+    functions: tuple[Function, ...],
+    quantisation: Quantisation,
+) -> None:
+    """Round a result to its quantisation."""
+    assert not isinstance(symbol, Recipe)
+    step = Node(QUANTISE, (name,), (name,), name=node.name, index=node.index)
+    rounded = _convert(functions, name, quantisation)
+    context = NodeContext(
+        result.model, step, (symbol,), (functions,), rounded, result.alone.get(node.index), quantisation
+    )
+    result.functions[name] = rounded
+    produced = _produce(result, context)
+    if isinstance(produced, str):
+        result.unsupported.setdefault(node.index, produced)
+        if symbol is not None:
+            result.unfinished[name] = (node, symbol)
+        return
+    assert not isinstance(produced, Results)
+    result.unsupported.pop(node.index, None)
+    _note(result, name, produced)
 
 
 def _unsupported_inputs(matched: Match) -> Iterator[tuple[Node, str, Symbol]]:
@@ -228,7 +321,10 @@ def _unsupported_inputs(matched: Match) -> Iterator[tuple[Node, str, Symbol]]:
     for node in matched.model.nodes:
         if node.index in matched.unsupported and node.index not in done:
             for name in filter(None, node.inputs):
-                yield node, name, matched.symbol(name)
+                yield node, name, matched.read(node, name)
+    for name, (node, symbol) in matched.unfinished.items():
+        if node.index not in done:
+            yield dataclasses.replace(node, operator=QUANTISE), name, symbol
 
 
 def _no_attention(matched: Match) -> dict[int, str]:
@@ -240,7 +336,7 @@ def _no_attention(matched: Match) -> dict[int, str]:
             start = (symbol.scores if isinstance(symbol, Probabilities) else symbol).nodes[0]
             blocked.setdefault(start, f"{node.name!r}: {matched.unsupported[node.index]}")
         elif node.op == "MatMul" and all(
-            isinstance(matched.symbol(item), Activation) for item in node.inputs
+            isinstance(matched.read(node, item), Activation) for item in node.inputs
         ):
             # A product with a non-constant matrix was not tried as attention.
             tried = len(matched.model.shapes[node.inputs[1]]) > 2

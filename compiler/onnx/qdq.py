@@ -1,24 +1,24 @@
 """Symbols of a model's values: constants, int8 tensors, and float values between quantised ones.
 
-QDQ models compute in float between a DequantizeLinear and a QuantizeLinear. One walk over the model gives every value
-one of these symbols; a QuantizeLinear whose input is a `Pending` completes a device operator.
+Operators compute in float between quantised values. One walk over the model gives every value one of these symbols; the
+quantisation of a result that is `Pending` completes a device operator.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.compiler.errors import CompileError, NarrowError
+from weft.compiler.errors import NarrowError
 from weft.compiler.ir.graph import Conv, DeviceOp, Rescale
-from weft.compiler.ir.layout import BITS, PACKED, Layout, natural, row_major_layout
+from weft.compiler.ir.layout import BITS, Layout, natural, row_major_layout
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.products import RowIndices
+from weft.compiler.ir.quantisation import Quantisation
 from weft.compiler.ir.scales import Bounds, Pair, product_ends
 from weft.compiler.ir.views import Buffer, View
 from weft.compiler.onnx.model import Model
@@ -47,7 +47,7 @@ class Quant:
         return kind and abs(self.scale / other.scale - 1) < 0.256 / (1 << self.bits)
 
     def level(self, value: float) -> int:
-        """Return `value` quantised as QuantizeLinear does."""
+        """Return `value` quantised as `Quantisation` does."""
         most = (1 << self.bits - 1) - 1
         if math.isinf(value):
             return most if value > 0 else -most - 1
@@ -329,7 +329,7 @@ def rescale(source: Activation, name: str) -> Pending:
 
 
 def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
-    """Complete a pending result with the parameters of the QuantizeLinear `node` that writes value `name`.
+    """Complete a pending result of `node` with the parameters of its output `name`.
 
     Raises
     ------
@@ -367,72 +367,39 @@ def finish_op(op: DeviceOp, quant: Quant, name: str, bounds: tuple[int, int]) ->
     return op.replace(dst=dst, y_zero=quant.zero, low=bounds[0], high=bounds[1], **scales)
 
 
-def check_parameters(model: Model, node: Node) -> None:
-    """Raise `CompileError` for invalid constant scales of a Q or DQ node."""
-    scale = model.constants.get(node.input(1))
-    if scale is None:
-        return
-    values = np.asarray(scale, np.float64)
-    bad = values[~np.isfinite(values) | ((values == 0) & (node.op == "QuantizeLinear"))]
-    if bad.size:
-        raise CompileError(
-            f"{node.label} has scale {bad.flat[0]:g}; scales must be finite, and for QuantizeLinear not zero"
-        )
-
-
-@functools.lru_cache(maxsize=1)  # all constraints of a node ask for them
-def parameters(model: Model, node: Node, dtype: str) -> Quant | None:
-    """Return the per-tensor parameters of a Q or DQ node with integers of type `dtype`; None if they are not constant,
-    not per tensor, or not of 8 or 16 bits.
+def quant_of(quantisation: Quantisation | None) -> Quant | None:
+    """Return parameters in the device's form; None if it has none: not per tensor, not of 8 or 16 bits, no positive
+    scale.
     """
-    scale = model.constants.get(node.input(1))
-    if dtype not in BITS or scale is None or scale.size != 1:
+    if quantisation is None or not quantisation.per_tensor:
         return None
-    zero = 0
-    if node.input(2):
-        if node.input(2) not in model.constants:
-            return None
-        zero = int(model.constants[node.input(2)].reshape(-1)[0])
-    if not scale.reshape(-1)[0] > 0:
+    dtype, scale = quantisation.dtype.name, float(np.float32(quantisation.scales))
+    if dtype not in BITS or not scale > 0:
         return None
     unsigned, bits = dtype.startswith("u"), BITS[dtype]
-    # Unsigned integers are stored as signed ones, less half their range.
-    stored = zero - (1 << bits - 1) * unsigned
-    return Quant(float(np.float32(scale.reshape(-1)[0])), stored, unsigned, bits)
+    return Quant(scale, int(quantisation.zeros) - (1 << bits - 1) * unsigned, unsigned, bits)
 
 
-def constant(model: Model, node: Node) -> Constant | None:
-    """Return the constant, per tensor or per axis, that a DequantizeLinear computes; None if it is not constant.
-
-    Nodes with equal inputs and attributes share one constant.
-    """
-    if len(model.users(node.inputs[0])) < 2:
-        return _constant(model, node)
-    key = node.inputs, tuple(sorted((name, repr(value)) for name, value in node.attributes.items()))
-    if key not in model.dequantised:
-        model.dequantised[key] = _constant(model, node)
-    return model.dequantised[key]
+def constant(model: Model, name: str) -> Constant | None:
+    """Return a quantised constant, per tensor or per axis; None for blocks. Nodes share it."""
+    if name not in model.dequantised:
+        model.dequantised[name] = _constant(model, name)
+    return model.dequantised[name]
 
 
-def _constant(model: Model, node: Node) -> Constant | None:
-    values, scale = model.constants.get(node.inputs[0]), model.constants.get(node.input(1))
-    zero = model.constants.get(node.input(2)) if node.input(2) else np.zeros((), np.int64)
-    if values is None or scale is None or zero is None or node.attributes.get("block_size", 0):
-        return None
-    if str(values.dtype) not in (*BITS, *PACKED, "int32"):
+def _constant(model: Model, name: str) -> Constant | None:
+    values, quantisation = model.network.constants[name], model.network.quantisation[name]
+    if quantisation.block:
         return None
     shape = [1] * values.ndim
-    if scale.size > 1:
-        axis = node.attributes.get("axis", 1)
-        shape[axis] = scale.size
+    if not quantisation.per_tensor:
+        shape[quantisation.axis] = quantisation.scales.size
     # Models have up to 100 million weights: int16 keeps them small.
     dtype = np.dtype(np.int16 if values.dtype.itemsize == 1 else np.int64)
-    wide: np.ndarray = values.astype(dtype)
-    wide = wide - zero.astype(dtype).reshape(shape if zero.size > 1 else [1] * values.ndim)
-    name = node.inputs[0]
-    quant = parameters(model, node, model.dtypes[name])
+    wide: np.ndarray = values.astype(dtype) - quantisation.zeros.astype(dtype).reshape(shape)
+    quant = quant_of(quantisation)
     activation = None if quant is None else Activation(host_tensor(model, name), quant)
-    steps = scale.astype(np.float32).astype(np.float64).reshape(shape)
+    steps = quantisation.scales.astype(np.float32).astype(np.float64).reshape(shape)
     if values.dtype.itemsize == 2:  # the device has no 16-bit weights
         floats = wide * steps
         return Constant(floats, np.ones((1,) * values.ndim), exact=True, activation=activation)

@@ -42,16 +42,18 @@ def unroll(model: Model) -> Model:
     if not recurrent or config.kernel < KERNEL or config.lookup_tables < TABLES:
         return model
     expansion = Expansion(model.network)
-    cells = {node.index: _Cell.of(model, expansion, node) for node in recurrent}
-    if not any(cells.values()):
-        return model
+    refusals = {node.name: refusal(model, node) for node in recurrent}
+    refused = {name: reason for name, reason in refusals.items() if reason is not None}
+    cells = {node.index: _Cell.of(model, expansion, node) for node in recurrent if node.name not in refused}
+    if not cells:
+        return dataclasses.replace(model, refused=refused)
     nodes: list[Node] = []
     for node in model.nodes:
         cell = cells.get(node.index)
         nodes += [node] if cell is None else cell.steps()
     opsets = {MICROSOFT: 1} | dict(model.network.opsets)
     types = dict(model.network.types)
-    for cell in filter(None, cells.values()):
+    for cell in cells.values():
         types |= cell.types
     network = dataclasses.replace(
         model.network, nodes=tuple(nodes), constants=expansion.constants, opsets=opsets, types=types
@@ -62,10 +64,10 @@ def unroll(model: Model) -> Model:
     notes = {
         next(node.name for node in cell.nodes if node.op == "Tanh"): cell.ranges.note
         for cell in cells.values()
-        if cell is not None and cell.ranges.note
+        if cell.ranges.note
     }
     return dataclasses.replace(
-        result, folded=[*folded, *result.folded], config=config, consumers={}, notes=notes
+        result, folded=[*folded, *result.folded], config=config, consumers={}, notes=notes, refused=refused
     )
 
 
@@ -189,9 +191,7 @@ class _Cell:
     )
 
     @classmethod
-    def of(cls, model: Model, expansion: Expansion, node: Node) -> _Cell | None:
-        if refusal(model, node) is not None:
-            return None
+    def of(cls, model: Model, expansion: Expansion, node: Node) -> _Cell:
         first, second = (_weights(model, node, index) for index in (1, 2))
         assert first is not None
         assert second is not None

@@ -10,14 +10,13 @@ import numpy as np
 
 from weft.compiler.ir.graph import Rounding
 from weft.compiler.ir.layout import Layout
-from weft.compiler.ir.network import Node
+from weft.compiler.ir.quantisation import Quantisation
 from weft.compiler.ir.scales import SCORE_REACH, Bounds, Pair, common_rounding, exceeded_pairs
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import PITCH_MAX
 from weft.compiler.onnx.attention import largest_score, score_range, scores_reach
 from weft.compiler.onnx.functions import Entries, Function, key_of
-from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.operator import NodeContext
+from weft.compiler.onnx.operator import QUANTISE, NodeContext
 from weft.compiler.onnx.qdq import Activation, Probabilities, Quant, Scores, Tensor
 from weft.compiler.onnx.reorder import to_layout
 from weft.hdl.isa.config import Config
@@ -192,23 +191,18 @@ RANGES = {
 """Least and greatest integer of QuantizeLinear's output types."""
 
 
-def pair_of(model: Model, node: Node, dtype: str) -> Pair | None:
-    """Return constant per-tensor parameters of a Q or DQ node with integers of type `dtype`; None for other nodes."""
-    scale, zero = model.constants.get(node.input(1)), model.constants.get(node.input(2))
-    if dtype not in RANGES or scale is None or scale.size != 1 or node.attributes.get("block_size", 0):
+def pair_of(quantisation: Quantisation | None) -> Pair | None:
+    """Return per-tensor parameters; None if there are none."""
+    if quantisation is None or not quantisation.per_tensor or quantisation.dtype.name not in RANGES:
         return None
-    if node.input(2) and (zero is None or zero.size != 1):
-        return None
-    lowest, highest = RANGES[dtype]
-    offset = 0 if zero is None else int(zero.reshape(-1)[0])
-    return Pair(float(np.float32(scale.reshape(-1)[0])), offset, lowest, highest)
+    lowest, highest = RANGES[quantisation.dtype.name]
+    return Pair(float(np.float32(quantisation.scales)), int(quantisation.zeros), lowest, highest)
 
 
 def pair(context: NodeContext) -> Pair | None:
-    """Return the parameters of a Q or DQ node of scores; None if they are not constant and per tensor."""
-    node, symbol = context.node, context.symbol(0)
-    value = node.outputs[0] if node.op == "QuantizeLinear" else node.inputs[0]
-    parameters = pair_of(context.model, node, context.model.dtypes[value])
+    """Return the parameters of scores in a step; None if they are not per tensor."""
+    symbol = context.symbol(0)
+    parameters = pair_of(context.quantisation)
     if parameters is None or not isinstance(symbol, Scores):
         return parameters
     return dataclasses.replace(parameters, factor=symbol.factor, masked=symbol.allowed is not None)
@@ -226,8 +220,8 @@ def pairs_constant(context: NodeContext) -> str | None:
         return f"{context.node.name!r} comes after a mask that is only known at run time"
     assert isinstance(symbol, Scores | Probabilities)
     before = (symbol.scores if isinstance(symbol, Probabilities) else symbol).quantised
-    same = context.node.op == "QuantizeLinear" or (before is not None and before.same(parameters))
-    return None if same else f"{context.node.name!r} has others than the QuantizeLinear before it"
+    same = context.node.op == QUANTISE or (before is not None and before.same(parameters))
+    return None if same else f"{context.node.name!r} has others than the value before it"
 
 
 def clipping_pairs(scores: Scores) -> tuple[tuple[Pair, ...], Bounds]:

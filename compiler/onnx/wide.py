@@ -27,7 +27,7 @@ from weft.compiler.kernel.wide import WideConv, WideLayerNorm
 OPERATORS = (
     "Add", "AveragePool", "Clip", "Concat", "Conv", "ConvTranspose", "DequantizeLinear", "Div", "Expand", "Flatten",
     "Gather", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Identity", "LayerNormalization", "MatMul", "Max",
-    "MaxPool", "Min", "Mul", "Pad", "QuantizeLinear", "RMSNormalization", "Relu", "Reshape", "Resize", "Slice", "Split",
+    "MaxPool", "Min", "Mul", "Pad", "RMSNormalization", "Relu", "Reshape", "Resize", "Slice", "Split",
     "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze",
 )  # fmt: skip
 """ONNX operators that accept values of 16 bits."""

@@ -24,7 +24,7 @@ from weft.compiler.onnx.attention import (
 from weft.compiler.onnx.conditions import normalised_axis, softmax_unit
 from weft.compiler.onnx.key_masks import KeyMask, is_mask
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.operator import NodeContext, Operator
+from weft.compiler.onnx.operator import DEQUANTISE, QUANTISE, STEP, NodeContext, Operator
 from weft.compiler.onnx.qdq import Activation, NanMask, Pending, Probabilities, Scores
 from weft.compiler.onnx.row_forms import (
     masked_apart,
@@ -277,9 +277,8 @@ def _with_node(context: NodeContext) -> Scores:
     """Return the scores that a node reads, directly or as probabilities, with the node added."""
     symbol = next(symbol for symbol in context.symbols if isinstance(symbol, Scores | Probabilities))
     old = symbol.scores if isinstance(symbol, Probabilities) else symbol
-    return dataclasses.replace(
-        old, nodes=(*old.nodes, context.node.index), values=(*old.values, context.node.outputs[0])
-    )
+    nodes = (*old.nodes, *(index for index in (context.node.index,) if index not in (STEP, *old.nodes)))
+    return dataclasses.replace(old, nodes=nodes, values=(*old.values, context.node.outputs[0]))
 
 
 def scale(context: NodeContext) -> Scores:
@@ -305,13 +304,13 @@ def normalise(context: NodeContext) -> Probabilities:
 def rounding(context: NodeContext) -> Scores | Probabilities:
     """Return scores or probabilities after one half of a Q/DQ pair, or after Identity."""
     extended, weights = _with_node(context), isinstance(context.symbol(0), Probabilities)
-    if context.node.op == "QuantizeLinear":
+    if context.node.op == QUANTISE:
         extended = dataclasses.replace(extended, quantised=pair(context))
-    elif context.node.op == "DequantizeLinear" and weights:
+    elif context.node.op == DEQUANTISE and weights:
         assert extended.quantised is not None
         pairs = (*extended.weight_pairs, extended.quantised)
         extended = dataclasses.replace(extended, quantised=None, weight_pairs=pairs)
-    elif context.node.op == "DequantizeLinear":
+    elif context.node.op == DEQUANTISE:
         assert extended.quantised is not None
         extended = dataclasses.replace(extended, quantised=None, pairs=(*extended.pairs, extended.quantised))
     return Probabilities(extended) if weights else extended
@@ -401,7 +400,7 @@ ATTENTION_WRITTEN_OUT_OPERATORS = tuple(
         (("Mul", "Div"), (scores_scale,), scale, _reads_scores),
         (("Add", "Where"), (scores_mask,), mask, _reads_scores),
         (("Softmax",), (scores_axis,), normalise, _reads_scores),
-        (("Identity", "QuantizeLinear", "DequantizeLinear"), (pairs_constant,), rounding, _reads_either),
+        (("Identity", QUANTISE, DEQUANTISE), (pairs_constant,), rounding, _reads_either),
         (("IsNaN",), (), is_nan, _reads_probabilities),
         (("Where",), (undefined_zero,), replace_nan, _reads_probabilities),
         (("MatMul",), _VALUES, values, _ends_attention),

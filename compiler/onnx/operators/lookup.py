@@ -12,14 +12,13 @@ import numpy as np
 
 from weft.compiler.errors import NarrowError
 from weft.compiler.ir.graph import Conv, DeviceOp, Rescale
-from weft.compiler.ir.layout import BITS
 from weft.compiler.ir.products import Embedding
 from weft.compiler.ir.views import Buffer, View
 from weft.compiler.kernel.wide import WIDE_FUNCTION_TABLES, Lines, WideFunction, fit_lines
 from weft.compiler.onnx.conditions import input_quantisable
 from weft.compiler.onnx.elementwise import ARITHMETIC, MOVES, PLAIN
 from weft.compiler.onnx.functions import Entries, Function
-from weft.compiler.onnx.operator import NodeContext, Operator
+from weft.compiler.onnx.operator import DEQUANTISE, QUANTISE, NodeContext, Operator
 from weft.compiler.onnx.qdq import (
     Activation,
     Pending,
@@ -27,11 +26,9 @@ from weft.compiler.onnx.qdq import (
     Recipe,
     Symbol,
     Tensor,
-    check_parameters,
-    constant,
     finish,
     has_wide,
-    parameters,
+    quant_of,
     rescale,
     result_of,
 )
@@ -87,33 +84,26 @@ SCALE_LIMIT = 1 << 15
 
 def per_tensor(context: NodeContext) -> str | None:
     """Activations must have 8 or 16 bits, and one constant positive scale and one zero point for the whole tensor."""
-    quantise = context.node.op == "QuantizeLinear"
-    value = context.node.outputs[0] if quantise else context.node.inputs[0]
-    dtype = context.model.dtypes[value]
-    if parameters(context.model, context.node, dtype) is not None:
+    quantisation = context.quantisation
+    assert quantisation is not None
+    if quant_of(quantisation) is not None:
         return None
-    scale = context.model.constants.get(context.node.input(1))
-    each = f" and {scale.size} scales" if scale is not None and scale.size != 1 else ""
-    one = f" and scale {scale.reshape(-1)[0]:g}" if scale is not None and scale.size == 1 else ""
-    return f"{value!r} has type {dtype}{each or one}"
+    scales = quantisation.scales
+    which = f"scale {float(scales):g}" if quantisation.per_tensor else f"{scales.size} scales"
+    return f"{context.node.outputs[0]!r} has type {quantisation.dtype.name} and {which}"
 
 
 def wide_engine(context: NodeContext) -> str | None:
     """Values of 16 bits need a kernel engine ('kernel' 32 or more)."""
-    node, size = context.node, context.model.config.kernel
-    value = node.outputs[0] if node.op == "QuantizeLinear" else node.inputs[0]
-    supported = BITS[context.model.dtypes[value]] == 8 or size >= KERNEL
-    return None if supported else f"{value!r} has 16 bits, and 'kernel' is {size}"
+    size = context.model.config.kernel
+    supported = context.quant.bits == 8 or size >= KERNEL
+    return None if supported else f"{context.node.outputs[0]!r} has 16 bits, and 'kernel' is {size}"
 
 
 def wide_forms(context: NodeContext) -> str | None:
     """Values of 16 bits must be sums, products, convolutions, pools, extremes, copies, functions or normalisations."""
-    symbol, node = context.symbol(0), context.node
-    if not isinstance(symbol, Pending):
-        return None
-    quant = parameters(context.model, node, context.model.dtypes[node.outputs[0]])
-    assert quant is not None
-    if not has_wide(symbol, quant):
+    symbol = context.symbol(0)
+    if not isinstance(symbol, Pending) or not has_wide(symbol, context.quant):
         return None
     try:
         _finish_pending(context)
@@ -124,9 +114,7 @@ def wide_forms(context: NodeContext) -> str | None:
 
 def scales_fit(context: NodeContext) -> str | None:
     """Requantisation scales must be below 32768."""
-    model, node, symbol = context.model, context.node, context.symbol(0)
-    quant = parameters(model, node, model.dtypes[node.outputs[0]])
-    assert quant is not None
+    quant, symbol = context.quant, context.symbol(0)
     if isinstance(symbol, Activation):
         return (
             None
@@ -162,27 +150,20 @@ def sums_fit(context: NodeContext) -> str | None:
 
 def dequantise(context: NodeContext) -> Symbol:
     """Return a value of 8 or 16 bits as an activation."""
-    node, tensor = context.node, context.symbol(0)
-    quant = parameters(context.model, node, context.model.dtypes[node.inputs[0]])
+    tensor = context.symbol(0)
     assert isinstance(tensor, Tensor)
-    assert quant is not None
-    return Activation(dataclasses.replace(tensor, via=(*tensor.via, node.index)), quant)
+    return Activation(tensor, context.quant)
 
 
-def _is_constant(context: NodeContext) -> bool:
-    return context.node.inputs[0] in context.model.constants
-
-
-def _dequantise_constant(context: NodeContext) -> Symbol:
-    return constant(context.model, context.node)
+def stored_on_device(context: NodeContext) -> str | None:
+    """The integers of an activation must be a value of the device, or come from the host."""
+    return None if isinstance(context.symbol(0), Tensor) else f"{context.node.inputs[0]!r} is not"
 
 
 def quantise(context: NodeContext) -> Recipe | Tensor:
     """Complete a pending operator, requantise an activation, or return its tensor if nothing changes."""
-    model, node, source = context.model, context.node, context.symbol(0)
+    node, source, quant = context.node, context.symbol(0), context.quant
     name = node.outputs[0]
-    quant = parameters(model, node, model.dtypes[name])
-    assert quant is not None
     if isinstance(source, Activation):
         if source.quant.same(quant):
             return dataclasses.replace(source.tensor, via=(*source.tensor.via, node.index))
@@ -192,24 +173,16 @@ def quantise(context: NodeContext) -> Recipe | Tensor:
 
 @functools.lru_cache(maxsize=1)
 def _finish_pending(context: NodeContext) -> Recipe:
-    """Return the completed recipe of the pending operator before a QuantizeLinear. Cached, because a constraint tries
-    it first.
-    """
-    node, source = context.node, context.symbol(0)
-    quant = parameters(context.model, node, context.model.dtypes[node.outputs[0]])
+    """Return the completed recipe of a pending operator. Cached, because a constraint tries it first."""
+    source = context.symbol(0)
     assert isinstance(source, Pending)
-    assert quant is not None
-    return finish(source, node.outputs[0], quant, node)
+    return finish(source, context.node.outputs[0], context.quant, context.node)
 
 
 QUANTISE_OPERATORS = (
-    Operator(("DequantizeLinear",), (), _dequantise_constant, applies=_is_constant),
-    Operator(("DequantizeLinear",), (per_tensor, wide_engine), dequantise, check=check_parameters),
+    Operator((DEQUANTISE,), (per_tensor, wide_engine, stored_on_device), dequantise),
     Operator(
-        ("QuantizeLinear",),
-        (per_tensor, wide_engine, input_quantisable, scales_fit, sums_fit, wide_forms),
-        quantise,
-        check=check_parameters,
+        (QUANTISE,), (per_tensor, wide_engine, input_quantisable, scales_fit, sums_fit, wide_forms), quantise
     ),
 )
 
@@ -240,12 +213,10 @@ def numbers(context: NodeContext) -> str | None:
 
 
 def function_table(context: NodeContext) -> Recipe:
-    """Return the table of a function from its root to the QuantizeLinear at its end."""
+    """Return the table of a function from its root to its rounded result."""
     function = _choose_function(context)
     assert function is not None
-    root, name = function.root, context.node.outputs[0]
-    quant = parameters(context.model, context.node, context.model.dtypes[name])
-    assert quant is not None
+    root, name, quant = function.root, context.node.outputs[0], context.quant
     view = result_of(name, root.layout.nhwc)
     view = upper_plane(view) if quant.bits > 8 else view
     ops: tuple[DeviceOp, ...]
@@ -287,10 +258,7 @@ def lines_near(context: NodeContext) -> str | None:
 
 def _fit_function(context: NodeContext, function: Function) -> WideFunction | str:
     """Return a function of a 16-bit root, without its views, or its error as text."""
-    name = context.node.outputs[0]
-    quant = parameters(context.model, context.node, context.model.dtypes[name])
-    before = function.arguments[0]
-    assert quant is not None
+    quant, before = context.quant, function.arguments[0]
     assert isinstance(before, Function)
     fields, error = _fit_lines(before.entries, function.entries, quant)
     if error > (WIDE_STEPS if quant.bits > 8 else 1):
@@ -317,7 +285,7 @@ def _fit_lines(real: Entries, rounded: Entries, quant: Quant) -> tuple[Lines, in
 
 
 def _choose_function(context: NodeContext) -> Function | None:
-    """Return the function that becomes a table at a QuantizeLinear; None if a requantisation suffices.
+    """Return the function that becomes a table; None if a requantisation suffices.
 
     The nearest root is best, because older tensors need not stay. An older root is better if nothing else reads the
     nearer one.
@@ -344,7 +312,7 @@ def _usable(context: NodeContext, function: Function) -> bool:
 
 
 def _requantised_tensor(context: NodeContext) -> Tensor | None:
-    """Return the tensor that a QuantizeLinear only rescales and clamps; None if there is none."""
+    """Return the tensor that a rounding only rescales and clamps; None if there is none."""
     symbol = context.symbol(0)
     if isinstance(symbol, Activation):
         source = symbol.tensor
@@ -387,9 +355,7 @@ def _no_symbol(context: NodeContext) -> None:
 _OTHERS = (*ARITHMETIC, *MOVES)
 
 LOOKUP_OPERATORS = (
-    Operator(
-        ("QuantizeLinear",), (per_tensor, wide_engine, lines_near), function_table, applies=_ends_function
-    ),
+    Operator((QUANTISE,), (per_tensor, wide_engine, lines_near), function_table, applies=_ends_function),
     Operator(PLAIN, (one_value, tables, numbers), _no_symbol, elementwise=True),
     Operator(
         _OTHERS,

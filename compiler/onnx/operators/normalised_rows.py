@@ -16,7 +16,7 @@ from weft.compiler.ir.layout import Layout
 from weft.compiler.kernel.operators import LayerNorm
 from weft.compiler.kernel.products import RowNorm, RowProduct, RowScale, RowShare
 from weft.compiler.onnx.conditions import activation, input_quantised, kernel_room
-from weft.compiler.onnx.operator import NodeContext, Operator
+from weft.compiler.onnx.operator import QUANTISE, NodeContext, Operator
 from weft.compiler.onnx.operators.lookup import per_tensor
 from weft.compiler.onnx.operators.reductions import positive
 from weft.compiler.onnx.qdq import (
@@ -27,7 +27,6 @@ from weft.compiler.onnx.qdq import (
     RowNumber,
     Tensor,
     finish,
-    parameters,
     result,
 )
 from weft.compiler.onnx.reorder import to_layout
@@ -260,9 +259,7 @@ def distances(context: NodeContext) -> Recipe:
     symbol, node = context.symbol(0), context.node
     assert isinstance(symbol, RowElements)
     rows = rows_of(symbol.source.tensor, symbol.shape, symbol.axes)
-    quant = parameters(context.model, node, context.model.dtypes[node.outputs[0]])
     assert rows is not None
-    assert quant is not None
     tensor, layout, _ = rows
     op = RowScale(
         name=node.name,
@@ -271,7 +268,7 @@ def distances(context: NodeContext) -> Recipe:
         gain=symbol.source.quant.scale,
         centre=True,
     )
-    return finish(Pending((op,), layout, (tensor,), symbol.nodes), node.outputs[0], quant, node)
+    return finish(Pending((op,), layout, (tensor,), symbol.nodes), node.outputs[0], context.quant, node)
 
 
 def normal_affine(context: NodeContext) -> str | None:
@@ -392,6 +389,6 @@ OPERATORS = (
     Operator(("Mul", "Div"), (row_norm, norm_room), normalise, applies=_divides, title=_TITLE),
     Operator(("Mul", "Div"), (row_factor,), scale, applies=scales_rows, title=_TITLE),
     Operator(("Mul", "Add"), (normal_affine,), affine, applies=_reads_normalisation, title=_TITLE),
-    Operator(("QuantizeLinear",), (per_tensor, elements_plain), distances, applies=_reads_elements),
+    Operator((QUANTISE,), (per_tensor, elements_plain), distances, applies=_reads_elements),
     Operator(("LpNormalization",), (kernel_room, input_quantised, norm_order, norm_length), norm),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.compiler.onnx.operator import NodeContext, Operator
 from weft.compiler.onnx.qdq import Symbol
-from weft.compiler.onnx.recurrent import GATES, KERNEL, TABLES, refusal
+from weft.compiler.onnx.recurrent import GATES, KERNEL, TABLES
 
 
 def cell(context: NodeContext) -> str | None:
@@ -12,7 +12,7 @@ def cell(context: NodeContext) -> str | None:
     config = context.model.config
     if config.kernel < KERNEL or config.lookup_tables < TABLES:
         return f"'kernel' is {config.kernel}, 'lookup_tables' is {config.lookup_tables}"
-    return refusal(context.model, context.node) or ""
+    return context.model.refused.get(context.node.name, "")
 
 
 def _unreachable(context: NodeContext) -> Symbol:

@@ -9,7 +9,7 @@ from weft.compiler.ir.layout import Layout
 from weft.compiler.kernel.products import LARGEST_OFFSET
 from weft.compiler.kernel.rows import RowPlace, RowTotal
 from weft.compiler.onnx.conditions import kernel_room
-from weft.compiler.onnx.operator import NodeContext, Operator
+from weft.compiler.onnx.operator import QUANTISE, NodeContext, Operator
 from weft.compiler.onnx.operators.lookup import per_tensor
 from weft.compiler.onnx.qdq import (
     Activation,
@@ -19,7 +19,6 @@ from weft.compiler.onnx.qdq import (
     RowNumber,
     Tensor,
     finish,
-    parameters,
     result,
     result_of,
 )
@@ -152,7 +151,7 @@ _MOVES = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsque
 def _moves(context: NodeContext, number: RowNumber) -> bool:
     """Return whether a node leaves a number per row unchanged, or broadcasts it to the row's elements."""
     if context.node.op == "Cast":
-        return context.model.dtypes[context.node.outputs[0]].startswith("float")
+        return (context.result_dtype() or "").startswith("float")
     if math.prod(context.output) == math.prod(context.shape()):
         return True
     return context.output == number.shape and repeats(context.shape(), number.shape, number.axes)
@@ -253,9 +252,7 @@ def _number(context: NodeContext) -> RowNumber:
 
 
 def _scale(context: NodeContext) -> float:
-    quant = parameters(context.model, context.node, context.model.dtypes[context.node.outputs[0]])
-    assert quant is not None
-    return quant.scale
+    return context.quant.scale
 
 
 def quantise(context: NodeContext) -> Recipe:
@@ -270,9 +267,7 @@ def quantise(context: NodeContext) -> Recipe:
     )  # fmt: skip
     layout = Layout(context.shape(), tuple(range(len(context.shape()))), pixels)
     pending = Pending((op,), layout, (rows.tensor,), number.nodes)
-    quant = parameters(context.model, node, context.model.dtypes[node.outputs[0]])
-    assert quant is not None
-    return finish(pending, node.outputs[0], quant, node)
+    return finish(pending, node.outputs[0], context.quant, node)
 
 
 def has_number(context: NodeContext) -> bool:
@@ -295,7 +290,7 @@ REDUCTIONS_OPERATORS = (
         applies=has_number,
         title="Numbers of rows",
     ),
-    Operator(("QuantizeLinear",), (per_tensor, number_shape, number_range), quantise, applies=has_number),
+    Operator((QUANTISE,), (per_tensor, number_shape, number_range), quantise, applies=has_number),
 )
 
 

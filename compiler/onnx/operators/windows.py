@@ -31,7 +31,7 @@ from weft.compiler.onnx.qdq import (
     Results,
     Symbol,
     Tensor,
-    parameters,
+    quant_of,
     result,
 )
 from weft.compiler.onnx.reorder import channel_slice, to_layout
@@ -247,14 +247,11 @@ def pad_value(context: NodeContext) -> str | None:
         return None
     if math.isnan(value):
         return "it is NaN"
-    quant, model = symbol.quant, context.model
+    quant = symbol.quant
     # A fill value that the scale cannot represent is still exact if only quantised values are read.
     exact = np.float32((quant.level(value) - quant.zero) * quant.scale) == np.float32(value)
-    users = model.users(context.node.outputs[0])
-    next_parameters = [parameters(model, node, model.dtypes[node.outputs[0]]) if node.op == "QuantizeLinear" else None
-              for node in users]  # fmt: skip
-    equal = all(other is not None and other == quant for other in next_parameters)
-    if exact or (equal and users and context.node.outputs[0] not in model.outputs):
+    equal = quant_of(context.model.quantisation(context.node, context.node.outputs[0])) == quant
+    if exact or equal:
         return None
     return f"{value:g} is not"
 
