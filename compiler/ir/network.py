@@ -79,7 +79,7 @@ class Node:
         int, float, str (bytes for text that is not UTF-8), ndarray, `Network` for a branch or loop body, or a tuple
         of these.
     index : int
-        Position in the whole model.
+        Place in the order of the whole model.
     raw : bool
         The operator computes on stored integers; otherwise on the real numbers of quantised values.
     """

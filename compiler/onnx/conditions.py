@@ -14,12 +14,12 @@ from weft.compiler.onnx.reorder import to_layout
 
 
 def input_quantised(context: NodeContext) -> str | None:
-    """The input must be an int8 or uint8 activation after DequantizeLinear."""
+    """The input must be an activation quantised to int8 or uint8."""
     return None if isinstance(context.symbol(0), Activation) else f"input {context.node.inputs[0]!r} is not"
 
 
 def input_quantisable(context: NodeContext) -> str | None:
-    """The input must be an int8 or uint8 activation after DequantizeLinear, or the result of a device operator."""
+    """The input must be an activation quantised to int8 or uint8, or the result of a device operator."""
     return (
         None
         if isinstance(context.symbol(0), Activation | Pending)
@@ -47,7 +47,7 @@ def image_order(context: NodeContext) -> str | None:
 
 
 def weights_constant(context: NodeContext) -> str | None:
-    """Weights must be constants of 4 or 8 bits after DequantizeLinear, without block-wise scales."""
+    """Weights must be constants quantised to 4 or 8 bits, without block-wise scales."""
     symbol, name = context.symbol(1), context.node.inputs[1]
     if isinstance(symbol, Constant) and not symbol.exact and np.abs(symbol.values).max(initial=0) <= 255:
         return None

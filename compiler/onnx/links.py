@@ -19,6 +19,8 @@ WIDE_SINCE = 21
 """First version of ONNX's operators with 16 and 4 bits."""
 _STORED = (*BITS, *PACKED, "int32")
 """Types of quantised values."""
+SPACING = 2
+"""Factor by which `absorb` spreads the indices of nodes."""
 _CONTROL = ("If", "Loop", "Scan", "SequenceMap")
 
 
@@ -71,7 +73,12 @@ class _Absorber:
                 self._quantise(place, node, self.parameters[place])
             else:
                 self._dequantise(place, node, self.parameters[place])
-        nodes = tuple(node for group in self.nodes for node in group)
+        # A node of the file may become two, whose indices differ.
+        nodes = tuple(
+            dataclasses.replace(node, index=SPACING * node.index + rank)
+            for group in self.nodes
+            for rank, node in enumerate(group)
+        )
         read = {name for node in nodes for name in node.reads} | self.leaving
         made = {name for node in nodes for name in node.outputs} | {*self.network.inputs}
         return dataclasses.replace(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from weft.compiler.errors import IrError
 from weft.compiler.ir.graph import DeviceOp, DeviceSegment
 from weft.compiler.ir.layout import Layout
-from weft.compiler.ir.model import COMPUTED_ON_HOST, READ_ON_HOST, Graph, HostSegment, Transfer
+from weft.compiler.ir.model import COMPUTED_ON_HOST, CONVERTING, READ_ON_HOST, Graph, HostSegment, Transfer
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.views import Buffer, View
 from weft.compiler.onnx.links import expand
@@ -162,32 +162,37 @@ def assignment(match: Match, parts: Partition) -> tuple[tuple[str, str, str, str
     alive = {node.index for node in model.nodes}
     for node in sorted((*model.nodes, *model.folded), key=lambda node: node.index):
         if node.index in parts.host:
-            rows.append((node.name, node.op, "host", reason(match, node)))
+            rows.append((node.name, title(model, node), "host", reason(match, node)))
         elif node.index in parts.device:
             recipe = parts.device[node.index]
             notes = recipe.notes if recipe is not None and node.index == recipe.nodes[0] else ()
             own = (model.notes[node.name],) if node.name in model.notes else ()
-            rows.append((node.name, node.op, "device", "; ".join((*own, *notes))))
+            rows.append((node.name, title(model, node), "device", "; ".join((*own, *notes))))
         else:
             absorbed = (
                 "its constant is part of a device operator"
                 if node.index in alive
                 else "computed at compile time"
             )
-            rows.append((node.name, node.op, "device", absorbed))
+            rows.append((node.name, title(model, node), "device", absorbed))
     return tuple(rows)
+
+
+def title(model: Model, node: Node) -> str:
+    """Return the operator of a node for reports: one of `CONVERTING` for an Identity that converts."""
+    if node.op != "Identity":
+        return node.op
+    reads, writes = (model.quantisation(node, name) is not None for name in (node.inputs[0], node.outputs[0]))
+    return CONVERTING[reads] if reads != writes else node.op
 
 
 def reason(match: Match, node: Node) -> str:
     """Return the reason why a node runs on the host."""
     model = match.model
-    if node.op == "Identity" and model.quantisation(node, node.outputs[0]) and node.inputs[0] in model.inputs:
+    quantises, dequantises = (title(model, node) == name for name in CONVERTING)
+    if quantises and node.inputs[0] in model.inputs:
         return BOUNDARY.format("quantised")
-    if (
-        node.op == "Identity"
-        and model.quantisation(node, node.inputs[0])
-        and node.outputs[0] in model.outputs
-    ):
+    if dequantises and node.outputs[0] in model.outputs:
         return BOUNDARY.format("dequantised")
     if node.index in match.unsupported:
         source = node.inputs[0] if node.op == "Identity" else ""
@@ -318,5 +323,5 @@ def _host(match: Match, partition: Partition, index: int, nodes: list[Node]) -> 
             if isinstance(item, Node):
                 needed.update(item.reads)
     outputs = [name for node in nodes for name in node.outputs if name in needed]
-    rows = tuple((node.name, node.op, reason(match, node)) for node in nodes)
+    rows = tuple((node.name, title(match.model, node), reason(match, node)) for node in nodes)
     return HostSegment(f"host{index}", expand(match.model.network.part(nodes, outputs)), rows)

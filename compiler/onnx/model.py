@@ -14,7 +14,7 @@ from weft.compiler.errors import CompileError
 from weft.compiler.ir.network import Network, Node, Type, check_windows, type_of
 from weft.compiler.ir.quantisation import Quantisation
 from weft.compiler.onnx.folding import Known, resolve
-from weft.compiler.onnx.links import absorb
+from weft.compiler.onnx.links import SPACING, absorb
 from weft.compiler.onnx.qlinear import expand_qlinear
 from weft.compiler.onnx.reader import Source, read
 from weft.compiler.onnx.states import check_states, with_states
@@ -160,7 +160,12 @@ def with_quantised_values(model: Model) -> Model:
     shapes = {name: kind.sizes for name, kind in kinds.items() if kind.sizes is not None}
     dtypes = {name: kind.dtype for name, kind in kinds.items()}
     return dataclasses.replace(
-        model, network=network, shapes=model.shapes | shapes, dtypes=model.dtypes | dtypes, consumers={}
+        model,
+        network=network,
+        folded=[dataclasses.replace(node, index=SPACING * node.index) for node in model.folded],
+        shapes=model.shapes | shapes,
+        dtypes=model.dtypes | dtypes,
+        consumers={},
     )
 
 

@@ -228,12 +228,7 @@ def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match
         context = result.context(node)
         produced = _compute(result, context, refused.get(node.index))
         functions = context.functions if node.index not in refused else ()
-        symbols: tuple[Symbol | Recipe, ...] = (produced,)
-        if isinstance(produced, Results):
-            symbols = produced.symbols
-            for recipe in produced.recipes:
-                result.add(recipe)
-        for name, symbol in zip(node.outputs, symbols, strict=False):
+        for name, symbol in zip(node.outputs, _symbols(result, produced), strict=False):
             quantisation = model.quantisation(node, name)
             if quantisation is None:
                 result.functions[name] = functions
@@ -241,6 +236,15 @@ def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match
             else:
                 _round(result, node, name, symbol, functions, quantisation)
     return result
+
+
+def _symbols(result: Match, produced: Symbol | Recipe | Results) -> tuple[Symbol | Recipe, ...]:
+    """Return the symbols of a node's outputs, and note the recipes of `Results`."""
+    if not isinstance(produced, Results):
+        return (produced,)
+    for recipe in produced.recipes:
+        result.add(recipe)
+    return produced.symbols
 
 
 def _note(result: Match, name: str, produced: Symbol | Recipe) -> None:
@@ -321,7 +325,9 @@ def _unsupported_inputs(matched: Match) -> Iterator[tuple[Node, str, Symbol]]:
     for node in matched.model.nodes:
         if node.index in matched.unsupported and node.index not in done:
             for name in filter(None, node.inputs):
-                yield node, name, matched.read(node, name)
+                symbol = matched.read(node, name)
+                # Integers whose real numbers the device cannot read may still be scores.
+                yield node, name, matched.symbol(name) if name in matched.unread else symbol
     for name, (node, symbol) in matched.unfinished.items():
         if node.index not in done:
             yield dataclasses.replace(node, operator=QUANTISE), name, symbol

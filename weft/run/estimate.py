@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.ir.model import host_reasons
+from weft.compiler.ir.model import CONVERTING, host_reasons
 from weft.compiler.onnx.reader import Source
 from weft.errors import InputError
 from weft.hdl.errors import WeftError
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weft.compiler.ir.model import HostSegment, Transfer
     from weft.run.program import Program
 
-CONVERTING = ("QuantizeLinear", "DequantizeLinear")
-"""Operators that run on the host only because their neighbours do."""
 BITS_PER_BYTE = 10
 """Bits of a byte on the serial line, including start and stop bit."""
 
@@ -70,8 +68,8 @@ class Estimate:
     between : float
         The part of `link` for values that the host receives from the device to compute the device's inputs.
     reasons : dict of str to int
-        Reasons why nodes run on the host with their numbers of nodes, most frequent first. QuantizeLinear and
-        DequantizeLinear are not counted, because they only follow their neighbours.
+        Reasons why nodes run on the host with their numbers of nodes, most frequent first. Conversions between
+        real numbers and integers are not counted, because they only follow their neighbours.
     """
 
     board: str

@@ -84,7 +84,7 @@ def _check_lengths(model: Model, node: Node, label: str, images: int, keys: int)
 
 
 def operands_quantised(context: NodeContext) -> str | None:
-    """Queries, keys and values must be int8 or uint8 activations after DequantizeLinear."""
+    """Queries, keys and values must be activations quantised to int8 or uint8."""
     for name, symbol in list(zip(context.node.inputs, context.symbols, strict=True))[:3]:
         if not isinstance(symbol, Activation):
             return f"input {name!r} is not"
@@ -235,7 +235,7 @@ def scores_axis(context: NodeContext) -> str | None:
 
 
 def values_quantised(context: NodeContext) -> str | None:
-    """The values of attention must be an int8 or uint8 activation after DequantizeLinear."""
+    """The values of attention must be an activation quantised to int8 or uint8."""
     return None if isinstance(context.symbol(1), Activation) else f"input {context.node.inputs[1]!r} is not"
 
 

@@ -168,7 +168,7 @@ MOVE_OPERATORS = (
 
 
 def inputs_quantised(context: NodeContext) -> str | None:
-    """All inputs must be int8 or uint8 activations or constants after DequantizeLinear, or int8 or uint8 values."""
+    """All inputs must be activations or constants quantised to int8 or uint8, or int8 or uint8 values."""
     kind = Tensor if isinstance(context.symbol(0), Tensor) else Activation
     for name, symbol in zip(context.node.inputs, map(as_activation, context.symbols), strict=True):
         if not isinstance(symbol, kind):
@@ -248,7 +248,7 @@ CONCAT_OPERATORS = (Operator(("Concat",), (inputs_quantised, concat_order), conc
 
 
 def bytes_given(context: NodeContext) -> str | None:
-    """The input must be an int8 or uint8 activation after DequantizeLinear, or an int8 or uint8 value."""
+    """The input must be an activation quantised to int8 or uint8, or an int8 or uint8 value."""
     return None if tensor_of(context.symbol(0)) is not None else f"input {context.node.inputs[0]!r} is not"
 
 

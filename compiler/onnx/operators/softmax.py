@@ -24,7 +24,7 @@ from weft.compiler.onnx.row_forms import row_fits
 
 
 def softmax_input(context: NodeContext) -> str | None:
-    """The input of Softmax must be an int8 or uint8 activation after DequantizeLinear, or scores of attention."""
+    """The input of Softmax must be an activation quantised to int8 or uint8, or scores of attention."""
     return None if isinstance(context.symbol(0), Activation) else f"input {context.node.inputs[0]!r} is not"
 
 

@@ -93,8 +93,8 @@ def test_scales_by_blocks_stay_on_the_host() -> None:
     program = weft.compile(model("MatMul", TensorProto.INT4, 0, block=5), "small")
     reasons = {name: reason for name, _, _, reason in program.assignment}
     assert reasons["node"] == (
-        "Weights must be constants of 4 or 8 bits after DequantizeLinear, without block-wise scales (input "
-        "'weights' has a scale for every 5 values)"
+        "Weights must be constants quantised to 4 or 8 bits, without block-wise scales (input "
+        "'weight' has a scale for every 5 values)"
     )
 
 

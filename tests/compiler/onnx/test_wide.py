@@ -305,7 +305,7 @@ def slopes(b: Mixed) -> Quantised:
 
 
 REFUSED: dict[str, Refusal] = {
-    "PRelu of 8 bits": (slopes, "QuantizeLinear", FORMS, {}),
+    "PRelu of 8 bits": (slopes, "PRelu", FORMS, {}),
     "Softmax": (one("Softmax", ROWS, 1 / 256), "Softmax", "", {}),
     "MatMul of two": (
         lambda b: b.of("MatMul", b.input(ROWS), b.input((2, 12, 4)), scale=0.5),
@@ -317,16 +317,16 @@ REFUSED: dict[str, Refusal] = {
     "DepthToSpace": (one("DepthToSpace", (1, 8, 3, 3), blocksize=2), "DepthToSpace", "", {}),
     "no engine": (
         one("Relu"),
-        "DequantizeLinear",
+        "Relu",
         r"need a kernel engine \('kernel' 32 or more\) \(.*'kernel' is 0\)",
         {"kernel": 0},
     ),
-    "a small engine": (one("Relu"), "DequantizeLinear", r"'kernel' is 16\)", {"kernel": 16}),
+    "a small engine": (one("Relu"), "Relu", r"'kernel' is 16\)", {"kernel": 16}),
     "no tables": (one("Sigmoid", scale=1 / 200), "Sigmoid", "", {"lookup_tables": 0}),
     "one table": (one("Sigmoid", scale=1 / 200), "Sigmoid", "", {"lookup_tables": 1}),
     "a kink": (
         one("Abs"),
-        "QuantizeLinear",
+        "Abs",
         r"piecewise linear with 256 intervals, at most 8 steps off .*\(the error is \d+ steps\)",
         {},
     ),
@@ -338,14 +338,14 @@ REFUSED: dict[str, Refusal] = {
     ),
     "a pool without its padding": (
         one("AveragePool", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-        "QuantizeLinear",
+        "AveragePool",
         FORMS,
         {},
     ),
     "a quotient": (lambda b: b.of("Div", b.input(IMAGE), b.input(IMAGE), scale=0.1), "Div", "", {}),
     "a sum far beyond": (
         lambda b: b.of("Sub", b.input(IMAGE), b.input(IMAGE), scale=1e-4),
-        "QuantizeLinear",
+        "Sub",
         r"terms of sums of 16 bits are at most 4,194,304 steps",
         {},
     ),

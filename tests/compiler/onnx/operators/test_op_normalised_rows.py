@@ -407,7 +407,7 @@ CASES: dict[str, Case] = {
     "sum that is taken off": (sum_taken_off, "Sub", row_mean),
     "distances to the third power": (cube, "Pow", row_square),
     "rows times their mean": (times_mean, "Mul", row_norm),
-    "squares that are quantised": (quantised_squares, "QuantizeLinear", elements_plain),
+    "squares that are quantised": (quantised_squares, "Mul", elements_plain),
     "distances times elements": (by_elements, "Mul", row_factor),
     "weights by row": (constants_by_row, "Mul", normal_affine),
     "row that is too long": (lambda: lp((1, 40000), 1), "LpNormalization", norm_length),
