@@ -13,7 +13,7 @@ from weft.compiler.host.segments import prepare
 from weft.compiler.ir.model import Graph, HostSegment
 from weft.compiler.ir.network import ModelFormat, Network
 from weft.compiler.onnx.lowering import lower, partition
-from weft.compiler.onnx.model import COMPLETE, Model, load, with_quantised_values
+from weft.compiler.onnx.model import COMPLETE, Model, load
 from weft.compiler.onnx.model import prepare as prepare_network
 from weft.compiler.onnx.patterns import match
 from weft.compiler.onnx.reader import Source
@@ -161,7 +161,7 @@ def import_loaded(model: Model, *, config: Config = COMPLETE) -> Graph:
     model.config = config
     # Loops and recurrent steps become plain operators before matching.
     model = unroll(model)
-    matched = match(with_quantised_values(model))
+    matched = match(model)
     graph = lower(matched, partition(matched))
     for segment in graph.segments:
         if isinstance(segment, HostSegment):

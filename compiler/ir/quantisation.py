@@ -60,8 +60,11 @@ class Quantisation:
     def __hash__(self) -> int:
         return hash(self._key)
 
+    def parameters(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Return scales and zero points in forms that broadcast to a value of `shape`."""
+        return self._along(self.scales, shape), self._along(self.zeros, shape)
+
     def _along(self, parameters: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Return scales or zero points in a form that broadcasts to a value of `shape`."""
         if parameters.ndim == 0:
             return parameters
         if self.block:
@@ -70,15 +73,17 @@ class Quantisation:
 
     def dequantise(self, stored: np.ndarray) -> np.ndarray:
         """Return the real numbers of stored integers."""
-        zeros = self._along(self.zeros, stored.shape).astype(np.int64)
-        real = (stored.astype(np.int64) - zeros).astype(np.float32)
-        return np.asarray(real * self._along(self.scales, stored.shape), self.scales.dtype)
+        scales, zeros = self.parameters(stored.shape)
+        real = (stored.astype(np.int64) - zeros.astype(np.int64)).astype(np.float32)
+        return np.asarray(real * scales, self.scales.dtype)
 
     def quantise(self, real: np.ndarray) -> np.ndarray:
         """Return the nearest stored integers, ties to even, with saturation. NaN becomes the least integer."""
         limits = np.iinfo(self.dtype)
+        scales, zeros = self.parameters(real.shape)
         with np.errstate(all="ignore"):
-            steps = np.rint(real / self._along(self.scales, real.shape)).astype(np.float64)
-        zeros = self._along(self.zeros, real.shape).astype(np.float64)
-        bounded = np.clip(np.nan_to_num(steps, nan=-np.inf) + zeros, limits.min, limits.max)
+            steps = np.rint(real / scales).astype(np.float64)
+        bounded = np.clip(
+            np.nan_to_num(steps, nan=-np.inf) + zeros.astype(np.float64), limits.min, limits.max
+        )
         return np.asarray(bounded.astype(self.dtype))

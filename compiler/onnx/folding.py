@@ -12,7 +12,9 @@ from weft.compiler.errors import CompileError, EvaluationError, NetworkError
 from weft.compiler.host.evaluate import Evaluator, foreign_types
 from weft.compiler.host.onnx_model import STANDARD, infer_types
 from weft.compiler.ir.network import Network, Node, Type, check_values, type_of
+from weft.compiler.ir.quantisation import Quantisation
 from weft.compiler.ir.windows import axes, span
+from weft.compiler.onnx.links import expand
 from weft.compiler.onnx.model_rules import Site, check
 
 Shape = tuple[int, ...]
@@ -163,7 +165,7 @@ class Known:
 def resolve(network: Network, sure: Mapping[str, Type] | None = None) -> Known:
     """Infer shapes and fold constants in turns, because each may need the other. Nodes get unique names.
 
-    Types in `sure` are given. Constants are never folded through DequantizeLinear, whose scales matter.
+    Types in `sure` are given. Real numbers of quantised constants are never computed, because their scales matter.
 
     Raises
     ------
@@ -203,13 +205,39 @@ def _with_unique_names(nodes: Iterable[Node]) -> tuple[Node, ...]:
 
 def _infer(network: Network, sure: Mapping[str, Type]) -> dict[str, Type]:
     """Return the types of a network's values; ONNX Runtime provides types for operators outside ONNX."""
+    plain, real = _with_real_types(network)
     try:
-        types = {**network.types, **foreign_types(network)}
-        return types_by_text(dataclasses.replace(network, types=types), sure)
+        known = {**plain.types, **foreign_types(plain)}
+        given = {name: _real_type(name, kind, real) for name, kind in sure.items()}
+        types = types_by_text(dataclasses.replace(plain, types=known), given)
     except NetworkError as error:
         raise CompileError(f"the model is not valid ONNX: {error}") from None
     except EvaluationError as error:
         raise CompileError(str(error)) from None
+    stored = {name: Type(real[name].dtype.name, types[name].shape) for name in real if name in types}
+    return {**types, **stored}
+
+
+def _with_real_types(network: Network) -> tuple[Network, Mapping[str, Quantisation]]:
+    """Return a network of equal shapes without quantised values, and those that are real numbers in it."""
+    quantised = network.quantisation
+    if not quantised:
+        return network, {}
+    captured = (name for node in network.nodes for body in node.bodies for name in body.captures)
+    raw = (name for node in network.nodes if node.raw for name in (*node.inputs, *node.outputs))
+    if not quantised.keys().isdisjoint((*captured, *raw)):
+        return expand(network), {}
+    constants = {name: value for name, value in network.constants.items() if name not in quantised}
+    weights = {name: type_of(network.constants[name]) for name in network.constants if name in quantised}
+    types = {name: _real_type(name, kind, quantised) for name, kind in {**network.types, **weights}.items()}
+    real = dataclasses.replace(
+        network, inputs=(*network.inputs, *weights), types=types, constants=constants, quantisation={}
+    )
+    return real, quantised
+
+
+def _real_type(name: str, kind: Type, quantised: Mapping[str, Quantisation]) -> Type:
+    return Type(quantised[name].scales.dtype.name, kind.shape) if name in quantised else kind
 
 
 def _site(node: Node, known: Known) -> Site:
@@ -248,6 +276,9 @@ def _fold(node: Node, known: Known) -> dict[str, np.ndarray] | None:
         start, end = node.attributes.get("start", 0), node.attributes.get("end")
         return {node.outputs[0]: np.array(known.shapes[node.inputs[0]][start:end], np.int64)}
     if node.op == "DequantizeLinear" or node.op.startswith("Random") or node.op in (*_RANDOM, *_CONTROL):
+        return None
+    quantised = known.network.quantisation
+    if not node.raw and not quantised.keys().isdisjoint(node.inputs) and node.outputs[0] not in quantised:
         return None
     if any(name and name not in known.constants for name in node.inputs):
         return None
@@ -304,7 +335,7 @@ def run_nodes(nodes: Iterable[Node], outputs: Iterable[str], known: Known) -> li
     EvaluationError
         If one of them cannot be evaluated.
     """
-    part = known.network.part(nodes, outputs)
+    part = expand(known.network.part(nodes, outputs))
     types = {name: type_of(value) for name, value in part.constants.items()}
     fed = dataclasses.replace(part, inputs=tuple(part.constants), types=types, constants={})
     return [np.asarray(value) for value in Evaluator(fed).run(dict(part.constants))]

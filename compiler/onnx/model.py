@@ -131,7 +131,7 @@ def load(
     _check_quantised(network)
     model = _simplify(resolve(with_states(network, states or {})))
     check_states(model.network.states, model.dtypes, model.shapes)
-    return model
+    return _with_quantised_values(model)
 
 
 def prepare(network: Network, sure: Mapping[str, Type] | None = None) -> Model:
@@ -143,10 +143,10 @@ def prepare(network: Network, sure: Mapping[str, Type] | None = None) -> Model:
         If it is not valid, or has a shape that is only known at run time.
     """
     check_windows(network)
-    return _simplify(resolve(network, sure))
+    return _with_quantised_values(_simplify(resolve(network, sure)))
 
 
-def with_quantised_values(model: Model) -> Model:
+def _with_quantised_values(model: Model) -> Model:
     """Return a model whose values are quantised, instead of QuantizeLinear and DequantizeLinear nodes.
 
     Raises

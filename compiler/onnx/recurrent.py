@@ -14,15 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.network import LINKS, Node, Type, producer
+from weft.compiler.ir.network import Node, Type
+from weft.compiler.ir.quantisation import Quantisation
 from weft.compiler.onnx.model import Model, prepare
-from weft.compiler.onnx.qlinear import WIDE_SINCE, Expansion
+from weft.compiler.onnx.qlinear import Expansion
 from weft.compiler.onnx.recurrent_ranges import Gates, Ranges, ranges, scale_of
 
 KERNEL, TABLES = 32, 2
 """Micro-operations and look-up tables that a step's kernels need."""
-MICROSOFT = "com.microsoft"
-"""Domain of ONNX Runtime's own operators."""
 GATES = {"LSTM": 4, "GRU": 3}
 """Number of gates of each operator."""
 _UNIT = 2.0**-15
@@ -51,12 +50,16 @@ def unroll(model: Model) -> Model:
     for node in model.nodes:
         cell = cells.get(node.index)
         nodes += [node] if cell is None else cell.steps()
-    opsets = {MICROSOFT: 1} | dict(model.network.opsets)
-    types = dict(model.network.types)
+    types, quantisation = dict(model.network.types), dict(model.network.quantisation)
     for cell in cells.values():
         types |= cell.types
+        quantisation |= cell.quantisation
     network = dataclasses.replace(
-        model.network, nodes=tuple(nodes), constants=expansion.constants, opsets=opsets, types=types
+        model.network,
+        nodes=tuple(nodes),
+        constants=expansion.constants,
+        types=types,
+        quantisation=quantisation,
     )
     result = prepare(network, types)
     first_free = len(nodes)
@@ -129,23 +132,8 @@ def _floats(model: Model, name: str) -> np.ndarray | None:
     """Return a constant, or a dequantised constant, as floats; None for other values."""
     if name in model.constants:
         return np.asarray(model.constants[name], np.float32)
-    source = producer(model.nodes, name)
-    if source is None or source.op != "DequantizeLinear" or source.inputs[0] not in model.constants:
-        return None
-    values, scale, zero = _dequantise(model, source)
-    return np.asarray((values - zero) * scale, np.float32)
-
-
-def _dequantise(model: Model, node: Node) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return integers, scales and zero points of a constant, all of equal shape."""
-    values, scale = model.constants[node.inputs[0]], model.constants[node.inputs[1]]
-    zero = model.constants[node.inputs[2]] if node.input(2) else np.zeros_like(scale, values.dtype)
-    shape = [1] * values.ndim
-    if scale.size > 1:
-        shape[int(node.attributes.get("axis", 1)) % values.ndim] = scale.size
-    spread = (np.broadcast_to(item.reshape(shape), values.shape) for item in (scale, zero))
-    scales, offset = spread
-    return values.astype(np.int32), scales.astype(np.float64), offset.astype(np.int32)
+    values, quantisation = model.network.constants.get(name), model.network.quantisation.get(name)
+    return None if values is None or quantisation is None else quantisation.dequantise(values)
 
 
 @dataclass(frozen=True)
@@ -158,18 +146,20 @@ class _Weights:
 
 
 def _weights(model: Model, node: Node, index: int) -> _Weights | None:
-    source = producer(model.nodes, node.input(index))
-    if source is None or source.op != "DequantizeLinear" or source.attributes.get("block_size", 0):
+    values = model.network.constants.get(node.input(index))
+    quantisation = model.quantisation(node, node.input(index))
+    if values is None or quantisation is None or quantisation.block:
         return None
-    values = model.constants.get(source.inputs[0])
-    if values is None or values.dtype not in (np.int8, np.uint8) or source.input(1) not in model.constants:
+    if values.dtype not in (np.int8, np.uint8):
         return None
-    if source.input(2) and source.input(2) not in model.constants:
-        return None
-    _, scale, zero = _dequantise(model, source)
+    scale, zero = (np.broadcast_to(item, values.shape) for item in quantisation.parameters(values.shape))
     if (scale != scale[..., :1]).any() or (zero != zero[..., :1]).any():
         return None
     return _Weights(values, scale[..., 0].astype(np.float32), zero[..., 0].astype(values.dtype))
+
+
+def _of_16_bits(scale: float) -> Quantisation:
+    return Quantisation(np.array(scale, np.float32), np.array(0, np.int16))
 
 
 @dataclass(eq=False)
@@ -185,7 +175,8 @@ class _Cell:
     nodes: list[Node] = field(default_factory=list)
     known: dict[str, np.ndarray] = field(default_factory=dict)
     types: dict[str, Type] = field(default_factory=dict)
-    """Types of new values. Inference of ONNX Runtime's own operators would take long."""
+    """Types of new values, whose inference would take long."""
+    quantisation: dict[str, Quantisation] = field(default_factory=dict)
     _matrices: dict[tuple[int, int, int, int | None], tuple[np.ndarray, np.ndarray, np.ndarray]] = field(
         default_factory=dict
     )
@@ -268,13 +259,8 @@ class _Cell:
 
     def _constant(self, values: np.ndarray, scale: float) -> str:
         stored = np.clip(np.rint(values / scale), -(1 << 15), (1 << 15) - 1).astype(np.int16)
-        name = f"{self.node.name}/state"
-        parameters = (stored, np.array(scale, np.float32), np.array(0, np.int16))
-        value = self.emit(
-            "DequantizeLinear",
-            *(self.expansion.constant(name, item) for item in parameters),
-            shape=stored.shape,
-        )
+        value = self.expansion.constant(f"{self.node.name}/state", stored)
+        self.quantisation[value] = _of_16_bits(scale)
         self.known[value] = stored * scale
         return value
 
@@ -368,13 +354,8 @@ class _Cell:
         if value in self.known:
             real = (matrix[0].astype(np.float64) - matrix[2]) * matrix[1]
             return self._constant(self.known[value] @ real + bias.reshape(-1), self._sum_scale)
-        name = f"{self.node.name}/weights"
-        weights = self.emit(
-            "DequantizeLinear",
-            *(self.expansion.constant(name, item) for item in matrix),
-            axis=1,
-            shape=matrix[0].shape,
-        )
+        weights = self.expansion.constant(f"{self.node.name}/weights", matrix[0])
+        self.quantisation[weights] = Quantisation(*matrix[1:], axis=1)
         rows = self._shape(value)
         product = self.emit("MatMul", value, weights, shape=rows and (rows[0], matrix[0].shape[1]))
         if bias.any():
@@ -412,11 +393,10 @@ class _Cell:
 
     def to_16_bits(self, value: str, scale: float) -> str:
         """Return a value rounded to 16 bits."""
-        parameters = (
-            self.expansion.constant(f"{value}/scale", np.array(scale, np.float32)),
-            self.expansion.constant(f"{value}/zero", np.array(0, np.int16)),
-        )
-        return self.emit("DequantizeLinear", self.emit("QuantizeLinear", value, *parameters), *parameters)
+        self.quantisation[value] = _of_16_bits(scale)
+        if value in self.types:
+            self.types[value] = self.types[value]._replace(dtype="int16")
+        return value
 
     def reshape(self, value: str, shape: tuple[int, ...]) -> str:
         target = self.expansion.constant(f"{value}/shape", np.array(shape))
@@ -436,11 +416,10 @@ class _Cell:
         """Add a node and return its output, of `shape` or of the first input's shape."""
         name = f"{self.node.name}/{operator}"
         result = output or self.expansion.name(f"{name}/{len(self.nodes)}")
-        domain = MICROSOFT if operator in LINKS and self.expansion.network.opset < WIDE_SINCE else ""
-        self.nodes.append(Node(operator, inputs, (result,), attributes, domain, f"{name}/{len(self.nodes)}"))
+        self.nodes.append(Node(operator, inputs, (result,), attributes, name=f"{name}/{len(self.nodes)}"))
         if operator in ("Transpose", "Concat"):
             return result
         shape = shape or self._shape(inputs[0])
         if shape is not None:
-            self.types[result] = Type("int16" if operator == "QuantizeLinear" else "float32", shape)
+            self.types[result] = Type("float32", shape)
         return result

@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.compiler.ir.model import CLAMPED
 from weft.compiler.ir.network import Node, producer
+from weft.compiler.ir.quantisation import Quantisation
 from weft.compiler.onnx.model import Model
 
 BITS = 15
@@ -56,32 +57,30 @@ def scale_of(reach: float) -> float:
 
 
 def bound_of(model: Model, name: str) -> float:
-    """Return the largest magnitude of a float value, from its dequantisation parameters; infinity if unknown.
+    """Return the largest magnitude of a value's real numbers, from its quantisation; infinity if unknown.
 
     -128 of symmetric int8 counts as -127, because quantisation of real numbers never yields it.
     """
     constant = model.constants.get(name)
     if constant is not None:
         return float(np.abs(constant).max(initial=0.0)) if constant.dtype.kind == "f" else math.inf
+    quantisation = model.network.quantisation.get(name)
+    if quantisation is not None:
+        return _quantised_bound(quantisation)
     node = producer(model.nodes, name)
-    if node is None:
+    if node is None or node.op not in _MOVES:
         return math.inf
-    if node.op in _MOVES:
-        sources = node.inputs if node.op == "Concat" else node.inputs[:1]
-        return max((bound_of(model, item) for item in sources), default=math.inf)
-    return _dequantised_bound(model, node) if node.op == "DequantizeLinear" else math.inf
+    sources = node.inputs if node.op == "Concat" else node.inputs[:1]
+    return max((bound_of(model, item) for item in sources), default=math.inf)
 
 
-def _dequantised_bound(model: Model, node: Node) -> float:
-    scale, zero = model.constants.get(node.input(1)), model.constants.get(node.input(2))
-    dtype = np.dtype(model.dtypes[node.inputs[0]]) if model.dtypes[node.inputs[0]] != "object" else None
-    if scale is None or dtype is None or dtype.kind not in "iu" or (node.input(2) and zero is None):
+def _quantised_bound(quantisation: Quantisation) -> float:
+    if quantisation.dtype.kind not in "iu":
         return math.inf
-    ends = np.iinfo(dtype)
-    offset = np.zeros(1, np.int64) if zero is None else zero.astype(np.int64)
+    ends, offset = np.iinfo(quantisation.dtype), quantisation.zeros.astype(np.int64)
     low = -int(ends.max) if ends.min < 0 and not offset.any() else int(ends.min)
     most = np.maximum(int(ends.max) - offset, offset - low)
-    return float((np.abs(scale.astype(np.float64)) * most).max())
+    return float((np.abs(quantisation.scales.astype(np.float64)) * most).max())
 
 
 @dataclass(frozen=True)
