@@ -10,6 +10,7 @@ Laws, for every quantisation with finite, positive scales, integers q in range a
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -42,6 +43,10 @@ class Quantisation:
     def per_tensor(self) -> bool:
         """True if the whole value has one scale and one zero point."""
         return self.scales.ndim == 0
+
+    def transpose(self, perm: tuple[int, ...]) -> Quantisation:
+        """Return the quantisation of a value with its axes permuted."""
+        return self if self.per_tensor else dataclasses.replace(self, axis=perm.index(self.axis))
 
     @property
     def dtype(self) -> np.dtype:

@@ -12,9 +12,8 @@ from weft.compiler.errors import CompileError, EvaluationError, NetworkError
 from weft.compiler.host.evaluate import Evaluator, foreign_types
 from weft.compiler.host.onnx_model import STANDARD, infer_types
 from weft.compiler.ir.network import Network, Node, Type, check_values, type_of
-from weft.compiler.ir.quantisation import Quantisation
 from weft.compiler.ir.windows import axes, span
-from weft.compiler.onnx.links import expand
+from weft.compiler.onnx.links import as_real, expand, real_type, stored_types
 from weft.compiler.onnx.model_rules import Site, check
 
 Shape = tuple[int, ...]
@@ -205,39 +204,16 @@ def _with_unique_names(nodes: Iterable[Node]) -> tuple[Node, ...]:
 
 def _infer(network: Network, sure: Mapping[str, Type]) -> dict[str, Type]:
     """Return the types of a network's values; ONNX Runtime provides types for operators outside ONNX."""
-    plain, real = _with_real_types(network)
+    plain, real = as_real(network)
     try:
         known = {**plain.types, **foreign_types(plain)}
-        given = {name: _real_type(name, kind, real) for name, kind in sure.items()}
+        given = {name: real_type(name, kind, real) for name, kind in sure.items()}
         types = types_by_text(dataclasses.replace(plain, types=known), given)
     except NetworkError as error:
         raise CompileError(f"the model is not valid ONNX: {error}") from None
     except EvaluationError as error:
         raise CompileError(str(error)) from None
-    stored = {name: Type(real[name].dtype.name, types[name].shape) for name in real if name in types}
-    return {**types, **stored}
-
-
-def _with_real_types(network: Network) -> tuple[Network, Mapping[str, Quantisation]]:
-    """Return a network of equal shapes without quantised values, and those that are real numbers in it."""
-    quantised = network.quantisation
-    if not quantised:
-        return network, {}
-    captured = (name for node in network.nodes for body in node.bodies for name in body.captures)
-    raw = (name for node in network.nodes if node.raw for name in (*node.inputs, *node.outputs))
-    if not quantised.keys().isdisjoint((*captured, *raw)):
-        return expand(network), {}
-    constants = {name: value for name, value in network.constants.items() if name not in quantised}
-    weights = {name: type_of(network.constants[name]) for name in network.constants if name in quantised}
-    types = {name: _real_type(name, kind, quantised) for name, kind in {**network.types, **weights}.items()}
-    real = dataclasses.replace(
-        network, inputs=(*network.inputs, *weights), types=types, constants=constants, quantisation={}
-    )
-    return real, quantised
-
-
-def _real_type(name: str, kind: Type, quantised: Mapping[str, Quantisation]) -> Type:
-    return Type(quantised[name].scales.dtype.name, kind.shape) if name in quantised else kind
+    return stored_types(types, real)
 
 
 def _site(node: Node, known: Known) -> Site:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from weft.compiler.errors import CompileError
 from weft.compiler.ir.layout import BITS, PACKED
-from weft.compiler.ir.network import LINKS, Names, Network, Node, Type
+from weft.compiler.ir.network import LINKS, Names, Network, Node, Type, type_of
 from weft.compiler.ir.quantisation import Quantisation
 
 MICROSOFT = "com.microsoft"
@@ -19,6 +19,11 @@ WIDE_SINCE = 21
 """First version of ONNX's operators with 16 and 4 bits."""
 _STORED = (*BITS, *PACKED, "int32")
 """Types of quantised values."""
+MOVES = (
+    "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "SpaceToDepth", "Split",
+    "Squeeze", "Tile", "Transpose", "Unsqueeze",
+)  # fmt: skip
+"""Operators that move elements. Between equal quantisations `expand` lets them move integers."""
 SPACING = 2
 """Factor by which `absorb` spreads the indices of nodes."""
 _CONTROL = ("If", "Loop", "Scan", "SequenceMap")
@@ -225,7 +230,7 @@ class _Expander:
         """Yield a node with the nodes before and after it that convert its values."""
         quantisation = self.network.quantisation
         ends = [name for name in node.outputs if name in quantisation]
-        if node.raw:
+        if node.raw or self._moves_integers(node):
             yield dataclasses.replace(node, raw=False)
             return
         plain = node.operator == "Identity" and not node.domain
@@ -247,6 +252,15 @@ class _Expander:
         for name, source in exact.items():
             self._note_real(source, name)
             yield self._link("QuantizeLinear", source, name, quantisation[name], node, False)
+
+    def _moves_integers(self, node: Node) -> bool:
+        """Return whether a node moves elements between values of equal quantisation, so that it can move integers."""
+        if node.op not in MOVES:
+            return False
+        moved = node.inputs if node.op == "Concat" else node.inputs[:1]
+        found = {self.network.quantisation.get(name) for name in (*moved, *filter(None, node.outputs))}
+        (one,) = found if len(found) == 1 else (None,)
+        return one is not None and one.per_tensor and one.dtype.name in BITS
 
     def _note_real(self, real: str, stored: str) -> None:
         kind = self.network.type_of(stored)
@@ -276,3 +290,34 @@ class _Expander:
             else self.labels.unique(f"{node.name}.{'quantise' if quantises else 'dequantise'}")
         )
         return Node(operator, (source, *self.ends[stored]), (result,), attributes, domain, label, node.index)
+
+
+def as_real(network: Network) -> tuple[Network, Mapping[str, Quantisation]]:
+    """Return a network of equal shapes without quantised values, and those values that are real numbers in it."""
+    quantised = network.quantisation
+    if not quantised:
+        return network, {}
+    captured = (name for node in network.nodes for body in node.bodies for name in body.captures)
+    raw = (name for node in network.nodes if node.raw for name in (*node.inputs, *node.outputs))
+    if not quantised.keys().isdisjoint((*captured, *raw)):
+        return expand(network), {}
+    constants = {name: value for name, value in network.constants.items() if name not in quantised}
+    weights = {name: type_of(network.constants[name]) for name in network.constants if name in quantised}
+    types = {name: real_type(name, kind, quantised) for name, kind in {**network.types, **weights}.items()}
+    real = dataclasses.replace(
+        network, inputs=(*network.inputs, *weights), types=types, constants=constants, quantisation={}
+    )
+    return real, quantised
+
+
+def real_type(name: str, kind: Type, quantised: Mapping[str, Quantisation]) -> Type:
+    """Return the type of a value's real numbers."""
+    return Type(quantised[name].scales.dtype.name, kind.shape) if name in quantised else kind
+
+
+def stored_types(types: Mapping[str, Type], quantised: Mapping[str, Quantisation]) -> dict[str, Type]:
+    """Return types of stored values for types of real numbers."""
+    stored = {
+        name: Type(quantised[name].dtype.name, types[name].shape) for name in quantised if name in types
+    }
+    return {**types, **stored}

@@ -1,4 +1,4 @@
-"""Builder of ONNX nodes for a TFLite graph, and of the values that represent the file's tensors.
+"""Builder of operators for a TFLite graph, and of the values that represent the file's tensors.
 
 TFLite's images are (N, H, W, C), ONNX's (N, C, H, W). A tensor of rank 4 exists in either order, created on demand: as
 in the file, or channels first. A Transpose connects the two orders, and two Transposes in a row merge.
@@ -6,6 +6,7 @@ in the file, or channels first. A Transpose connects the two orders, and two Tra
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,9 @@ import numpy as np
 from weft.compiler.errors import CompileError, NetworkError
 from weft.compiler.host.onnx_model import infer_types
 from weft.compiler.ir.network import Names, Network, Node, Type
-from weft.compiler.tflite.file import File, Quantisation, Tensor
+from weft.compiler.ir.quantisation import Quantisation
+from weft.compiler.onnx.links import as_real, stored_types
+from weft.compiler.tflite.file import File, Tensor
 from weft.compiler.tflite.variables import Key, Variables
 
 OPSET = 21
@@ -30,6 +33,13 @@ _SMALL = 1 << 26
 """Bytes that constants may have in any case."""
 QUANTISED = ("int8", "uint8", "int16")
 """Types of tensors that represent real numbers if they have scales."""
+
+
+MOVES = (
+    "Concat", "DepthToSpace", "Expand", "Gather", "Identity", "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth",
+    "Split", "Tile", "Transpose",
+)  # fmt: skip
+"""Operators that may move elements only. Their results keep the quantisation of their operand."""
 
 
 class Order(enum.Enum):
@@ -55,6 +65,8 @@ class Builder:
         self._constants: dict[str, np.ndarray] = {}
         self._declared: dict[str, Type] = {}
         self._types: dict[str, Type] = {}
+        self._quantisation: dict[str, Quantisation] = {}
+        self._rounded: set[str] = set()
         self._settled = 0
         self.variables = Variables(self, contents or {})
         self._makers: dict[str, str] = {}
@@ -77,17 +89,91 @@ class Builder:
         return self._makers.get(name, self._names[tensor.index])
 
     def node(
-        self, operator: str, inputs: Iterable[str], outputs: Sequence[str], name: str, **attributes: Any
+        self,
+        operator: str,
+        inputs: Iterable[str],
+        outputs: Sequence[str],
+        name: str,
+        *,
+        raw: bool = False,
+        **attributes: Any,
     ) -> None:
+        """Add a node; with `raw` it computes on stored integers."""
         present = {key: value for key, value in attributes.items() if value is not None}
-        index = len(self._nodes)
-        self._nodes.append(Node(operator, tuple(inputs), tuple(outputs), present, name=name, index=index))
+        node = Node(
+            operator, tuple(inputs), tuple(outputs), present, name=name, index=len(self._nodes), raw=raw
+        )
+        self._nodes.append(node)
+        moved = None if raw else self._moved_quantisation(node)
+        if moved is not None:
+            self._quantisation |= {item: moved for item in outputs if item not in self._declared}
 
-    def emit(self, operator: str, inputs: Iterable[str], name: str, **attributes: Any) -> str:
+    def _moved_quantisation(self, node: Node) -> Quantisation | None:
+        """Return the quantisation of all elements that a node moves; None for other nodes."""
+        if node.operator not in MOVES or node.attributes.get("mode") == "linear":
+            return None
+        if node.operator == "Pad" and node.input(2):
+            return None
+        names = node.inputs if node.operator == "Concat" else node.inputs[:1]
+        found = {self._quantisation.get(name) for name in names}
+        (one,) = found if len(found) == 1 else (None,)
+        return one if one is not None and one.per_tensor else None
+
+    def emit(
+        self, operator: str, inputs: Iterable[str], name: str, *, raw: bool = False, **attributes: Any
+    ) -> str:
         """Add a node with one result, and return the result's name."""
         value = self.unique(f"{name}:result")
-        self.node(operator, inputs, (value,), name, **attributes)
+        self.node(operator, inputs, (value,), name, raw=raw, **attributes)
         return value
+
+    def assign(self, tensor: Tensor, value: str, order: Order, name: str, *, raw: bool = False) -> None:
+        """Write a value to a tensor: its node does so, if nothing else reads the value, else an Identity.
+
+        With `raw` the value is the tensor's stored integers.
+        """
+        target = self.target(tensor, order)
+        self.set(tensor, target, order, name)
+        place, before = self._private(value), self._quantisation.get(value)
+        # Other operators may read the transposed value as well.
+        shared = value in self._moves and before != self._quantisation.get(target)
+        if place is None or shared:
+            self.node("Identity", (value,), (target,), f"{name}.identity", raw=raw)
+            return
+        node = self._nodes[place]
+        outputs = tuple(target if item == value else item for item in node.outputs)
+        self._nodes[place] = dataclasses.replace(node, outputs=outputs)
+        self._quantisation.pop(value, None)
+        if value in self._moves:
+            self._moves[target] = self._moves.pop(value)
+            self._moved = {key: target if moved == value else moved for key, moved in self._moved.items()}
+
+    def _private(self, value: str) -> int | None:
+        """Return the position of the node of this operator that makes a value which nothing reads or has rounded."""
+        recent = range(self._settled, len(self._nodes))
+        if value in self._rounded or any(value in self._nodes[place].inputs for place in recent):
+            return None
+        return next((place for place in recent if value in self._nodes[place].outputs), None)
+
+    def round(self, value: str, quantisation: Quantisation, name: str) -> str:
+        """Return a value rounded to a quantisation."""
+        if self._private(value) is None or value in self._quantisation:
+            value = self.emit("Identity", (value,), f"{name}.quantise")
+        self._quantisation[value] = quantisation
+        self._rounded.add(value)
+        return value
+
+    def reinterpret(self, value: str, quantisation: Quantisation, name: str) -> str:
+        """Return a value whose stored integers represent other real numbers."""
+        value = self.emit("Identity", (value,), f"{name}.reinterpret", raw=True)
+        self._quantisation[value] = quantisation
+        return value
+
+    def quantised_constant(self, values: np.ndarray, quantisation: Quantisation, name: str) -> str:
+        """Add a constant of stored integers, and return its name."""
+        name = self.constant(values, name)
+        self._quantisation[name] = quantisation
+        return name
 
     def constant(self, values: np.ndarray, name: str) -> str:
         """Add a constant, and return its name."""
@@ -126,6 +212,7 @@ class Builder:
                 raise CompileError(f"{tensor.label} is read, but has no elements")
             values[Order.FILE] = self._names[tensor.index]
             self._add_constant(self._names[tensor.index], tensor.data)
+            self._note(self._names[tensor.index], tensor, tuple(range(tensor.rank)))
         if order not in values:
             (name,) = values.values()
             base = self._base(name, tensor)
@@ -159,6 +246,8 @@ class Builder:
     def _transpose(self, value: str, perm: tuple[int, ...], target: str, base: str) -> None:
         if value in self._constants:
             self._add_constant(target, self._constants[value].transpose(perm))
+            if value in self._quantisation:
+                self._quantisation[target] = self._quantisation[value].transpose(perm)
             return
         # Compose with an earlier Transpose, so that none follows another.
         source, before = self._moves.get(value, (value, tuple(range(len(perm)))))
@@ -173,6 +262,7 @@ class Builder:
         """Add a tensor as an input of the model."""
         name = self._names[tensor.index]
         self.add_value(name, Type(tensor.dtype, tensor.shape))
+        self._note(name, tensor, tuple(range(tensor.rank)))
         self._values[tensor.index] = {Order.FILE: name}
 
     def add_value(self, name: str, type_: Type) -> None:
@@ -195,9 +285,16 @@ class Builder:
         self._makers[name] = base
 
     def _declare(self, name: str, tensor: Tensor, order: Order) -> str:
-        shape = tensor.shape if order is Order.FILE else tuple(tensor.shape[axis] for axis in FIRST)
-        self._declared[name] = Type(tensor.dtype, shape)
+        axes = tuple(range(tensor.rank)) if order is Order.FILE else FIRST
+        self._declared[name] = Type(tensor.dtype, tuple(tensor.shape[axis] for axis in axes))
+        self._note(name, tensor, axes)
         return name
+
+    def _note(self, name: str, tensor: Tensor, axes: tuple[int, ...]) -> None:
+        """Record the quantisation of a tensor's value with permuted `axes`, if its stored numbers have one."""
+        stored = QUANTISED if tensor.data is None else (*QUANTISED, "int32")
+        if tensor.quantisation is not None and tensor.dtype in stored:
+            self._quantisation[name] = tensor.quantisation.transpose(axes)
 
     def settle(self) -> None:
         """Infer the types of all values since the last call, and compare those of tensors with the file.
@@ -212,10 +309,10 @@ class Builder:
         nodes, self._settled = self._nodes[self._settled :], len(self._nodes)
         if not nodes:
             return
-        known = Network((), (), (), self._types, self._constants, {"": OPSET})
         outputs = [name for node in nodes for name in node.outputs]
+        real, quantised = as_real(self._part(nodes, outputs))
         try:
-            inferred = infer_types(known.part(nodes, outputs))
+            inferred = stored_types(infer_types(real), quantised)
         except NetworkError as error:
             raise CompileError(f"operator {self._operator[0]!r} contradicts itself: {error}") from None
         makers = {name: node.label for node in nodes for name in node.outputs}
@@ -231,44 +328,37 @@ class Builder:
             self._types[name] = type_
 
     def real(self, tensor: Tensor, order: Order = Order.FILE) -> str:
-        """Return a tensor's value as real numbers: dequantised, or unchanged if it is not quantised."""
+        """Return a tensor's value as real numbers: a quantised value, or one that needs no scale."""
         name = self.value(tensor, order)
-        if tensor.quantisation is None or tensor.dtype.startswith("float"):
-            if tensor.dtype in QUANTISED:
-                raise CompileError(
-                    f"{tensor.label} of type {tensor.dtype} has no scale; convert the model again"
-                )
+        if tensor.quantisation is None and tensor.dtype in QUANTISED:
+            raise CompileError(f"{tensor.label} of type {tensor.dtype} has no scale; convert the model again")
+        if tensor.quantisation is None or tensor.dtype.startswith("float") or name in self._quantisation:
             return name
-        axes = FIRST if order is Order.CHANNELS_FIRST and tensor.rank == 4 else tuple(range(tensor.rank))
-        return self.dequantise(name, tensor, axes)
-
-    def dequantise(self, name: str, tensor: Tensor, axes: Sequence[int]) -> str:
-        """Return the real numbers of the stored value `name` of a quantised tensor with permuted `axes`."""
-        if name in self._reals:
-            return self._reals[name]
-        quantisation, base = tensor.quantisation, self._base(name, tensor)
-        assert quantisation is not None
-        axis = None if quantisation.per_tensor else tuple(axes).index(quantisation.axis)
-        stored = self._constants.get(name)
-        # Biases of int16 networks are int64, which DequantizeLinear does not support.
-        if stored is not None and stored.dtype == np.int64:
-            self._reals[name] = self.constant(_floats(stored, quantisation, axis), f"{name}:real")
-        else:
-            inputs = (name, *self.parameters(quantisation, tensor, base))
-            self._reals[name] = self.emit("DequantizeLinear", inputs, f"{base}.dequantise", axis=axis)
+        if name not in self._reals:
+            axes = FIRST if order is Order.CHANNELS_FIRST and tensor.rank == 4 else tuple(range(tensor.rank))
+            quantisation, stored = tensor.quantisation.transpose(axes), self._constants.get(name)
+            if stored is None:
+                self._reals[name] = self.reinterpret(name, quantisation, self._base(name, tensor))
+            else:  # biases of int16 networks are int64
+                scales, zeros = quantisation.parameters(stored.shape)
+                real = ((stored - zeros) * scales.astype(np.float64)).astype(np.float32)
+                self._reals[name] = self.constant(real, f"{name}:real")
         return self._reals[name]
 
-    def parameters(self, quantisation: Quantisation, tensor: Tensor, base: str) -> tuple[str, str]:
-        """Return constants for the scales and zero points of a tensor."""
-        shape = () if quantisation.per_tensor else (quantisation.scales.size,)
-        scale = self.constant(quantisation.scales.reshape(shape), f"{base}:scale")
-        zero = self.constant(quantisation.zeros.reshape(shape).astype(tensor.dtype), f"{base}:zero")
-        return scale, zero
+    def set_state(self, name: str, tensor: Tensor) -> None:
+        """Record that value `name` is a variable of a tensor's encoding."""
+        self._note(name, tensor, tuple(range(tensor.rank)))
 
     def part(self, outputs: Sequence[str]) -> Network:
         """Return the network of some values that depend on no input."""
         self.settle()
-        return Network((), (), (), self._types, self._constants, {"": OPSET}).part(self._nodes, outputs)
+        return self._part(self._nodes, outputs)
+
+    def _part(self, nodes: Sequence[Node], outputs: Sequence[str]) -> Network:
+        known = Network(
+            (), (), (), self._types, self._constants, {"": OPSET}, quantisation=self._quantisation
+        )
+        return known.part(nodes, outputs)
 
     def network(self) -> Network:
         """Return the whole network."""
@@ -281,14 +371,19 @@ class Builder:
         self.settle()
         types = {name: self._types[name] for name in inputs}
         read = {*outputs, *(name for node in self._nodes for name in node.inputs)}
+        made = {*inputs, *(name for node in self._nodes for name in node.outputs)}
         constants = {name: value for name, value in self._constants.items() if name in read}
-        return Network(tuple(self._nodes), inputs, outputs, types, constants, {"": OPSET}, states)
-
-
-def _floats(stored: np.ndarray, quantisation: Quantisation, axis: int | None) -> np.ndarray:
-    shape = [-1 if axis == other else 1 for other in range(stored.ndim)]
-    scales, zeros = quantisation.scales.reshape(shape), quantisation.zeros.reshape(shape)
-    return ((stored - zeros) * scales.astype(np.float64)).astype(np.float32)
+        quantisation = {name: value for name, value in self._quantisation.items() if name in read | made}
+        return Network(
+            tuple(self._nodes),
+            inputs,
+            outputs,
+            types,
+            constants,
+            {"": OPSET},
+            states,
+            quantisation=quantisation,
+        )
 
 
 def _describe(type_: Type) -> str:

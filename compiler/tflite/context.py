@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from weft.compiler.errors import CompileError
 from weft.compiler.ir.network import Type
+from weft.compiler.ir.quantisation import Quantisation
 from weft.compiler.tflite.builder import FIRST, LAST, QUANTISED, Builder, Order
-from weft.compiler.tflite.file import Operator, Quantisation, Tensor
+from weft.compiler.tflite.file import Operator, Tensor
 
 _INTEGERS = ("int32", "int64", "int8", "int16", "uint8")
 _ELEMENTS = {
@@ -26,13 +27,6 @@ _CLAMPS = {1: (0.0, None), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
 _UNSUPPORTED_ACTIVATIONS = {4: "TANH", 5: "SIGN_BIT"}
 """Fused activations of the file format that LiteRT's kernels ignore or refuse."""
 _PADDINGS = ("SAME", "VALID")
-
-
-class StateValue(NamedTuple):
-    """A quantised value: the stored integers, and the real numbers that they represent."""
-
-    raw: str
-    real: str
 
 
 @dataclass(eq=False)
@@ -148,16 +142,15 @@ class Context:
         """Return an input as stored."""
         return self.builder.value(self.tensor(index), order)
 
-    def align(self, index: int, rank: int, order: Order, *, as_stored: bool = False) -> str:
+    def align(self, index: int, rank: int, order: Order) -> str:
         """Return an input of rank `rank`, with axes of one element in front, ready to broadcast in an order of axes."""
         tensor = self.tensor(index)
-        read = self.raw if as_stored else self.real
         if tensor.rank == rank or order is Order.FILE:
-            return read(index, order)
+            return self.real(index, order)
         if tensor.quantisation is not None and not tensor.quantisation.per_tensor:
             raise self.refuse(f"reads {tensor.label}, which has a scale for each element of a dimension")
         shape = (1,) * (rank - tensor.rank) + tensor.shape
-        wide = self.reshape(read(index), shape)
+        wide = self.reshape(self.real(index), shape)
         return self.builder.transpose(wide, FIRST, self.name)
 
     def array(
@@ -170,10 +163,15 @@ class Context:
         except (OverflowError, FloatingPointError):
             raise self.refuse(f"has numbers that do not fit {np.dtype(dtype).itemsize * 8} bits") from None
 
-    def emit(self, operator: str, *inputs: str, suffix: str = "", **attributes: Any) -> str:
-        """Add a node, and return its result. All nodes but the main node have a `suffix`."""
+    def emit(
+        self, operator: str, *inputs: str, suffix: str = "", raw: bool = False, **attributes: Any
+    ) -> str:
+        """Add a node, and return its result; with `raw` it computes on stored integers.
+
+        All nodes but the main node have a `suffix`.
+        """
         name = f"{self.name}.{suffix}" if suffix else self.name
-        return self.builder.emit(operator, inputs, name, **attributes)
+        return self.builder.emit(operator, inputs, name, raw=raw, **attributes)
 
     def reshape(self, value: str, shape: Sequence[int]) -> str:
         """Return a value with another shape."""
@@ -187,21 +185,17 @@ class Context:
 
     # State between runs
 
-    def parameters(self, index: int) -> tuple[str, str]:
-        """Return scale and zero point of an input."""
-        tensor = self.tensor(index)
-        return self.builder.parameters(self._scale(tensor), tensor, self.name)
-
-    def read_state(self, index: int) -> StateValue:
+    def read_state(self, index: int) -> str:
         """Return the value of a variable at the start of a run."""
         tensor = self.tensor(index)
-        raw = self.builder.variables.read(tensor.index)
-        return StateValue(raw, self.builder.dequantise(raw, tensor, range(tensor.rank)))
+        value = self.builder.variables.read(tensor.index)
+        self.builder.set_state(value, tensor)
+        return value
 
-    def write_state(self, index: int, raw: str) -> None:
-        """Assign a stored value to a variable for the next run."""
+    def write_state(self, index: int, value: str) -> None:
+        """Assign a value in the variable's encoding to a variable for the next run."""
         tensor = self.tensor(index)
-        self.builder.variables.assign(tensor.index, raw, Type(tensor.dtype, tensor.shape))
+        self.builder.variables.assign(tensor.index, value, Type(tensor.dtype, tensor.shape))
 
     # Results
 
@@ -228,8 +222,8 @@ class Context:
         """Assign real numbers to a result, quantised as the file says."""
         tensor = self.output(index)
         if tensor.dtype in QUANTISED:
-            inputs = (value, *self.builder.parameters(self._scale(tensor), tensor, self.name))
-            self._set("QuantizeLinear", inputs, "quantise", order, tensor)
+            self._scale(tensor)
+            self.store(value, order, index)
         elif tensor.quantisation is not None and not tensor.dtype.startswith("float"):
             raise self.refuse(
                 f"makes {tensor.label} of type {tensor.dtype} with a scale; weft reads int8 to int16"
@@ -238,7 +232,7 @@ class Context:
             self.store(value, order, index)
 
     def _scale(self, tensor: Tensor) -> Quantisation:
-        """Return the quantisation of a result."""
+        """Return the quantisation of a result, which must have one scale."""
         if tensor.quantisation is None:
             raise self.refuse(f"makes {tensor.label} of type {tensor.dtype}, which has no scale")
         if not tensor.quantisation.per_tensor:
@@ -247,45 +241,16 @@ class Context:
             )
         return tensor.quantisation
 
-    def store(self, value: str, order: Order = Order.FILE, index: int = 0) -> None:
-        """Assign a stored value to a result."""
-        self._set("Identity", (value,), "identity", order, self.output(index))
-
-    def emit_result(
-        self, operator: str, *inputs: str, order: Order = Order.FILE, index: int = 0, **attributes: Any
-    ) -> None:
-        """Add the main node; its output is the stored result."""
-        self._set(operator, inputs, "", order, self.output(index), **attributes)
-
-    def emit_results(self, operator: str, *inputs: str, order: Order = Order.FILE, **attributes: Any) -> None:
-        """Add the main node; its outputs are all stored results."""
-        outputs = [self.output(index) for index in range(len(self.operator.outputs))]
-        targets = [self.builder.target(tensor, order) for tensor in outputs]
-        self.builder.node(operator, inputs, targets, self.name, **attributes)
-        for tensor, target in zip(outputs, targets, strict=True):
-            self.builder.set(tensor, target, order, self.name)
-
-    def _set(
-        self,
-        operator: str,
-        inputs: Sequence[str],
-        suffix: str,
-        order: Order,
-        tensor: Tensor,
-        **attributes: Any,
-    ) -> None:
-        target = self.builder.target(tensor, order)
-        name = f"{self.name}.{suffix}" if suffix else self.name
-        self.builder.node(operator, inputs, (target,), name, **attributes)
-        self.builder.set(tensor, target, order, self.name)
+    def store(self, value: str, order: Order = Order.FILE, index: int = 0, *, raw: bool = False) -> None:
+        """Assign a value to a result; with `raw` it is the result's stored integers."""
+        self.builder.assign(self.output(index), value, order, self.name, raw=raw)
 
     def quantise(self, value: str, index: int = 0) -> str:
         """Return real numbers in the encoding of a result that has yet to be reshaped."""
         tensor = self.output(index)
         if tensor.dtype not in QUANTISED:
             return value
-        parameters = self.builder.parameters(self._scale(tensor), tensor, self.name)
-        return self.emit("QuantizeLinear", value, *parameters, suffix="quantise")
+        return self.builder.round(value, self._scale(tensor), self.name)
 
     def finish_reshaped(self, value: str, order: Order = Order.FILE, index: int = 0) -> None:
         """Assign real numbers of another shape to a result; values of rank 4 have an order of axes."""
@@ -295,10 +260,7 @@ class Context:
         """Assign a stored value of another shape to a result; values of rank 4 have an order of axes."""
         if order is Order.CHANNELS_FIRST:
             value = self.builder.transpose(value, LAST, self.name)
-        target = self.builder.target(self.output(index), Order.FILE)
-        shape = self.array(self.output(index).shape)
-        self.builder.node("Reshape", (value, shape), (target,), f"{self.name}.reshape")
-        self.builder.set(self.output(index), target, Order.FILE, self.name)
+        self.store(self.reshape(value, self.output(index).shape), index=index)
 
     def move(
         self,
@@ -309,15 +271,20 @@ class Context:
         reshape: bool = False,
         **attributes: Any,
     ) -> None:
-        """Add a node that moves elements of an input, in stored form if input and result have equal encoding."""
-        same_encoding = self.same_encoding(self.tensor(index))
-        value = self.raw(index, order) if same_encoding else self.real(index, order)
-        if same_encoding and not reshape:
-            return self.emit_result(operator, value, *others, order=order, **attributes)
-        moved = self.emit(operator, value, *others, **attributes)
-        if not reshape:
-            return self.finish(moved, order)
-        return (self.store_reshaped if same_encoding else self.finish_reshaped)(moved, order)
+        """Add a node that moves elements of an input."""
+        value, finish = self.movable(index, order, reshape=reshape)
+        finish(self.emit(operator, value, *others, **attributes), order)
+
+    def movable(
+        self, index: int, order: Order = Order.FILE, *, reshape: bool = False
+    ) -> tuple[str, Callable[..., None]]:
+        """Return an input to be moved, and the function that assigns it to a result, which `reshape` also reshapes.
+
+        Without a scale, stored integers of equal types are moved.
+        """
+        if self.same_encoding(self.tensor(index)):
+            return self.raw(index, order), self.store_reshaped if reshape else self.store
+        return self.real(index, order), self.finish_reshaped if reshape else self.finish
 
     def same_encoding(self, *tensors: Tensor) -> bool:
         """Return whether stored values of `tensors` have the type and scale of the first result."""
@@ -331,14 +298,12 @@ class Context:
 
     def cast(self, value: str) -> str:
         """Return a value in the type of the result."""
-        return self.emit("Cast", value, suffix="cast", to=_ELEMENTS[self.output().dtype])
+        return self.emit("Cast", value, suffix="cast", raw=True, to=_ELEMENTS[self.output().dtype])
 
 
 def _same_scale(one: Tensor, other: Tensor) -> bool:
     a, b = one.quantisation, other.quantisation
-    if a is None or b is None:
-        return a is b
-    return a.per_tensor and b.per_tensor and bool(a.scales[0] == b.scales[0] and a.zeros[0] == b.zeros[0])
+    return a is b if a is None or b is None else a == b and a.per_tensor
 
 
 def nchw(axis: int) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 
 from weft.compiler.errors import CompileError
 from weft.compiler.ir.network import MAX_ELEMENTS
+from weft.compiler.ir.quantisation import Quantisation
 from weft.hdl.isa import encoding
 from weft.hdl.schema import printable
 
@@ -40,20 +41,8 @@ _DTYPES = {
     "INT16": "int16", "INT32": "int32", "INT64": "int64", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32",
     "UINT64": "uint64",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Quantisation:
-    """Scales and zero points: one each, or one per element along `axis`."""
-
-    scales: np.ndarray
-    zeros: np.ndarray
-    axis: int
-
-    @property
-    def per_tensor(self) -> bool:
-        """True if there is one scale for all elements."""
-        return self.scales.size == 1
+_INTEGERS = ("int4", "int8", "uint8", "int16", "int32", "int64")
+"""Types of quantised values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,9 +245,12 @@ class _Parser:
                 f"{tensor.label} has scale {bad[0]:g}; scales must be finite and not below zero"
             )
         _check_zeros(zeros, tensor)
-        all_zeros = np.zeros(scales.size, np.int64)
+        shape = () if scales.size == 1 else scales.shape
+        # Values of 4 bits are stored in 8.
+        dtype = {"int4": "int8"}.get(tensor.dtype, tensor.dtype if tensor.dtype in _INTEGERS else "int64")
+        all_zeros = np.zeros(scales.size, dtype)
         all_zeros[:] = zeros if zeros.size else 0
-        return Quantisation(scales.astype(np.float32), all_zeros, axis)
+        return Quantisation(scales.astype(np.float32).reshape(shape), all_zeros.reshape(shape), axis)
 
     def _operator(self, codes: list[str], table: Any, index: int) -> Operator:
         code = table.OpcodeIndex()
@@ -269,7 +261,7 @@ class _Parser:
 
 
 def _check_zeros(zeros: np.ndarray, tensor: Tensor) -> None:
-    if not zeros.size or tensor.dtype not in ("int4", "int8", "uint8", "int16", "int32", "int64"):
+    if not zeros.size or tensor.dtype not in _INTEGERS:
         return
     info = ml_dtypes.iinfo(tensor.dtype) if tensor.dtype == "int4" else np.iinfo(tensor.dtype)
     for zero in (int(zeros.min()), int(zeros.max())):

@@ -11,6 +11,7 @@ import numpy as np
 from weft.compiler.errors import CompileError, EvaluationError
 from weft.compiler.host.evaluate import Evaluator
 from weft.compiler.ir.network import State, Type, type_of
+from weft.compiler.onnx.links import expand
 
 if TYPE_CHECKING:
     from weft.compiler.tflite.builder import Builder
@@ -59,7 +60,7 @@ class Variables:
         if key not in self._known:
             if isinstance(key, int):
                 tensor = self._builder.file.tensors[key]
-                zero = 0 if tensor.quantisation is None else int(tensor.quantisation.zeros[0])
+                zero = 0 if tensor.quantisation is None else int(tensor.quantisation.zeros)
                 initial = np.broadcast_to(np.array(zero, tensor.dtype), tensor.shape)  # of any size
                 name = self._builder.name_of(tensor)
                 self._known[key] = _Variable(name, tensor.label, initial, type=type_of(initial))
@@ -132,7 +133,9 @@ class Variables:
         for variable in self._known.values():
             if variable.read and variable.value:
                 target = self._builder.unique(f"{variable.name}:next")
-                self._builder.node("Identity", (variable.value,), (target,), f"{variable.name}:kept")
+                self._builder.node(
+                    "Identity", (variable.value,), (target,), f"{variable.name}:kept", raw=True
+                )
                 assert variable.initial is not None
                 yield State(variable.name, target, variable.initial)
 
@@ -153,7 +156,7 @@ class Variables:
         assigned = {key: variable.value for key, variable in self._known.items() if variable.value}
         network = self._builder.part(tuple(dict.fromkeys(assigned.values())))
         try:
-            results = dict(zip(network.outputs, Evaluator(network).run({}), strict=True))
+            results = dict(zip(network.outputs, Evaluator(expand(network)).run({}), strict=True))
         except EvaluationError as error:
             raise CompileError(f"initial values of variables cannot be computed: {error}") from None
         return {key: np.asarray(results[value]) for key, value in assigned.items()}

@@ -7,6 +7,8 @@ import functools
 import math
 from typing import Any
 
+import numpy as np
+
 from weft.compiler.tflite.builder import Order
 from weft.compiler.tflite.context import Context
 from weft.compiler.tflite.record import Record
@@ -93,17 +95,17 @@ def squared_difference(context: Context) -> None:
 
 def compare(context: Context, operator: str) -> None:
     values, order = operands(context)
-    context.emit_result(operator, *values, order=order)
+    context.store(context.emit(operator, *values), order)
 
 
 def differ(context: Context) -> None:
     values, order = operands(context)
-    context.emit_result("Not", context.emit("Equal", *values, suffix="equal"), order=order)
+    context.store(context.emit("Not", context.emit("Equal", *values, suffix="equal")), order)
 
 
 def negate(context: Context) -> None:
     order = context.order(0)
-    context.emit_result("Not", context.raw(0, order), order=order)
+    context.store(context.emit("Not", context.raw(0, order)), order)
 
 
 def select(context: Context) -> None:
@@ -131,16 +133,13 @@ def _scale_input(context: Context, order: Order, factor: float) -> str:
     """Return the first input times a factor, which changes its scale if it has one."""
     tensor = context.tensor()
     value = context.real(0, order)
-    quantisation = tensor.quantisation
     if factor == 1.0:
         return value
-    if quantisation is None or not quantisation.per_tensor:
+    if tensor.quantisation is None or not tensor.quantisation.per_tensor:
         return context.emit("Mul", value, context.array(factor, "float32"), suffix="scale")
-    scaled = dataclasses.replace(
-        quantisation, scales=quantisation.scales * type(quantisation.scales[0])(factor)
-    )
-    parameters = context.builder.parameters(scaled, tensor, context.name)
-    return context.emit("DequantizeLinear", context.raw(0, order), *parameters, suffix="dequantise")
+    scales = tensor.quantisation.scales * np.float32(factor)
+    scaled = dataclasses.replace(tensor.quantisation, scales=scales)
+    return context.builder.reinterpret(value, scaled, context.name)
 
 
 def prelu(context: Context) -> None:

@@ -121,25 +121,21 @@ def transpose(context: Context) -> None:
     perm = [int(axis) for axis in context.axes(1, "axis", rank)]
     if sorted(perm) != list(range(rank)):
         raise context.refuse(f"has axes {perm}; it must have each of {rank} once")
-    if context.same_encoding(context.tensor()):
-        return context.builder.transpose_to(context.raw(), perm, context.output(), context.name)
-    return context.finish(context.builder.transpose(context.real(), perm, context.name))
+    value, finish = context.movable(0)
+    finish(context.builder.transpose(value, perm, context.name))
 
 
 def concatenate(context: Context) -> None:
-    """Convert to Concat, in stored form if all inputs have the result's scale."""
+    """Convert to Concat."""
     rank, order = context.output().rank, context.order()
     axis = place(context.axis(int(context.option("Axis")), "axis", rank), order)
     for tensor in context.inputs:
         if tensor.rank != rank:
             raise context.refuse(f"joins {tensor.label} of {tensor.rank} dimensions to one of {rank}")
-    places = range(len(context.operator.inputs))
-    if context.same_encoding(*context.inputs) and not context.option("FusedActivationFunction"):
-        return context.emit_result(
-            "Concat", *(context.raw(index, order) for index in places), order=order, axis=axis
-        )
-    value = context.emit("Concat", *(context.real(index, order) for index in places), axis=axis)
-    return context.finish(context.activate(value), order)
+    same = context.same_encoding(*context.inputs) and not context.option("FusedActivationFunction")
+    read, finish = (context.raw, context.store) if same else (context.real, context.finish)
+    values = [read(index, order) for index in range(len(context.operator.inputs))]
+    finish(context.activate(context.emit("Concat", *values, axis=axis)), order)
 
 
 def pack(context: Context) -> None:
@@ -148,14 +144,13 @@ def pack(context: Context) -> None:
     axis = context.axis(int(context.option("Axis")), "axis", output.rank)
     shape = [1 if other == axis else size for other, size in enumerate(output.shape)]
     same = context.same_encoding(*context.inputs)
+    read, finish = (context.raw, context.store) if same else (context.real, context.finish)
     values = []
     for index, tensor in enumerate(context.inputs):
         if math.prod(tensor.shape) != math.prod(shape):
             raise context.refuse(f"packs {tensor.label}, whose shape does not fit {output.label}")
-        values.append(context.reshape(context.raw(index) if same else context.real(index), shape))
-    if same:
-        return context.emit_result("Concat", *values, axis=axis)
-    return context.finish(context.emit("Concat", *values, axis=axis))
+        values.append(context.reshape(read(index), shape))
+    finish(context.emit("Concat", *values, axis=axis))
 
 
 def unpack(context: Context) -> None:
@@ -195,13 +190,10 @@ def _split(context: Context, data: int, axes: int, shapes: list[tuple[int, ...]]
                 f"makes {context.output(index).label} of another number of dimensions than its input"
             )
     sizes = _equal_parts(context, tensor.shape[axis]) if shapes is None else [shape[axis] for shape in shapes]
-    if _all_same_encoding(context, data):
-        parts = context.array(sizes)
-        return context.emit_results(
-            "Split", context.raw(data, order), parts, order=order, axis=place(axis, order)
-        )
-    for index, value in enumerate(context.parts(context.real(data, order), sizes, place(axis, order))):
-        context.finish(value, order, index)
+    same = _all_same_encoding(context, data)
+    read, finish = (context.raw, context.store) if same else (context.real, context.finish)
+    for index, value in enumerate(context.parts(read(data, order), sizes, place(axis, order))):
+        finish(value, order, index)
 
 
 def _all_same_encoding(context: Context, data: int) -> bool:
@@ -225,23 +217,19 @@ def pad(context: Context) -> None:
     pads = _pads(context)
     before, after = (in_order([pair[at] for pair in pads], order) for at in range(2))
     places = context.array((*before, *after))
-    same = context.same_encoding(tensor)
+    fills = []
     if context.has(2):
         fill = context.tensor(2)
         if math.prod(fill.shape) != 1:
             raise context.refuse(
                 f"fills with {fill.label}, which has {math.prod(fill.shape)} elements; it must have one"
             )
-        same = same and context.same_encoding(fill)
-        value = context.reshape(context.raw(2) if same else context.real(2), ())
-    elif same:
-        zero = 0 if tensor.quantisation is None else int(tensor.quantisation.zeros[0])
-        value = context.array(zero, tensor.dtype)
-    else:
-        value = context.array(0.0, "float32")
-    if same:
-        return context.emit_result("Pad", context.raw(0, order), places, value, order=order, mode="constant")
-    return context.finish(context.emit("Pad", context.real(0, order), places, value, mode="constant"), order)
+        fills = [fill]
+    same = context.same_encoding(tensor, *fills)
+    read, finish = (context.raw, context.store) if same else (context.real, context.finish)
+    value = read(0, order)
+    fill_values = [context.reshape(read(2), ()) for _ in fills]
+    finish(context.emit("Pad", value, places, *fill_values, mode="constant"), order)
 
 
 def _pads(context: Context) -> list[tuple[int, int]]:
@@ -288,11 +276,10 @@ def _few(context: Context, size: int) -> int:
 
 def _gather_axes(context: Context, selected: dict[int, np.ndarray], order: Order) -> None:
     """Write the elements of the first input at given positions along some of the file's axes."""
-    same = context.same_encoding(context.tensor())
-    value = context.raw(0, order) if same else context.real(0, order)
+    value, finish = context.movable(0, order)
     for axis, indices in selected.items():
         value = context.emit("Gather", value, context.array(indices), axis=place(axis, order))
-    (context.store if same else context.finish)(value, order)
+    finish(value, order)
 
 
 def slice_sizes(context: Context) -> None:

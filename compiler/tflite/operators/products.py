@@ -44,11 +44,7 @@ _CHANNELS_LAST = (3, 0, 1, 2)
 
 def weights(context: Context, index: int, perm: Sequence[int]) -> str:
     """Return weights as real numbers, with permuted axes."""
-    tensor = context.tensor(index)
-    stored = context.builder.transpose(context.raw(index), perm, context.name)
-    if tensor.quantisation is None:
-        return stored if tensor.dtype.startswith("float") else context.real(index)
-    return context.builder.dequantise(stored, tensor, perm)
+    return context.builder.transpose(context.real(index), perm, context.name)
 
 
 def bias(context: Context, index: int, data: int, filters: int) -> tuple[str, ...]:
@@ -168,12 +164,9 @@ def _as_matrix(context: Context, shape: tuple[int, int]) -> str:
     tensor = context.tensor()
     if tensor.shape == shape:
         return context.real()
-    value = context.reshape(context.raw(), shape)
-    if tensor.quantisation is None:
-        return value if tensor.dtype.startswith("float") else context.real()
-    if not tensor.quantisation.per_tensor:
+    if tensor.quantisation is not None and not tensor.quantisation.per_tensor:
         raise context.refuse(f"reads {tensor.label}, which has a scale for each element of a dimension")
-    return context.builder.dequantise(value, tensor, (0, 1))
+    return context.reshape(context.real(), shape)
 
 
 def batch_product(context: Context) -> None:
@@ -236,7 +229,7 @@ def extreme(context: Context, operator: str) -> None:
         raise context.refuse(f"has {places.size} axes; it takes one")
     axis = context.axis(int(places[0]), "axis", rank)
     axis = nchw(axis) if order is Order.CHANNELS_FIRST else axis
-    value = context.emit(operator, context.raw(0, order), axis=axis, keepdims=1)
+    value = context.emit(operator, context.raw(0, order), raw=True, axis=axis, keepdims=1)
     context.store_reshaped(context.cast(value), order)
 
 

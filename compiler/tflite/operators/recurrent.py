@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.ir.network import MAX_NODES
-from weft.compiler.tflite.context import Context, StateValue
-from weft.compiler.tflite.file import Quantisation, Tensor
+from weft.compiler.ir.quantisation import Quantisation
+from weft.compiler.tflite.context import Context
+from weft.compiler.tflite.file import Tensor
 from weft.compiler.tflite.record import Record
 
 _SUMS, _UNIT = 2.0**-12, 2.0**-15
@@ -53,9 +54,9 @@ def lstm(context: Context) -> None:
     states, pages = (context.read_state(_HIDDEN), context.read_state(_CELL)), []
     for at in range(steps):
         states = cell.step(cell.part(sums, 0, at * batch, batch), *states)
-        pages.append(context.reshape(states[0].real, (1, batch, cell.size)))
+        pages.append(context.reshape(states[0], (1, batch, cell.size)))
     for index, value in zip((_HIDDEN, _CELL), states, strict=True):
-        context.write_state(index, value.raw)
+        context.write_state(index, value)
     result = pages[0] if steps == 1 else context.emit("Concat", *pages, suffix="concat", axis=0)
     if not first:
         result = context.emit("Transpose", result, suffix="transpose", perm=(1, 0, 2))
@@ -127,30 +128,24 @@ class _Cell:
                 )
         return cls(context, size, hidden, cell, float(context.option("CellClip")))
 
-    def step(self, part: str, hidden: StateValue, cell: StateValue) -> tuple[StateValue, StateValue]:
+    def step(self, part: str, hidden: str, cell: str) -> tuple[str, str]:
         """Return hidden state and cell after a step."""
         emit = self.context.emit
-        product = self.product(hidden.real, 5, biased=False)
-        sums = self.quantise(emit("Add", part, product, suffix="add"), _SUMS).real
-        gates = self.quantise(
-            emit("Sigmoid", self.part(sums, 1, 0, 3 * self.size), suffix="sigmoid"), _UNIT
-        ).real
+        product = self.product(hidden, 5, biased=False)
+        sums = self.quantise(emit("Add", part, product, suffix="add"), _SUMS)
+        gates = self.quantise(emit("Sigmoid", self.part(sums, 1, 0, 3 * self.size), suffix="sigmoid"), _UNIT)
         i, o, f = (self.part(gates, 1, at * self.size, self.size) for at in range(3))
-        new = self.quantise(
-            emit("Tanh", self.part(sums, 1, 3 * self.size, self.size), suffix="tanh"), _UNIT
-        ).real
-        scale = float(self.cell.scales[0])
-        parts = (emit("Mul", *pair, suffix="multiply") for pair in ((f, cell.real), (i, new)))
-        next_cell = emit("Add", *(self.quantise(item, scale).real for item in parts), suffix="add")
+        new = self.quantise(emit("Tanh", self.part(sums, 1, 3 * self.size, self.size), suffix="tanh"), _UNIT)
+        scale = float(self.cell.scales)
+        parts = (emit("Mul", *pair, suffix="multiply") for pair in ((f, cell), (i, new)))
+        next_cell = emit("Add", *(self.quantise(item, scale) for item in parts), suffix="add")
         if self.clip > 0:
             ends = (self.context.array(end, "float32") for end in (-self.clip, self.clip))
             next_cell = emit("Clip", next_cell, *ends, suffix="clip")
         next_state = self.quantise(next_cell, scale)
-        seen = self.quantise(emit("Tanh", next_state.real, suffix="tanh"), _UNIT).real
+        seen = self.quantise(emit("Tanh", next_state, suffix="tanh"), _UNIT)
         result = emit("Mul", o, seen, suffix="multiply")
-        return self.quantise(
-            result, float(self.hidden.scales[0]), int(self.hidden.zeros[0]), "int8"
-        ), next_state
+        return self.quantise(result, float(self.hidden.scales), int(self.hidden.zeros), "int8"), next_state
 
     def product(self, value: str, index: int, *, biased: bool) -> str:
         """Return rows times the weights of all gates, plus biases, rounded."""
@@ -158,14 +153,9 @@ class _Cell:
         tensors = [context.tensor(index + at) for at in _ORDER]
         stored = np.concatenate([_contents(tensor) for tensor in tensors]).T
         scales = np.repeat([_scale(tensor) for tensor in tensors], self.size).astype(np.float32)
-        parameters = (stored, scales, np.zeros(len(scales), np.int8))
-        names = (context.builder.constant(item, f"{context.name}:weights") for item in parameters)
-        product = context.emit(
-            "MatMul",
-            value,
-            context.emit("DequantizeLinear", *names, suffix="weights", axis=1),
-            suffix="product",
-        )
+        quantisation = Quantisation(scales, np.zeros(len(scales), np.int8), axis=1)
+        weights = context.builder.quantised_constant(stored, quantisation, f"{context.name}:weights")
+        product = context.emit("MatMul", value, weights, suffix="product")
         biases = [context.tensor(12 + at) for at in _ORDER if context.has(12 + at)] if biased else []
         if len(biases) == len(_ORDER):
             inputs = _scale(context.tensor(0))
@@ -173,18 +163,15 @@ class _Cell:
             product = context.emit(
                 "Add", product, context.array(np.concatenate(values), "float32"), suffix="bias"
             )
-        return self.quantise(product, _SUMS).real
+        return self.quantise(product, _SUMS)
 
     def part(self, value: str, axis: int, first: int, count: int) -> str:
         ends = (self.context.array([end]) for end in (first, first + count, axis))
         return self.context.emit("Slice", value, *ends, suffix="part")
 
-    def quantise(self, value: str, scale: float, zero: int = 0, dtype: str = "int16") -> StateValue:
-        parameters = (self.context.array(scale, "float32"), self.context.array(zero, dtype))
-        stored = self.context.emit("QuantizeLinear", value, *parameters, suffix="quantise")
-        return StateValue(
-            stored, self.context.emit("DequantizeLinear", stored, *parameters, suffix="dequantise")
-        )
+    def quantise(self, value: str, scale: float, zero: int = 0, dtype: str = "int16") -> str:
+        quantisation = Quantisation(np.array(scale, np.float32), np.array(zero, dtype))
+        return self.context.builder.round(value, quantisation, self.context.name)
 
 
 def _contents(tensor: Tensor) -> np.ndarray:
@@ -194,7 +181,7 @@ def _contents(tensor: Tensor) -> np.ndarray:
 
 def _scale(tensor: Tensor) -> float:
     assert tensor.quantisation is not None
-    return float(tensor.quantisation.scales[0])
+    return float(tensor.quantisation.scales)
 
 
 RECURRENT_OPERATORS = (
@@ -223,19 +210,18 @@ def svdf(context: Context) -> None:
     batch, filters, memory = form.batch, form.filters, form.memory
     weights = context.builder.transpose(context.real(1), (1, 0), context.name)
     product = context.emit("MatMul", context.real(0), weights, suffix="features")
-    features = context.emit("QuantizeLinear", product, *context.parameters(_STATE), suffix="quantise")
+    features = context.builder.round(product, _svdf_quantisation(context.tensor(_STATE)), context.name)
     newest = context.reshape(features, (batch, filters, 1, 1))
     rows = newest
     if memory > 1:
-        before = context.reshape(context.read_state(_STATE).raw, (batch, filters, memory, 1))
+        before = context.reshape(context.read_state(_STATE), (batch, filters, memory, 1))
         ends = (context.array([end]) for end in (1, memory, 2))
         previous = context.emit("Slice", before, *ends, suffix="kept")
         rows = context.emit("Concat", previous, newest, suffix="concat", axis=2)
     else:
         context.read_state(_STATE)
     context.write_state(_STATE, context.reshape(rows, (batch, filters * memory)))
-    image = context.emit("DequantizeLinear", rows, *context.parameters(_STATE), suffix="dequantise")
-    result = context.activate(form.product(image))
+    result = context.activate(form.product(rows))
     context.finish_reshaped(result)
 
 
@@ -267,7 +253,7 @@ class _Form:
                     f"reads {context.tensor(at).label} of shape {context.tensor(at).shape}; it must be {shape}"
                 )
         _check_rest(context)
-        if not memory or _svdf_quantisation(state).zeros[0]:
+        if not memory or _svdf_quantisation(state).zeros:
             raise context.refuse(f"keeps {state.label}, which must have elements, and 0 as its zero point")
         assert time.data is not None
         bias = context.numbers(3, "biases") if context.has(3) else np.zeros(units, np.int64)
@@ -291,23 +277,19 @@ class _Form:
         places = math.floor(math.log2(_LARGEST / (_SVDF_STEPS + float(largest_lower.max()) * unit / step)))
         if places < _LEAST:
             return self._convolve(image, self.weights, 0, unit, biased=True)
-        parameters = context.array(math.ldexp(step, -places), "float32"), context.array(0, "int16")
+        rounding = Quantisation(np.array(math.ldexp(step, -places), np.float32), np.array(0, np.int16))
         parts = []
         for values, shift in ((upper, bits), (lower, 0)):
             part = self._convolve(image, values, shift, unit, biased=not shift)
-            stored = context.emit("QuantizeLinear", part, *parameters, suffix="quantise")
-            parts.append(context.emit("DequantizeLinear", stored, *parameters, suffix="dequantise"))
+            parts.append(context.builder.round(part, rounding, context.name))
         return context.emit("Add", *parts, suffix="add")
 
     def _convolve(self, image: str, values: np.ndarray, shift: int, unit: float, *, biased: bool) -> str:
         """Return the product with some weights times ``2**shift``; `unit` is the scale of sums."""
         context, builder = self.context, self.context.builder
         scale = math.ldexp(_svdf_scale(context.tensor(2)), shift)
-        parameters = [
-            builder.constant(values[..., None], f"{context.name}:weights"),
-            context.array(scale, "float32"),
-        ]
-        weights = context.emit("DequantizeLinear", *parameters, suffix="weights")
+        quantisation = Quantisation(np.array(scale, np.float32), np.zeros((), values.dtype))
+        weights = builder.quantised_constant(values[..., None], quantisation, f"{context.name}:weights")
         inputs = [image, weights]
         if biased and self.bias.any():
             inputs.append(context.array(self.bias * unit, "float32"))
@@ -347,7 +329,7 @@ def _svdf_quantisation(tensor: Tensor) -> Quantisation:
 
 
 def _svdf_scale(tensor: Tensor) -> float:
-    return float(_svdf_quantisation(tensor).scales[0])
+    return float(_svdf_quantisation(tensor).scales)
 
 
 SVDF_OPERATORS = (

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from weft.compiler.ir.network import Type
-from weft.compiler.tflite.builder import QUANTISED
 from weft.compiler.tflite.context import Context
 from weft.compiler.tflite.record import Record
 from weft.compiler.tflite.variables import Key
@@ -21,12 +19,12 @@ def handle(context: Context) -> None:
 
 
 def read(context: Context) -> None:
-    context.store(context.builder.variables.read(_variable(context)))
+    context.store(context.builder.variables.read(_variable(context)), raw=True)
 
 
 def assign(context: Context) -> None:
     tensor = context.tensor(1)
-    value = context.emit("Identity", context.raw(1), suffix="assigned")
+    value = context.emit("Identity", context.raw(1), suffix="assigned", raw=True)
     context.builder.variables.assign(_variable(context), value, Type(tensor.dtype, tensor.shape))
 
 
@@ -58,19 +56,16 @@ def quantise(context: Context) -> None:
 
 def dequantise(context: Context) -> None:
     """Convert DEQUANTIZE; float16 weights become float32."""
-    order, tensor = context.order(0), context.tensor()
-    if tensor.dtype == "float16":
+    order = context.order(0)
+    if context.tensor().dtype == "float16":
         return context.store(context.cast(context.raw(0, order)), order)
-    if tensor.dtype not in QUANTISED or tensor.quantisation is None or not tensor.quantisation.per_tensor:
-        return context.store(context.real(0, order), order)
-    parameters = context.builder.parameters(tensor.quantisation, tensor, context.name)
-    return context.emit_result("DequantizeLinear", context.raw(0, order), *parameters, order=order)
+    return context.store(context.real(0, order), order)
 
 
 def cast(context: Context) -> None:
     """Convert CAST of stored values, which ignores scales."""
     order = context.order(0)
-    context.store(context.cast(context.raw(0, order)), order)
+    context.store(context.cast(context.raw(0, order)), order, raw=True)
 
 
 def shape(context: Context) -> None:
@@ -101,7 +96,7 @@ def to_batch(context: Context) -> None:
     count, inner_sizes = len(blocks), shape[len(blocks) + 1 :]
     if math.prod(padded) != math.prod(output.shape):
         raise context.refuse(f"splits {math.prod(padded):,} elements into {math.prod(output.shape):,}")
-    value, same = _value(context)
+    value, finish = context.movable(0, reshape=True)
     if any(map(any, pads)):
         places = [
             0,
@@ -111,17 +106,13 @@ def to_batch(context: Context) -> None:
             *(pair[1] for pair in pads),
             *[0] * len(inner_sizes),
         ]
-        tensor = context.tensor()
-        # Pads are 0, which stored values represent by the zero point.
-        zero = 0 if tensor.quantisation is None or not same else int(tensor.quantisation.zeros[0])
-        fill = context.array(zero, tensor.dtype if same else "float32")
-        value = context.emit("Pad", value, context.array(places), fill, suffix="pad", mode="constant")
+        value = context.emit("Pad", value, context.array(places), suffix="pad", mode="constant")
     cut = [shape[0]]
     for size, block in zip(padded[1 : count + 1], blocks, strict=True):
         cut += [size // block, block]
     inner = range(1, 2 * count + 1, 2)
     perm = [*(axis + 1 for axis in inner), 0, *inner, *range(2 * count + 1, 2 * count + 1 + len(inner_sizes))]
-    _finish_transposed(context, value, same, [*cut, *inner_sizes], perm)
+    finish(context.builder.transpose(context.reshape(value, [*cut, *inner_sizes]), perm, context.name))
 
 
 def to_space(context: Context) -> None:
@@ -136,7 +127,7 @@ def to_space(context: Context) -> None:
     cropped = [size - sum(pair) for size, pair in zip(joined, crops, strict=True)]
     if (shape[0] // images, *cropped, *inner_sizes) != output.shape:
         raise context.refuse(f"crops {joined} to {cropped}, which gives another shape than the file's")
-    value, same = _value(context)
+    value, finish = context.movable(0)
     cut = [*blocks, shape[0] // images, *shape[1:]]
     perm = [count]
     for axis in range(count):
@@ -149,22 +140,7 @@ def to_space(context: Context) -> None:
         [size - pair[1] for size, pair in zip(joined, crops, strict=True)],
     )
     places = [context.array(item) for item in (starts, ends, [axis + 1 for axis in range(count)])]
-    if same:
-        return context.emit_result("Slice", value, *places)
-    return context.finish(context.emit("Slice", value, *places))
-
-
-def _value(context: Context) -> tuple[str, bool]:
-    """Return the input, and whether its stored values have the result's type and scale."""
-    same = context.same_encoding(context.tensor())
-    return (context.raw() if same else context.real()), same
-
-
-def _finish_transposed(
-    context: Context, value: str, same: bool, cut: Sequence[int], perm: Sequence[int]
-) -> None:
-    value = context.builder.transpose(context.reshape(value, cut), perm, context.name)
-    (context.store_reshaped if same else context.finish_reshaped)(value)
+    finish(context.emit("Slice", value, *places))
 
 
 def _blocks(context: Context) -> list[int]:
