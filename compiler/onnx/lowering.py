@@ -202,7 +202,8 @@ def reason(match: Match, node: Node) -> str:
         return match.alone[node.index]
     readers = [user.name for user in model.users(node.outputs[0])]
     if not readers or node.outputs[0] in model.outputs:
-        return "its result is an output of the model in float"
+        stored = node.outputs[0] in model.network.quantisation
+        return f"its result is an output of the model{'' if stored else ' in float'}"
     return f"{READ_ON_HOST} by {', '.join(repr(name) for name in readers)}"
 
 

@@ -13,7 +13,7 @@ from weft.compiler.onnx.functions import Function
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.qdq import Constant, Quant, Recipe, Results, Symbol, quant_of
 
-QUANTISE, DEQUANTISE = "quantise", "dequantise"
+QUANTISE, DEQUANTISE = "Quantised results", "Quantised operands"
 """Steps after and before an operator: its result is rounded to the quantisation of its output, and it reads real
 numbers of quantised inputs. Their records have these names.
 """

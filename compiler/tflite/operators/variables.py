@@ -77,8 +77,8 @@ def shape(context: Context) -> None:
 
 
 TYPES_OPERATORS = (
-    Record(("QUANTIZE",), (1, 1), "QuantizeLinear", quantise),
-    Record(("DEQUANTIZE",), (1, 1), "DequantizeLinear", dequantise),
+    Record(("QUANTIZE",), (1, 1), "a value of another scale", quantise),
+    Record(("DEQUANTIZE",), (1, 1), "real numbers", dequantise),
     Record(("CAST",), (1, 1), "Cast", cast),
     Record(("SHAPE",), (1, 1), "a constant", shape),
 )
