@@ -1,4 +1,4 @@
-"""Reader of TFLite files: networks of ONNX's operators, with QuantizeLinear and DequantizeLinear around them."""
+"""Reader of TFLite files: networks of ONNX's operators on values that have the scales of the file's tensors."""
 
 from __future__ import annotations
 
