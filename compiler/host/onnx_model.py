@@ -27,13 +27,14 @@ _IR_VERSION = 8
 
 
 def model_of(network: Network, *, weights: bool = True) -> onnx.ModelProto:
-    """Return a network as an ONNX model; without `weights`, large constants are inputs.
+    """Return a network without quantised values as an ONNX model; without `weights`, large constants are inputs.
 
     Raises
     ------
     NetworkError
         If ONNX does not support an attribute, a type or a name.
     """
+    assert not network.quantisation, "`weft.compiler.onnx.links.expand` writes quantised values"
     try:
         opsets = [helper.make_opsetid(domain, version) for domain, version in network.opsets.items()]
         version = max(_IR_VERSION, helper.find_min_ir_version_for(opsets, ignore_unknown=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,30 +30,42 @@ SPACING = 2
 _CONTROL = ("If", "Loop", "Scan", "SequenceMap")
 
 
-def absorb(network: Network) -> Network:
-    """Return a network whose values have the quantisation that QuantizeLinear and DequantizeLinear nodes give them.
+@dataclass(frozen=True)
+class Link:
+    """Conversion from real numbers to stored integers if `quantises`, else from stored integers to real numbers."""
 
-    A node stays where its parameters are not constant. Where a value is needed in both forms, or a file gives the
-    same integers two meanings, an Identity remains.
+    quantisation: Quantisation
+    quantises: bool
+
+
+def absorb(network: Network, links: Mapping[str, Link] | None = None) -> Network:
+    """Return a network whose values have the quantisation that nodes give them.
+
+    These are the nodes of `links`, by name; if it is omitted, each QuantizeLinear and DequantizeLinear with constant
+    parameters. Where a value is needed in both forms, or the same integers have two meanings, an Identity remains.
 
     Raises
     ------
     CompileError
         For scales that are not finite, or by which a QuantizeLinear would divide by zero.
     """
-    return _Absorber(network).run()
+    return _Absorber(network, links).run()
 
 
 class _Absorber:
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, links: Mapping[str, Link] | None) -> None:
         self.network = network
         self.constants = dict(network.constants)
         self.types = dict(network.types)
         self.quantisation = dict(network.quantisation)
-        self.parameters: dict[int, Quantisation] = {}
-        """Parameters of the nodes that are absorbed, by position."""
+        chosen = (
+            (place, _link(network, node) if links is None else links.get(node.name))
+            for place, node in enumerate(network.nodes)
+        )
+        self.links = {place: link for place, link in chosen if link is not None}
+        """Conversions by position."""
         self.stored: set[str] = set()
-        """Values whose integers the file gives a meaning."""
+        """Values whose integers have a meaning."""
         self.reads = Counter(name for node in network.nodes for name in node.inputs if name)
         captured = (name for node in network.nodes for body in node.bodies for name in body.captures)
         self.leaving = {*network.outputs, *(state.target for state in network.states), *captured}
@@ -66,18 +79,19 @@ class _Absorber:
         self.nodes: list[list[Node]] = [[] for _ in network.nodes]
 
     def run(self) -> Network:
-        for place, node in enumerate(self.network.nodes):
-            parameters = self._parameters(node)
-            if parameters is not None:
-                self.parameters[place] = parameters
-                self.stored.add(node.outputs[0] if node.operator == "QuantizeLinear" else node.inputs[0])
-        for place, node in enumerate(self.network.nodes):
-            if place not in self.parameters:
+        nodes = self.network.nodes
+        self.stored = {
+            nodes[place].outputs[0] if link.quantises else nodes[place].inputs[0]
+            for place, link in self.links.items()
+        }
+        for place, node in enumerate(nodes):
+            link = self.links.get(place)
+            if link is None:
                 self.nodes[place] = [self._with_stored_inputs(node)]
-            elif node.operator == "QuantizeLinear":
-                self._quantise(place, node, self.parameters[place])
+            elif link.quantises:
+                self._quantise(place, node, link.quantisation)
             else:
-                self._dequantise(place, node, self.parameters[place])
+                self._dequantise(place, node, link.quantisation)
         # A node of the file may become two, whose indices differ.
         nodes = tuple(
             dataclasses.replace(node, index=SPACING * node.index + rank)
@@ -93,24 +107,6 @@ class _Absorber:
             constants={name: value for name, value in self.constants.items() if name in read},
             quantisation={name: value for name, value in self.quantisation.items() if name in read | made},
         )
-
-    def _parameters(self, node: Node) -> Quantisation | None:
-        """Return the constant parameters of a QuantizeLinear or DequantizeLinear; None for other nodes."""
-        if node.operator not in LINKS:
-            return None
-        stored = node.outputs[0] if node.operator == "QuantizeLinear" else node.inputs[0]
-        kind, scales = self.network.type_of(stored), self.constants.get(node.input(1))
-        zeros = self.constants.get(node.input(2)) if node.input(2) else None
-        if kind is None or kind.dtype not in _STORED or scales is None or (node.input(2) and zeros is None):
-            return None
-        zeros = np.zeros(scales.shape, kind.dtype) if zeros is None else zeros
-        _check_scales(node, scales)
-        block = int(node.attributes.get("block_size", 0))
-        if scales.size == 1 and not block:
-            return Quantisation(scales.reshape(()), zeros.reshape(()))
-        if kind.shape is None or scales.shape != zeros.shape:
-            return None
-        return Quantisation(scales, zeros, int(node.attributes.get("axis", 1)) % len(kind.shape), block)
 
     def _with_stored_inputs(self, node: Node) -> Node:
         """Return a node that reads quantised values instead of their real numbers."""
@@ -148,7 +144,9 @@ class _Absorber:
         else:
             name = f"{real}/stored"
             self.nodes[place] = [dataclasses.replace(_identity(node, stored, name), raw=True)]
-            self.types[name], self.quantisation[name], self.real[real] = self.types[stored], parameters, name
+            self.quantisation[name], self.real[real] = parameters, name
+            if stored in self.types:
+                self.types[name] = self.types[stored]
         if real in self.leaving:
             self._keep_real(real)
 
@@ -175,6 +173,27 @@ class _Absorber:
         if len(nodes) != 1 or nodes[0].raw or nodes[0].operator in (*_CONTROL, *LINKS):
             return False
         return self.reads[value] == 1 and value not in self.leaving
+
+
+def _link(network: Network, node: Node) -> Link | None:
+    """Return the conversion of a QuantizeLinear or DequantizeLinear with constant parameters; None for other nodes."""
+    if node.operator not in LINKS:
+        return None
+    quantises = node.operator == "QuantizeLinear"
+    stored = node.outputs[0] if quantises else node.inputs[0]
+    kind, scales = network.type_of(stored), network.constants.get(node.input(1))
+    zeros = network.constants.get(node.input(2)) if node.input(2) else None
+    if kind is None or kind.dtype not in _STORED or scales is None or (node.input(2) and zeros is None):
+        return None
+    zeros = np.zeros(scales.shape, kind.dtype) if zeros is None else zeros
+    _check_scales(node, scales)
+    block = int(node.attributes.get("block_size", 0))
+    if scales.size == 1 and not block:
+        return Link(Quantisation(scales.reshape(()), zeros.reshape(())), quantises)
+    if kind.shape is None or scales.shape != zeros.shape:
+        return None
+    axis = int(node.attributes.get("axis", 1)) % len(kind.shape)
+    return Link(Quantisation(scales, zeros, axis, block), quantises)
 
 
 def _check_scales(node: Node, scales: np.ndarray) -> None:

@@ -226,7 +226,7 @@ def lower(match: Match, partition: Partition) -> Graph:
     constants += [item.value for item in entering if item.value in model.network.constants]
     if constants:
         names = dict.fromkeys(constants)
-        segments.insert(0, HostSegment("constants", model.network.part((), names), ()))
+        segments.insert(0, HostSegment("constants", expand(model.network.part((), names)), ()))
     states = model.network.states
     states_io = {name for state in states for name in (state.source, state.target)}
     graph = Graph(

@@ -12,10 +12,12 @@ import numpy as np
 from weft.compiler.errors import CompileError, NetworkError
 from weft.compiler.host.onnx_model import infer_types
 from weft.compiler.ir.network import Names, Network, Node, Type
+from weft.compiler.ir.quantisation import Quantisation as StoredNumbers
+from weft.compiler.onnx.links import Link, absorb, as_real, stored_types
 from weft.extras.mlir.program import Op, Program, Quantisation, TensorType, Value
 
 OPSETS = {"": 21, "ai.onnx.ml": 4}
-"""Versions of ONNX's operator sets: the first whose QuantizeLinear has int16, and one with LabelEncoder."""
+"""Versions of ONNX's operator sets: the first with quantised values of 16 bits, and one with LabelEncoder."""
 _COPIES = 16
 """Largest total size of constants, in multiples of the size that they have in the text."""
 _SMALL = 1 << 26
@@ -74,6 +76,7 @@ class Builder:
         self.use_counts.update(program.results)
         self._declared: dict[str, Type] = {}
         self._labels: dict[str, str] = {}
+        self._links: dict[str, Link] = {}
         self.op: Op | None = None
 
     # Nodes
@@ -197,13 +200,12 @@ class Builder:
 
     def dequantise(self, name: str, quantisation: Quantisation, type_: TensorType) -> str:
         """Emit the real numbers of a stored value."""
-        parameters = self.emit_parameters(quantisation, type_.dtype)
-        return self.emit("DequantizeLinear", (name, *parameters), "dequantise", axis=quantisation.axis)
+        return self._convert(name, quantisation, type_.dtype, quantises=False)
 
     def quantise(self, name: str, quantisation: Quantisation, dtype: str) -> str:
         """Emit the stored form of real numbers, clipped if the range is smaller than that of the type."""
         limits = np.iinfo(dtype)
-        # QuantizeLinear saturates at the limits of the type only, so a narrower range needs a Clip.
+        # Rounding saturates at the limits of the type only, so a narrower range needs a Clip.
         if (quantisation.low, quantisation.high) != (limits.min, limits.max):
             scale, zero = np.float32(quantisation.scales[0]), int(quantisation.zeros[0])
             bounds = [
@@ -212,14 +214,15 @@ class Builder:
             ]
             low, high = (self.constant(np.asarray(bound, np.float32), "bound") for bound in bounds)
             name = self.emit("Clip", (name, low, high), "clip")
-        parameters = self.emit_parameters(quantisation, dtype)
-        return self.emit("QuantizeLinear", (name, *parameters), "quantise", axis=quantisation.axis)
+        return self._convert(name, quantisation, dtype, quantises=True)
 
-    def emit_parameters(self, quantisation: Quantisation, dtype: str) -> tuple[str, str]:
-        """Add constants for scales and zero points; return their names."""
+    def _convert(self, name: str, quantisation: Quantisation, dtype: str, *, quantises: bool) -> str:
+        result = self.emit("Identity", (name,), "quantise" if quantises else "dequantise")
         shape = () if quantisation.axis is None else quantisation.scales.shape
-        scale = self.constant(quantisation.scales.reshape(shape).astype(np.float32), "scale")
-        return scale, self.constant(quantisation.zeros.reshape(shape).astype(dtype), "zero")
+        scales, zeros = quantisation.scales.astype(np.float32), quantisation.zeros.astype(dtype)
+        parameters = StoredNumbers(scales.reshape(shape), zeros.reshape(shape), quantisation.axis or 0)
+        self._links[self.nodes[-1].name] = Link(parameters, quantises)
+        return result
 
     def _refuse(self, why: str) -> CompileError:
         return self.op.refuse(why) if self.op is not None else CompileError(f"the function {why}")
@@ -258,8 +261,9 @@ class Builder:
             for domain, version in OPSETS.items()
             if not domain or any(node.domain == domain for node in nodes)
         }
-        network = Network(
-            nodes, tuple(inputs), tuple(names[value] for value in outputs), types, constants, opsets
+        network = absorb(
+            Network(nodes, tuple(inputs), tuple(names[value] for value in outputs), types, constants, opsets),
+            self._links,
         )
         self._check(network, names)
         return network
@@ -269,8 +273,9 @@ class Builder:
         producers = {
             name: self._labels.get(node.name, node.name) for node in network.nodes for name in node.outputs
         }
+        real, quantised = as_real(network)
         try:
-            types = infer_types(network)
+            types = stored_types(infer_types(real), quantised)
         except NetworkError as error:
             raise CompileError(f"the operations contradict each other: {error}") from None
         for value, declared in self._declared.items():

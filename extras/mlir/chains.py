@@ -1,4 +1,4 @@
-"""Chains of float operations that exporters write for QuantizeLinear and DequantizeLinear."""
+"""Chains of float operations that exporters write for quantisation and its reverse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read MLIR text as a network of ONNX operators, with QuantizeLinear and DequantizeLinear nodes."""
+"""Read MLIR text as a network of ONNX's operators on values that may be quantised."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HEAD = re.compile(
 _BYTECODE = b"ML\xefR"
 _ENDS = ("float32", "float16", "int8", "uint8", "int16", "int32", "int64", "bool")
 """Types that inputs and outputs may have."""
-_QUANTISED = {"QuantizeLinear", "DequantizeLinear", "MatMulInteger", "ConvInteger"}
+_OF_INTEGERS = {"MatMulInteger", "ConvInteger"}
 """Operators that only quantised models have."""
 HOW_TO_QUANTISE = (
     "quantise the model before exporting it, so that the text has !quant.uniform types, quantisation written out as "
@@ -162,7 +162,7 @@ def network_of(program: Program) -> Network:
     if len(network.nodes) > MAX_NODES:
         raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {MAX_NODES:,}")
     operators = {node.operator for node in network.nodes}
-    if not operators & _QUANTISED and not _has_quantised_types(program):
+    if not network.quantisation and not operators & _OF_INTEGERS and not _has_quantised_types(program):
         raise CompileError(f"the model is not quantised: {HOW_TO_QUANTISE}")
     return network
 

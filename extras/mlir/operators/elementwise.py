@@ -33,8 +33,7 @@ def uniform(context: Context) -> None:
 
 
 def convert(context: Context) -> None:
-    """Read convert: QuantizeLinear if a chain of operations quantises, DequantizeLinear from stored numbers to
-    floats, else Cast."""
+    """Read convert: integers if a chain of operations quantises, real numbers of stored integers, else Cast."""
     builder, one, result = context.builder, context.operand().type, context.result().type
     if result.quantisation is not None or one.quantisation is not None:
         return uniform(context)
@@ -129,8 +128,8 @@ def _accumulate(context: Context, operator: str) -> bool:
 
     def emit_real() -> str:
         builder.op = op
-        one = builder.constant(np.ones((), np.float32), "one")
-        other = builder.emit("DequantizeLinear", (builder.constant(compact_equal(array)), one), "constant")
+        whole = Quantisation(np.ones(1, np.float32), np.zeros(1, np.int64), None, 0, 0)
+        other = builder.dequantise(builder.constant(compact_equal(array)), whole, second.type)
         return builder.emit(operator, (builder.real_value(first), other))
 
     # Only the reader knows the form: a quantisation needs the floats, a host operator the integers.
@@ -158,7 +157,7 @@ def _clip(context: Context, operator: str) -> bool:
 
 
 def multiply(context: Context) -> None:
-    """Read a product; stored numbers times their scale are a DequantizeLinear."""
+    """Read a product; stored integers times their scale are real numbers."""
     match = (
         find_dequantisation(context.builder, context.op) if context.result().type.dtype == "float32" else None
     )
@@ -282,7 +281,7 @@ OPERATORS = (
         Record((_HLO + name,), (2, 2), _BINARY[name][0], binary, _fold(_BINARY[name][1]))
         for name in ("add", "subtract", "maximum", "minimum", "power")
     ),
-    Record((_HLO + "multiply",), (2, 2), "Mul, DequantizeLinear, ReduceMean", multiply, _fold(np.multiply)),
+    Record((_HLO + "multiply",), (2, 2), "Mul, real numbers, ReduceMean", multiply, _fold(np.multiply)),
     Record((_HLO + "divide",), (2, 2), "Div, ReduceMean, AveragePool, Softmax", divide, _divide_fold),
     *(
         Record((_HLO + name,), (1, 1), _UNARY[name], unary, _fold(_FOLDS[name]) if name in _FOLDS else None)
@@ -331,7 +330,7 @@ OPERATORS = (
     Record((_HLO + "select",), (3, 3), "Where", select),
     Record((_HLO + "clamp",), (3, 3), "Clip", clamp, _clamp_fold),
     Record((_HLO + "optimization_barrier", _TOSA + "identity"), (1, 1), "Identity", identity),
-    Record(("stablehlo.uniform_quantize",), (1, 1), "QuantizeLinear", uniform),
-    Record(("stablehlo.uniform_dequantize",), (1, 1), "DequantizeLinear", uniform),
-    Record(("stablehlo.convert",), (1, 1), "Cast, QuantizeLinear, DequantizeLinear", convert, _convert_fold),
+    Record(("stablehlo.uniform_quantize",), (1, 1), "integers", uniform),
+    Record(("stablehlo.uniform_dequantize",), (1, 1), "real numbers", uniform),
+    Record(("stablehlo.convert",), (1, 1), "Cast, integers, or real numbers", convert, _convert_fold),
 )

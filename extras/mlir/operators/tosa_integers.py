@@ -334,10 +334,10 @@ def shift(context: Context) -> None:
 
 
 OPERATORS = (
-    Record(("tosa.rescale",), (1, 5), "QuantizeLinear; Mul, Add, Mod and Div of integers", rescale),
+    Record(("tosa.rescale",), (1, 5), "integers; or Mul, Add, Mod and Div of integers", rescale),
     Record(("tosa.table",), (2, 2), "LabelEncoder", table),
     Record(("tosa.clamp",), (1, 1), "Clip", clamp),
-    Record(("tosa.cast",), (1, 1), "Cast, DequantizeLinear", cast),
+    Record(("tosa.cast",), (1, 1), "Cast, real numbers", cast),
     Record(("tosa.add", "tosa.sub"), (2, 2), "Add, Sub", arithmetic),
     Record(("tosa.mul",), (2, 3), "Mul", multiply),
     Record(
