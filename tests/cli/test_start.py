@@ -230,7 +230,7 @@ def test_reprs_of_program_and_result() -> None:
     program = weft.compile(digits.model(), config="tiny")
     assert repr(program) == (
         "<weft.Program for an array of 4 x 4: image float32 1x1x8x8 -> logits float32 1x10; "
-        "42 of 44 nodes on the device>"
+        "10 of 12 nodes on the device>"
     )
     result = program.run({"image": np.zeros((1, 1, 8, 8), np.float32)})
     size = f"{len(result.memory):,}"

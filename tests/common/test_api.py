@@ -14,7 +14,7 @@ import weft
 from weft.api import InputError, Program
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.errors import CompileError
-from weft.compiler.ir.model import HostSegment
+from weft.compiler.ir.model import CONVERTING, HostSegment
 from weft.examples import digits
 from weft.hdl.errors import ConfigError, ProgramError
 from weft.hdl.isa import Store
@@ -45,9 +45,7 @@ def test_golden_run(program: Program, image: np.ndarray) -> None:
     parts = [segment for segment in program.segments if isinstance(segment, HostSegment)]
     assert [part["name"] for part in result.report["host"]] == [segment.name for segment in parts]
     assert all(0 < part["seconds"] < 60 for part in result.report["host"])
-    assert {name for part in result.report["host"] for name in part["operators"]} == {
-        "QuantizeLinear", "DequantizeLinear",
-    }  # fmt: skip
+    assert {name for part in result.report["host"] for name in part["operators"]} == {*CONVERTING}
     assert program.run({"image": image}, on="timing").report["host"] == []
 
 

@@ -104,7 +104,7 @@ def test_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert mlperf_tiny.main() == 0
     title, rule, *rows = capsys.readouterr().out.splitlines()
     assert {line.count("|") for line in (title, rule, *rows)} == {10}
-    assert [row.split(" | ")[1] for row in rows] == ["41 of 41 nodes"] * 4
+    assert [row.split(" | ")[1] for row in rows] == ["15 of 15 nodes"] * 4
     monkeypatch.setattr("sys.argv", ["mlperf_tiny.py", "none"])
     with pytest.raises(weft.CompileError, match=r"cannot read model none.ad01_int8\.tflite"):
         mlperf_tiny.main()
