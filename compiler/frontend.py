@@ -12,6 +12,7 @@ from weft.compiler.errors import CompileError
 from weft.compiler.host.segments import prepare
 from weft.compiler.ir.model import Graph, HostSegment
 from weft.compiler.ir.network import ModelFormat, Network
+from weft.compiler.onnx.links import expand
 from weft.compiler.onnx.lowering import lower, partition
 from weft.compiler.onnx.model import COMPLETE, Model, load
 from weft.compiler.onnx.model import prepare as prepare_network
@@ -139,7 +140,9 @@ def import_model(
 
 
 def other_network(source: Source) -> Network | None:
-    """Return the network of a file in one of `formats`, in ONNX's operators; None for other files.
+    """Return the network of a file in one of `formats`, in ONNX's operators with QuantizeLinear and DequantizeLinear.
+
+    None for other files.
 
     Raises
     ------
@@ -147,7 +150,7 @@ def other_network(source: Source) -> Network | None:
         If it cannot be read.
     """
     other = _foreign_file(source)
-    return None if other is None else other.network()
+    return None if other is None else expand(other.network())
 
 
 def import_loaded(model: Model, *, config: Config = COMPLETE) -> Graph:

@@ -19,6 +19,7 @@ READ_ON_HOST = "its result is read on the host"
 CONVERTING = ("Quantise", "Dequantise")
 """Names in reports of conversions between real numbers and integers. They run on the host only because their
 neighbours do."""
+WEIGHTS_ONLY = "the model has quantised weights only, so its activations have no fixed ranges"
 COMPUTED_ON_HOST = "its input is computed on the host"
 """Openings of the reasons that keep a node on the host because of its neighbours."""
 CLAMPED = "are clamped"

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from weft.compiler.errors import IrError
 from weft.compiler.ir.graph import DeviceOp, DeviceSegment
 from weft.compiler.ir.layout import Layout
-from weft.compiler.ir.model import COMPUTED_ON_HOST, CONVERTING, READ_ON_HOST, Graph, HostSegment, Transfer
+from weft.compiler.ir.model import (
+    COMPUTED_ON_HOST,
+    CONVERTING,
+    READ_ON_HOST,
+    WEIGHTS_ONLY,
+    Graph,
+    HostSegment,
+    Transfer,
+)
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.views import Buffer, View
 from weft.compiler.onnx.links import expand
@@ -194,6 +202,8 @@ def reason(match: Match, node: Node) -> str:
         return BOUNDARY.format("quantised")
     if dequantises and node.outputs[0] in model.outputs:
         return BOUNDARY.format("dequantised")
+    if node.index in match.unsupported and _has_quantised_weights_only(model, node):
+        return WEIGHTS_ONLY
     if node.index in match.unsupported:
         source = node.inputs[0] if node.op == "Identity" else ""
         known = not source or match.read(node, source) is not None or bool(match.functions.get(source))
@@ -205,6 +215,12 @@ def reason(match: Match, node: Node) -> str:
         stored = node.outputs[0] in model.network.quantisation
         return f"its result is an output of the model{'' if stored else ' in float'}"
     return f"{READ_ON_HOST} by {', '.join(repr(name) for name in readers)}"
+
+
+def _has_quantised_weights_only(model: Model, node: Node) -> bool:
+    """Return whether a node reads a quantised constant in a model without quantised activations."""
+    quantised, constants = model.network.quantisation.keys(), model.network.constants.keys()
+    return quantised <= constants and not quantised.isdisjoint(node.inputs)
 
 
 def lower(match: Match, partition: Partition) -> Graph:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.errors import CompileError
+from weft.compiler.ir.model import CONVERTING
 from weft.compiler.ir.network import Network, Node, Type, check_windows, type_of
 from weft.compiler.ir.quantisation import Quantisation
 from weft.compiler.onnx.folding import Known, resolve
@@ -169,13 +170,13 @@ def _with_quantised_values(model: Model) -> Model:
     )
 
 
-def without_ranges(operators: Collection[str]) -> str | None:
+def without_ranges(operators: Collection[str], *, weights_only: bool = False) -> str | None:
     """Return the remedy for a model with these operators if no activation has a fixed range, else None."""
-    if "QuantizeLinear" in operators:
+    if not {"QuantizeLinear", CONVERTING[0]}.isdisjoint(operators):
         return None
     name = next((name for name in UNFIXED if name in operators), None)
-    if name is None and "DequantizeLinear" in operators:
-        return f"the model has quantised weights only (no QuantizeLinear after an activation): {_REMEDY}"
+    if name is None and weights_only:
+        return f"the model has quantised weights only: {_REMEDY}"
     if name is None:
         return None
     how = "is dynamically quantised" if name in DYNAMIC else "has quantised weights only"

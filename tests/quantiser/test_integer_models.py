@@ -348,9 +348,7 @@ def test_commands_warn_of_weight_only_quantisation(tmp_path: Path, monkeypatch: 
         result = CliRunner().invoke(app, [*arguments, "blocks.onnx"])
         assert result.exit_code == 0
         message = " ".join(result.stderr.split())
-        assert (
-            "warning: the model has quantised weights only (no QuantizeLinear after an activation)" in message
-        )
+        assert "warning: the model has quantised weights only: `weft quantise MODEL.onnx" in message
 
 
 @pytest.mark.parametrize("per_channel", [False, True])

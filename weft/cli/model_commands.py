@@ -235,10 +235,12 @@ def share_lines(nodes: Check) -> tuple[str, str]:
 
 def warn_of_host(nodes: Assignment) -> None:
     """Warn, with advice, if nothing runs on the device or activations have no fixed ranges."""
+    from weft.compiler.ir.model import WEIGHTS_ONLY
     from weft.compiler.onnx.model import without_ranges
 
     # A model without fixed ranges gets this advice only; the general advice below would repeat it.
-    warning = without_ranges({node[1].rpartition(".")[2] for node in nodes})
+    operators = {node[1].rpartition(".")[2] for node in nodes}
+    warning = without_ranges(operators, weights_only=any(node[3] == WEIGHTS_ONLY for node in nodes))
     if warning is not None and any(node[1].endswith(_PRODUCTS) and node[2] == "host" for node in nodes):
         reports.warn(warning)
         return
