@@ -1,8 +1,8 @@
-"""The clocks that `weft.boards.build.clock` predicts, fitted to the builds in the table of docs/boards.md.
+"""The clocks that `weft.boards.build.clock` predicts, fitted to recorded builds and to the table of docs/boards.md.
 
     python benchmarks/clocks.py
 
-Tells for each build what a fit to all others says of it, and writes the fit to all into ``boards/families``.
+Prints for each build what a fit to all others predicts, and writes the fit to all into ``boards/families``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from weft.boards.build import clock
+from weft.boards.build import clock, records
 from weft.boards.registry import BOARDS, group_equal_boards, titles
 from weft.hdl.isa.config import PRESETS
 
@@ -22,9 +22,13 @@ REACHED = 9
 
 
 def builds(page: str) -> list[clock.Sample]:
-    """Return the builds in the table of a page that reached a clock."""
+    """Return the fastest build of each record, and the builds in the table of a page that reached a clock."""
+    samples = [
+        clock.Sample(BOARDS[record.boards[-1]], BOARDS[record.boards[-1]].config, record.fastest_hz)
+        for record in records.read()
+        if record.fastest_hz is not None
+    ]
     titled = {titles(boards): boards[-1] for boards in group_equal_boards(BOARDS.values())}
-    samples = []
     for line in page.partition(BEGIN)[2].partition(END)[0].splitlines()[2:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[REACHED]:

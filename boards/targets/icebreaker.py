@@ -54,7 +54,7 @@ BOARDS = [
         platform=_platform,
         core=CoreKind.SEQUENTIAL,
         pll=Ice40Pll.solve,
-        seed=2,
+        seed=1,
         flash=SpiFlash(16 << 20, offset=1 << 20),
         # The green and the red LED.
         leds=(Led("led_g", 0, ("alive", "busy")), Led("led_r", 0, ("error",))),
