@@ -33,7 +33,26 @@ def hide_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "runtime", lambda: None)
 
 
+def crops(model: onnx.ModelProto, size: tuple[int, ...]) -> bool:
+    """Return whether ONNX Runtime crops: it pads SAME_* by less than 0 where windows do not reach the end."""
+    (node,) = model.graph.node
+    given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    if not given.get("auto_pad", b"").startswith(b"SAME") or node.op_type not in (
+        "Conv",
+        "ConvInteger",
+        "QLinearConv",
+    ):
+        return False
+    ones = [1] * len(size)
+    windows = zip(
+        size, given["kernel_shape"], given.get("strides", ones), given.get("dilations", ones), strict=True
+    )
+    return any((-(-n // stride) - 1) * stride + (k - 1) * step + 1 < n for n, k, stride, step in windows)
+
+
 def oracle(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray] | None:
+    if crops(model, feeds["x0"].shape[2:] if "x0" in feeds else ()):
+        return None
     quiet = onnxruntime.RunOptions()
     quiet.log_severity_level = 4
     try:
